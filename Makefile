@@ -1,0 +1,41 @@
+# koalapy: the same targets for people and for CI. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test check format bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "koalapy needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[mpi,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
+	@$(BIN)/koala demo
+
+test: $(STAMP)  ## the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## lint, format, types, and the arrows between the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## bring the code into its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## speed: start-up overhead and throughput, as JSON
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-json=bench.json -p no:cacheprovider
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

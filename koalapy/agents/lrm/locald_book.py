@@ -1,0 +1,228 @@
+"""The book of one local cluster: its nodes, its jobs and the queue; knows neither processes nor sockets."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+KEPT = 10_000
+"""Ended jobs remembered."""
+
+
+class Rejected(Exception):
+    """A request that cannot be; ``kind`` is ``rejected`` or, for what may work later, ``unavailable``."""
+
+    def __init__(self, message: str, kind: str = "rejected") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    name: str
+    address: str
+    state: str = "up"
+    """``up``, ``drain`` (no new jobs) or ``down``."""
+    job: "Job | None" = None
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    id: int
+    name: str
+    user: str
+    size: int
+    argv: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    output: str = os.devnull
+    walltime: float | None = None
+    state: str = "queued"
+    nodes: list[Node] = field(default_factory=list)
+    exit_code: int | None = None
+    lost: bool = False
+    reason: str = ""
+    ended_seq: int = 0
+    """The book's ``seq`` when the job ended."""
+
+    def record(self) -> dict[str, Any]:
+        """What clients see of the job."""
+        return {
+            "job": str(self.id),
+            "name": self.name,
+            "user": self.user,
+            "size": self.size,
+            "state": self.state,
+            "nodes": [node.address for node in self.nodes],
+            "exit_code": self.exit_code,
+            "lost": self.lost,
+            "reason": self.reason,
+        }
+
+
+class Book:
+    """Strict first come, first served over all users; nodes belong to one job at a time, lowest numbers first."""
+
+    def __init__(self, nodes: list[Node], remembered: Iterable[Job] = ()) -> None:
+        self.nodes = nodes
+        self.seq = 0
+        """Rises with every change that a client can see."""
+        self.queue: deque[Job] = deque()
+        self.running: dict[int, Job] = {}
+        self._ended: deque[Job] = deque()
+        self._known: dict[int, Job] = {}
+        self._newest: dict[str, Job] = {}
+        for job in remembered:
+            self._remember(job)
+            self._to_ended(job)
+        self._next_id = max(self._known, default=0) + 1
+
+    @property
+    def active(self) -> list[Job]:
+        return [*self.running.values(), *self.queue]
+
+    def submit(self, request: dict[str, Any]) -> Job:
+        """Queue a job as a client describes it; raises ``Rejected`` naming the field that is wrong."""
+        job = _job_of(request, self._next_id, len(self.nodes))
+        self._next_id += 1
+        self._remember(job)
+        self.queue.append(job)
+        self.seq += 1
+        return job
+
+    def start_next(self) -> Job | None:
+        """Allocate nodes to the head of the queue, if there are enough for it."""
+        if not self.queue:
+            return None
+        idle = self.idle_nodes()
+        if len(idle) < self.queue[0].size:
+            return None
+        job = self.queue.popleft()
+        job.state = "running"
+        job.nodes = idle[: job.size]
+        for node in job.nodes:
+            node.job = job
+        self.running[job.id] = job
+        self.seq += 1
+        return job
+
+    def end(self, job: Job) -> None:
+        """The job is over and its nodes are free."""
+        if self.running.pop(job.id, None) is None:
+            self.queue.remove(job)
+        for node in job.nodes:
+            node.job = None
+        self._to_ended(job)
+
+    def mark_lost(self, job: Job, reason: str) -> None:
+        """The cluster has failed the job, which may still run on other nodes; the first reason counts."""
+        if not job.lost:
+            job.lost, job.reason = True, reason
+            self.seq += 1
+
+    def idle_nodes(self) -> list[Node]:
+        return [node for node in self.nodes if node.job is None and node.state == "up"]
+
+    def node(self, name: object) -> Node:
+        """A node by name or address; raises ``Rejected``."""
+        for node in self.nodes:
+            if name in (node.name, node.address):
+                return node
+        raise Rejected(f"node: there is no {name!r}; nodes are {self.nodes[0].name} to {self.nodes[-1].name}")
+
+    def job(self, id: object) -> Job | None:
+        return self._known.get(int(id)) if isinstance(id, str) and id.isdecimal() else None
+
+    def newest(self, name: str) -> Job | None:
+        """The latest job of that name."""
+        return self._newest.get(name)
+
+    def ended_since(self, seq: int) -> list[Job]:
+        """Jobs that ended after the book stood at ``seq``, latest first."""
+        found = []
+        for job in reversed(self._ended):
+            if job.ended_seq <= seq:
+                break
+            found.append(job)
+        return found
+
+    def remembered(self) -> list[Job]:
+        """All jobs known, in order of submission."""
+        return list(self._known.values())
+
+    def _remember(self, job: Job) -> None:
+        self._known[job.id] = self._newest[job.name] = job
+
+    def _to_ended(self, job: Job) -> None:
+        self.seq += 1
+        job.state = "ended"
+        job.ended_seq = self.seq
+        job.argv, job.env = [], {}
+        self._ended.append(job)
+        if len(self._ended) > KEPT:
+            oldest = self._ended.popleft()
+            del self._known[oldest.id]
+            if self._newest.get(oldest.name) is oldest:
+                del self._newest[oldest.name]
+
+
+def _job_of(request: dict[str, Any], id: int, most_nodes: int) -> Job:
+    size = request.get("nodes")
+    if type(size) is not int or size < 1:
+        raise Rejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
+    if size > most_nodes:
+        raise Rejected(f"nodes: {size} asked for, the cluster has {most_nodes}")
+    argv = request.get("argv")
+    if not isinstance(argv, list) or not argv:
+        raise Rejected("argv: a list of at least one string is needed")
+    env = request.get("env") or {}
+    if not isinstance(env, dict):
+        raise Rejected("env: an object of strings is needed")
+    if any(not key or "=" in key for key in env):
+        raise Rejected("env: a name is empty or contains '='")
+    return Job(
+        id=id,
+        name=_text("name", request.get("name")),
+        user=_text("user", request.get("user", "grid")),
+        size=size,
+        argv=[_text("argv", each, empty=position > 0) for position, each in enumerate(argv)],
+        env={_text("env", key): _text("env", value, empty=True) for key, value in env.items()},
+        cwd=_directory("cwd", request.get("cwd", "/")),
+        output=_output(request.get("output", os.devnull)),
+        walltime=_walltime(request.get("walltime")),
+    )
+
+
+def _text(name: str, value: object, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or empty):
+        raise Rejected(f"{name}: a string is needed, not {value!r}")
+    try:
+        encoded = os.fsencode(value)
+    except UnicodeEncodeError as error:
+        raise Rejected(f"{name}: {error}") from error
+    if b"\0" in encoded:
+        raise Rejected(f"{name}: contains a NUL character")
+    return value
+
+
+def _directory(name: str, value: object) -> str:
+    path = _text(name, value)
+    if not os.path.isabs(path) or not os.path.isdir(path):
+        raise Rejected(f"{name}: {path!r} is no absolute path of a directory")
+    return path
+
+
+def _output(value: object) -> str:
+    path = _text("output", value)
+    _directory("output", os.path.dirname(path))
+    return path
+
+
+def _walltime(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise Rejected(f"walltime: a positive number of seconds is needed, not {value!r}")
+    return float(value)

@@ -1,0 +1,86 @@
+"""The small port behind which every local resource manager looks alike."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class LrmJobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+    """The resource manager cannot say; never guessed to be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LrmJob:
+    """One LRM job that carries our token as its name; ``nodes`` are host names, once allocated."""
+
+    id: str
+    name: str
+    state: LrmJobState
+    nodes: tuple[str, ...] = ()
+    exit_code: int | None = None
+    lost: bool = False
+    """Ended by the cluster (node lost, killed by the system), not by the program's own exit."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LrmSnapshot:
+    """One batched look at a cluster: node counts and all LRM jobs of ours, ended ones as long as the LRM knows them.
+
+    ``idle`` nodes could be allocated now; ``background`` are held by local users; ``down`` are drained or broken.
+    """
+
+    total: int
+    idle: int
+    background: int
+    down: int
+    jobs: tuple[LrmJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LrmSubmission:
+    """What to start: ``argv`` once on each of ``nodes`` nodes, exclusive, with ``environment`` added."""
+
+    name: str
+    nodes: int
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    workdir: Path
+    output: Path
+    """Where the runner's own diagnostics go (not the program's output)."""
+    walltime: float | None = None
+
+
+class Lrm(Protocol):
+    """A local resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not)."""
+
+    async def open(self) -> None:
+        """Get ready to answer; called once."""
+
+    async def close(self) -> None:
+        """Let go of connections; jobs go on."""
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        """Hand in one LRM job and return its id."""
+        ...
+
+    async def find(self, name: str) -> str | None:
+        """The id of the LRM job of that name, if the LRM knows one: asked before anything is submitted again."""
+        ...
+
+    async def cancel(self, job: str, name: str) -> None:
+        """End an LRM job and everything it started, if it still carries ``name``; ended ones are no error."""
+
+    async def snapshot(self) -> LrmSnapshot:
+        """Look once at everything."""
+        ...
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yields whenever a new snapshot may differ: at once where the LRM can tell, else at its poll interval."""
+        ...

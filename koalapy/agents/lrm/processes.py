@@ -1,0 +1,153 @@
+"""Linux processes as /proc and prctl show them: trees, marks, orphans. Standard library only."""
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
+
+MARK = "LOCALD_MARK"
+"""Environment variable by which processes of a local cluster are known after they have lost their parents."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+# Kernels without CONFIG_PROC_CHILDREN do not have the file.
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+_NUMBERS_STAY_UNIQUE = 5.0
+"""Seconds in which the kernel does not come round to a process number again."""
+
+
+def adopt_orphans() -> None:
+    """From now on descendants whose parents end become children of this process."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` ends; ends it now if that has happened."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def trees_of(roots: Iterable[int]) -> list[int]:
+    """The processes given and all their descendants, parents first."""
+    children = _children_by_kernel if _KERNEL_LISTS_CHILDREN else _children_by_scan()
+    found = list(roots)
+    for pid in found:
+        found += children(pid)
+    return found
+
+
+class Adopted:
+    """Finds the children of this process that it did not start itself: orphans handed to it."""
+
+    def __init__(self) -> None:
+        self._foreign: set[int] = set()
+        self._fresh_until = 0.0
+
+    def besides(self, started: Container[int]) -> list[int]:
+        """All children but those ``started``."""
+        children = _children_by_kernel(os.getpid()) if _KERNEL_LISTS_CHILDREN else self._scan(started)
+        return [pid for pid in children if pid not in started]
+
+    def _scan(self, started: Container[int]) -> list[int]:
+        """Look only at processes not seen before: one that was not a descendant of ours never becomes a child."""
+        now = time.monotonic()
+        if now > self._fresh_until:  # by then a process number may have been used again
+            self._foreign.clear()
+        self._fresh_until = now + _NUMBERS_STAY_UNIQUE
+        present = set(_all_pids())
+        self._foreign &= present
+        found, us = [], os.getpid()
+        for pid in sorted(present - self._foreign):
+            if pid not in started:
+                parent = _parent_of(pid)
+                if parent == us:
+                    found.append(pid)
+                elif parent in self._foreign or parent in (0, 1):
+                    self._foreign.add(pid)
+        return found
+
+
+def send(pids: Iterable[int], signum: int) -> None:
+    """Send a signal to each; those gone or not ours are left out."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def mark_of(pid: int) -> str:
+    """The mark in the environment the process was started with; empty when it has none or cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            variables = environ.read().split(b"\0")
+    except OSError:
+        return ""
+    name = MARK.encode() + b"="
+    return next((os.fsdecode(each[len(name) :]) for each in variables if each.startswith(name)), "")
+
+
+def kill_marked(ending: str, within: float) -> int:
+    """Kill every process, other than this one, whose mark has that ending; wait until they are gone.
+
+    Returns how many there were. Raises ``TimeoutError`` when some stay longer than ``within`` seconds.
+    """
+    deadline = time.monotonic() + within
+    killed = 0
+    while marked := [pid for pid in _all_pids() if pid != os.getpid() and mark_of(pid).endswith(ending)]:
+        for pid in marked:
+            killed += _kill_and_wait(pid, ending, deadline)
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"processes of {ending} cannot be killed: {marked}")
+    return killed
+
+
+def _kill_and_wait(pid: int, ending: str, deadline: float) -> int:
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return 0
+    try:
+        if not mark_of(pid).endswith(ending):  # the number may belong to another process by now
+            return 0
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        return 1
+    finally:
+        os.close(handle)
+
+
+def _all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _children_by_kernel(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
+                found += map(int, listing.read().split())
+    return found
+
+
+def _children_by_scan() -> Callable[[int], list[int]]:
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid in _all_pids():
+        children[_parent_of(pid)].append(pid)
+    return lambda pid: children[pid] if pid in children else []
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0

@@ -1,0 +1,209 @@
+"""What an agent and the daemon say to each other: JSON frames over one WebSocket, each frame a list of messages.
+
+The agent speaks in snapshots, so that anything may be said twice: ``Status`` is all an agent knows of one component,
+``Report`` all it knows of its cluster. The daemon speaks in commands, each with an id that the agent acknowledges and
+an epoch below which it refuses them. ``PROTOCOL`` rises with every change that an older side would misread.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+PROTOCOL = 1
+
+ReportedState = Literal["submitted", "waiting", "claimed", "running", "ended"]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+# From the agent
+
+
+class Hello(Message):
+    """First message on a connection."""
+
+    type: Literal["hello"] = "hello"
+    cluster: str
+    protocol: int = PROTOCOL
+    version: str
+    lrm: str
+    host: str
+    pid: int
+
+
+class Status(Message):
+    """One component as the agent sees it now.
+
+    ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
+    program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``ended`` means that the
+    resource manager has the nodes back.
+    """
+
+    type: Literal["status"] = "status"
+    token: str
+    state: ReportedState
+    hosts: list[str] = []
+    lrm_job: str | None = None
+    program_exit: int | None = None
+    error: str = ""
+    infrastructure: bool = False
+
+
+class Report(Message):
+    """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
+
+    type: Literal["report"] = "report"
+    total: int
+    idle: int
+    background: int
+    down: int
+    holding: list[str]
+    problem: str = ""
+    """Why the counts could not be read, when they could not."""
+
+
+class Inventory(Message):
+    """Everything the agent and its resource manager hold for this daemon; sent once after ``Welcome``."""
+
+    type: Literal["inventory"] = "inventory"
+    components: list[Status]
+
+
+class Output(Message):
+    """A piece of a component's output, base64; ``offset`` in bytes from the component's first byte."""
+
+    type: Literal["output"] = "output"
+    token: str
+    offset: int
+    data: str
+
+
+class Ack(Message):
+    """A command was carried out, or had been before; ``error`` when the agent refuses it for good."""
+
+    type: Literal["ack"] = "ack"
+    id: int
+    error: str = ""
+
+
+class Relay(Message):
+    """Something one runner has for another, by way of agents and daemon; not kept, not repeated."""
+
+    type: Literal["relay"] = "relay"
+    token: str
+    node: int
+    payload: dict[str, object]
+    sender: str
+    sender_node: int
+
+
+# From the daemon
+
+
+class Welcome(Message):
+    """Answer to ``Hello``; commands of an epoch below this one are refused from now on."""
+
+    type: Literal["welcome"] = "welcome"
+    protocol: int = PROTOCOL
+    epoch: int
+    instance: str
+    lease: float
+    """Seconds without any word from its agent after which a runner ends itself."""
+
+
+class Submit(Message):
+    """Hand a component's runner to the resource manager: ``size`` nodes, exclusive."""
+
+    type: Literal["submit"] = "submit"
+    id: int
+    epoch: int
+    token: str
+    size: int
+    name: str
+    """For people looking at the LRM's own queue."""
+    walltime: float | None = None
+
+
+class PlanNode(Message):
+    """One node of the whole gang."""
+
+    host: str
+    cluster: str
+    token: str
+    node: int
+    """Index of the node within its component."""
+    slots: int
+
+
+class PlanContext(Message):
+    """One component's program. ``nodes`` are indices into the plan's nodes."""
+
+    token: str
+    command: list[str]
+    environment: dict[str, str]
+    workdir: str | None
+    output: str | None
+    nodes: list[int]
+
+
+class Open(Message):
+    """The barrier is open: start. The plan is the same for all; ``head`` names the component whose node 0 leads."""
+
+    type: Literal["open"] = "open"
+    id: int
+    epoch: int
+    token: str
+    job: int
+    generation: int
+    launcher: Literal["openmpi", "processes"]
+    head: str
+    nodes: list[PlanNode]
+    contexts: list[PlanContext]
+
+
+class Stop(Message):
+    """End a component, whatever it is doing; for one never submitted, make sure that it never will be."""
+
+    type: Literal["stop"] = "stop"
+    id: int
+    epoch: int
+    token: str
+    reason: str
+
+
+class Forget(Message):
+    """The daemon has all it wants of an ended component; the agent may remove its files."""
+
+    type: Literal["forget"] = "forget"
+    id: int
+    epoch: int
+    token: str
+
+
+class OutputAck(Message):
+    """Output up to ``offset`` is stored."""
+
+    type: Literal["output_ack"] = "output_ack"
+    token: str
+    offset: int
+
+
+class RelayFailed(Message):
+    """A relay could not be delivered; told to the sender's runner."""
+
+    type: Literal["relay_failed"] = "relay_failed"
+    token: str
+    node: int
+    reason: str
+
+
+FromAgent = Annotated[Hello | Status | Report | Inventory | Output | Ack | Relay, Field(discriminator="type")]
+Command = Submit | Open | Stop | Forget
+FromDaemon = Annotated[
+    Welcome | Submit | Open | Stop | Forget | OutputAck | Relay | RelayFailed, Field(discriminator="type")
+]
+
+from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])
+from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])

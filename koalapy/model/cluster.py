@@ -1,0 +1,59 @@
+"""Clusters, the links between them, and the grid as a policy sees it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from koalapy.model.request import ClusterName
+
+
+class ClusterState(StrEnum):
+    """Whether components may be placed on a cluster, and if not, why (semantics 6)."""
+
+    USABLE = "usable"
+    UNUSABLE = "unusable"
+    UNREACHABLE = "unreachable"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One cluster as a policy sees it: sizes in nodes, ``speed`` relative to 1."""
+
+    name: ClusterName
+    total: int
+    idle: int
+    state: ClusterState = ClusterState.USABLE
+    speed: float = 1.0
+    note: str = ""
+
+    @property
+    def usable_idle(self) -> int:
+        """Nodes that may be promised now: none where the cluster is not usable."""
+        return self.idle if self.state is ClusterState.USABLE else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What is known of the network between two clusters (or within one): seconds and bytes per second."""
+
+    latency: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True)
+class GridView:
+    """All clusters at one moment, in order of name, and the measured links between them."""
+
+    clusters: tuple[ClusterView, ...]
+    links: Mapping[tuple[ClusterName, ClusterName], Link] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[ClusterView]:
+        return iter(self.clusters)
+
+    def get(self, name: ClusterName) -> ClusterView | None:
+        return next((c for c in self.clusters if c.name == name), None)
+
+    def link(self, one: ClusterName, other: ClusterName) -> Link:
+        """The link between two clusters, whichever way it was measured; empty when unmeasured."""
+        return self.links.get((one, other)) or self.links.get((other, one)) or Link()

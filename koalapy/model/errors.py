@@ -1,0 +1,64 @@
+"""The errors koalapy raises on purpose.
+
+KoalaError
+├── UsageError        the request is wrong; says which field, which value, and the way out
+├── NotFoundError     no such job, cluster or policy
+├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
+├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
+├── StoreUnavailable  the database did not answer; may be tried again
+├── LeaseLost         another daemon has taken over this database
+└── SiteError         a cluster said no or did not answer
+    ├── SiteUnavailable   may be tried again
+    └── SiteRejected      will not work again as asked
+"""
+
+
+class KoalaError(Exception):
+    """Base of everything koalapy raises on purpose; ``field``, ``value`` and ``hint`` say where and the way out."""
+
+    def __init__(self, message: str, *, field: str = "", value: object = None, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.value = value
+        self.hint = hint
+
+
+class UsageError(KoalaError):
+    """The caller asked for something that cannot be; nothing was stored."""
+
+
+class NotFoundError(KoalaError):
+    """There is no such thing."""
+
+
+class ConflictError(KoalaError):
+    """The thing is not in a state that allows this."""
+
+
+class BusyError(KoalaError):
+    """Refused for now."""
+
+    def __init__(self, message: str, *, retry_after: float, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class StoreUnavailable(KoalaError):
+    """The database is locked, full or away; nothing of the transaction was kept."""
+
+
+class LeaseLost(KoalaError):
+    """Another daemon serves this database; this one must end."""
+
+
+class SiteError(KoalaError):
+    """A cluster's local resource manager failed or refused."""
+
+
+class SiteUnavailable(SiteError):
+    """The resource manager did not answer; the same call may work later."""
+
+
+class SiteRejected(SiteError):
+    """The resource manager refused; the same call will be refused again."""

@@ -1,0 +1,197 @@
+"""Jobs, their attempts and components, and the state machine of semantics 13."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from koalapy.model.request import ClusterName, ComponentRequest, Environment, FlexibleRequest, Request
+
+JobId = int
+Token = str
+"""Names one component of one attempt: ``job.generation.index``."""
+
+
+class Priority(StrEnum):
+    HIGH = "high"
+    LOW = "low"
+
+
+class Launcher(StrEnum):
+    """How the program is started on the claimed nodes."""
+
+    OPENMPI = "openmpi"
+    PROCESSES = "processes"
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    HELD = "held"
+    PLACED = "placed"
+    CLAIMING = "claiming"
+    STARTING = "starting"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in FINAL_STATES
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job has, or is about to have, nodes."""
+        return self in ACTIVE_STATES
+
+
+FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+ACTIVE_STATES = frozenset({JobState.PLACED, JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN})
+
+_ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+_BACK_OR_END = frozenset({JobState.UNKNOWN, JobState.QUEUED}) | _ENDS
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.PLACED, JobState.HELD, JobState.FAILED, JobState.CANCELLED}),
+    JobState.HELD: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.PLACED: frozenset({JobState.CLAIMING, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.CLAIMING: frozenset({JobState.STARTING}) | _BACK_OR_END,
+    JobState.STARTING: frozenset({JobState.RUNNING}) | _BACK_OR_END,
+    JobState.RUNNING: _BACK_OR_END,
+    JobState.UNKNOWN: frozenset({JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.QUEUED}) | _ENDS,
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+"""Which state may follow which; back to ``queued`` with a reason (claim-failed, preempted, infrastructure-failure)."""
+
+
+class ComponentState(StrEnum):
+    """A component on its way: each but ``ended`` may hold nodes of its cluster."""
+
+    SUBMITTED = "submitted"
+    """Its runner was, or is about to be, handed to the local resource manager."""
+    WAITING = "waiting"
+    """Its runner is queued in the local resource manager."""
+    CLAIMED = "claimed"
+    """Every node has reported and waits at the barrier."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Told to end; its nodes count as held until the cluster says they are free."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One component of one attempt: a number of nodes on one cluster."""
+
+    index: int
+    cluster: ClusterName
+    size: int
+    state: ComponentState = ComponentState.SUBMITTED
+    request_index: int | None = None
+    hosts: tuple[str, ...] = ()
+    lrm_job: str | None = None
+    exit_code: int | None = None
+    error: str = ""
+    infrastructure: bool = False
+    """Whether ``error`` is the infrastructure's fault and not the program's (semantics 6)."""
+    unknown_since: float | None = None
+    """When the cluster was last heard of, while it is out of reach."""
+    claimed_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to run a job: a placement and what became of it. ``generation`` fences off what came before."""
+
+    generation: int
+    components: tuple[Component, ...]
+    placed_at: float
+    barrier_at: float | None = None
+    launched_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    """The program's exit code, once the head component has told it."""
+    end_reason: str = ""
+
+    @property
+    def head(self) -> Component:
+        """The component whose first node starts the program: the largest (ties: the first)."""
+        return max(self.components, key=lambda c: (c.size, -c.index))
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Everything the user said; nothing of it changes while the job lives. ``walltime`` is in seconds."""
+
+    request: Request
+    command: tuple[str, ...]
+    name: str = ""
+    owner: str = ""
+    environment: Environment = ()
+    priority: Priority = Priority.LOW
+    policy: str = ""
+    launcher: Launcher = Launcher.OPENMPI
+    processes_per_node: int | None = None
+    workdir: str | None = None
+    output: str | None = None
+    walltime: float | None = None
+    max_restarts: int | None = None
+    max_placement_tries: int | None = None
+
+    def component(self, request_index: int | None) -> ComponentRequest | None:
+        """What the user spelled out for a component, if anything."""
+        if request_index is None or isinstance(self.request, FlexibleRequest):
+            return None
+        return self.request.components[request_index]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job and where it stands. Times are seconds since the epoch of the world's clock."""
+
+    id: JobId
+    spec: JobSpec
+    submitted_at: float
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    generation: int = 0
+    attempt: Attempt | None = None
+    restarts: int = 0
+    placement_tries: int = 0
+    claiming_tries: int = 0
+    placed_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    ending: JobState | None = None
+    """What the job becomes once its components have ended: set from the moment its attempt is over."""
+    queue_seq: int = 0
+    """Place in its placement queue: the smaller, the nearer to the head."""
+
+    def token(self, index: int) -> Token:
+        return token_of(self.id, self.generation, index)
+
+
+def token_of(job: JobId, generation: int, index: int) -> Token:
+    return f"{job}.{generation}.{index}"
+
+
+def parse_token(token: Token) -> tuple[JobId, int, int]:
+    """The (job, generation, index) of a token; ``ValueError`` when it is not one of ours."""
+    job, generation, index = token.split(".")
+    return int(job), int(generation), int(index)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One line of a job's history; ``state`` is the job's state after it."""
+
+    job: JobId
+    at: float
+    event: str
+    state: JobState
+    reason: str = ""
+    generation: int = 0
+    component: int | None = None
+    cluster: ClusterName | None = None

@@ -1,0 +1,55 @@
+"""The answer of a policy: a placement, or a refusal that says per cluster why."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from koalapy.model.request import ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedComponent:
+    """A component and its execution site; ``request_index`` is its place in the user's request, if it has one."""
+
+    size: int
+    cluster: ClusterName
+    request_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An execution site for every component of a job, and why there."""
+
+    components: tuple[PlacedComponent, ...]
+    reason: str = ""
+
+    @property
+    def total_size(self) -> int:
+        return sum(c.size for c in self.components)
+
+    def nodes_on(self, cluster: ClusterName) -> int:
+        return sum(c.size for c in self.components if c.cluster == cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReason:
+    """Why one cluster could not serve: ``missing`` is how many more idle nodes would have sufficed, if known."""
+
+    cluster: ClusterName
+    reason: str
+    missing: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No placement now: a summary for people and the reasons cluster by cluster."""
+
+    summary: str
+    reasons: tuple[ClusterReason, ...] = ()
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+def refuse(summary: str, reasons: Iterable[ClusterReason] = ()) -> Refusal:
+    """A refusal with its reasons in order of cluster name, so that a run can be repeated."""
+    return Refusal(summary, tuple(sorted(reasons, key=lambda r: r.cluster)))

@@ -1,0 +1,194 @@
+"""What the rooms ask of each other across the edges: the Protocols that ``bootstrap`` fills with adapters."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from koalapy.model.job import Job, JobId, JobSpec, TimelineEntry, Token
+from koalapy.model.request import ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """A cluster as the books have it; counts in nodes, times in seconds since the epoch."""
+
+    name: ClusterName
+    kind: str
+    """Which local resource manager: local, slurm, sge, drmaa."""
+    state: str
+    total: int
+    idle: int
+    used: int
+    """Nodes that jobs of this scheduler have or were promised."""
+    background: int
+    down: int
+    errors: int
+    reason: str
+    last_heard: float | None
+    processes_per_node: int
+    speed: float
+    details: dict[str, object] = field(default_factory=dict)
+    """What the kind of cluster has to tell, such as the directory of a ``local`` one."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as it is told to people: ``reason`` says why it waits or why it ended."""
+
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list; empty means any. Newest first; ``before`` is the smallest id of the page before."""
+
+    states: tuple[str, ...] = ()
+    owner: str = ""
+    name: str = ""
+    cluster: str = ""
+    before: JobId | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """A command that is written and not yet acknowledged by the cluster's agent; ``payload`` is the message itself."""
+
+    id: int
+    cluster: ClusterName
+    payload: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.payload["type"])
+
+    @property
+    def token(self) -> Token:
+        return str(self.payload["token"])
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """An idempotency key and what it was used for."""
+
+    key: str
+    job: JobId
+    digest: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything one transaction writes."""
+
+    at: float
+    epoch: int
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    timeline: list[TimelineEntry] = field(default_factory=list)
+    outbox: list[OutboxEntry] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
+    submitted: list[Submitted] = field(default_factory=list)
+    output: list[tuple[JobId, "OutputChunk"]] = field(default_factory=list)
+    clusters: list[ClusterRecord] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.jobs or self.timeline or self.outbox or self.acknowledged
+            or self.submitted or self.output or self.clusters
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a daemon takes up at its start: unfinished jobs, unacknowledged commands, clusters, and the next job id."""
+
+    jobs: tuple[Job, ...]
+    outbox: tuple[OutboxEntry, ...]
+    clusters: tuple[ClusterRecord, ...]
+    next_job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """A piece of the output of one component; ``offset`` in bytes within that component's output of that attempt."""
+
+    generation: int
+    component: int
+    offset: int
+    data: bytes
+
+
+class Store(Protocol):
+    """The truth. Calls block; those that write raise ``StoreUnavailable`` when trying again may help."""
+
+    def load(self) -> Saved: ...
+
+    def write(self, batch: Batch) -> None:
+        """All of the batch or nothing; ``LeaseLost`` when another daemon has taken over since."""
+        ...
+
+    def renew_lease(self, now: float) -> None: ...
+
+    def release_lease(self) -> None: ...
+
+    def submitted(self, key: str) -> Submitted | None: ...
+
+    def job(self, job: JobId) -> Job | None: ...
+
+    def jobs(self, which: JobFilter) -> list[Job]: ...
+
+    def timeline(self, job: JobId) -> list[TimelineEntry]: ...
+
+    def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
+        """Chunks of one attempt beyond the given offset of each component, in order."""
+        ...
+
+    def output_size(self, job: JobId, generation: int, component: int) -> int:
+        """Bytes stored so far."""
+        ...
+
+
+class JobService(Protocol):
+    """What the REST API may ask of the daemon; errors are those of ``model.errors``."""
+
+    async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+        """Check, store and try a job; False with the first job when the key was used before for the same spec.
+
+        The same key with another spec is a ``ConflictError``.
+        """
+        ...
+
+    async def cancel(self, job: JobId, reason: str) -> JobRecord: ...
+
+    async def hold(self, job: JobId, reason: str) -> JobRecord: ...
+
+    async def release(self, job: JobId) -> JobRecord: ...
+
+    async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord: ...
+
+    async def get(self, job: JobId) -> JobRecord: ...
+
+    async def list(self, which: JobFilter) -> Sequence[JobRecord]: ...
+
+    async def timeline(self, job: JobId) -> Sequence[TimelineEntry]: ...
+
+    async def wait(self, job: JobId, timeout: float) -> JobRecord:
+        """The job as soon as it is final, or as it is after ``timeout`` seconds."""
+        ...
+
+    def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:
+        """The output of the last attempt, in order of arrival; with ``follow`` until the job is final.
+
+        ``NotFoundError`` is raised at the first step.
+        """
+        ...
+
+    def clusters(self) -> Sequence[ClusterRecord]: ...
+
+    def policies(self) -> Sequence[dict[str, object]]:
+        """``name``, ``serves`` (request types), ``summary`` of each policy."""
+        ...
+
+    def health(self) -> dict[str, object]:
+        """``status`` (ok or degraded), ``version``, ``epoch``, ``queued``, ``active``, ``clusters``."""
+        ...

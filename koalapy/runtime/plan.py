@@ -1,0 +1,55 @@
+"""The gang as one of its nodes sees it."""
+
+from __future__ import annotations
+
+import shlex
+
+from koalapy.runtime.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Plan:
+    """The gang as the daemon laid it out, seen from this node."""
+
+    def __init__(self, message: dict[str, Any], token: str, node: int) -> None:
+        self.message = message
+        self.nodes: list[dict[str, Any]] = message["nodes"]
+        self.contexts: list[dict[str, Any]] = message["contexts"]
+        self.index = next(i for i, n in enumerate(self.nodes) if (n["token"], n["node"]) == (token, node))
+        self.me = self.nodes[self.index]
+        self.context = next(c for c in self.contexts if c["token"] == token)
+        self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
+
+    def environment(self, settings: Settings) -> dict[str, str]:
+        """The program's environment on this node."""
+        own = {
+            "KOALA_JOB": self.message["job"],
+            "KOALA_GENERATION": self.message["generation"],
+            "KOALA_COMPONENT": settings.token.rpartition(".")[2],
+            "KOALA_CLUSTER": self.me["cluster"],
+            "KOALA_NODE": settings.name,
+            "KOALA_HOST": self.me["host"],
+            "KOALA_NODE_INDEX": self.index,
+            "KOALA_NODES": len(self.nodes),
+            "KOALA_COMPONENT_NODES": len(self.context["nodes"]),
+            "KOALA_HOSTS": ",".join(n["host"] for n in self.nodes),
+        }
+        return {**settings.base, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
+
+    def mpirun_contexts(self) -> list[str]:
+        """The part of mpirun's command line that says which program runs where; ranks in order of the plan's nodes."""
+        contexts = [(c["command"], c["workdir"], c["nodes"]) for c in self.contexts]
+        if all(c[:2] == contexts[0][:2] for c in contexts):
+            contexts = [(*contexts[0][:2], list(range(len(self.nodes))))]
+        words: list[str] = []
+        for command, workdir, indices in contexts:
+            nodes = [self.nodes[i] for i in indices]
+            hosts = ",".join(f"{n['host']}:{n['slots']}" for n in nodes)
+            words += [":"] if words else []
+            words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes))]
+            words += ["--wdir", workdir] if workdir and len(contexts) > 1 else []
+            words += command if ":" not in command else ["/bin/sh", "-c", f"exec {shlex.join(command)}"]
+        return words

@@ -1,0 +1,88 @@
+"""Starting a program's processes and ending them, with all they started themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+class Processes:
+    """Everything this runner started, however deep: as subreaper it inherits whatever loses its parent."""
+
+    def __init__(self) -> None:
+        self._told: set[int] = set()
+        try:
+            import ctypes
+
+            ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        except (ImportError, OSError, AttributeError):
+            print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
+
+    def start(self, argv: list[str], environment: dict[str, str], output: int) -> int:
+        """Start a child in a session of its own, output and errors to ``output``; ``OSError`` when it cannot be run."""
+        with open(os.devnull) as null:
+            actions = [
+                (os.POSIX_SPAWN_DUP2, null.fileno(), 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+            ]
+            return os.posix_spawn(
+                argv[0] if "/" in argv[0] else "/bin/" + argv[0],
+                argv,
+                environment,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],
+            )
+
+    def reap(self) -> tuple[list[tuple[int, int]], bool]:
+        """The (pid, exit code or minus signal) of children that ended, and whether any process is left."""
+        ended: list[tuple[int, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended, False
+            if pid == 0:
+                return ended, True
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+    def signal_all(self, number: int) -> None:
+        """Tell every descendant; SIGTERM each but once, so that a handler is not run twice."""
+        for pid in descendants(os.getpid()):
+            if number == signal.SIGTERM and pid in self._told:
+                continue
+            self._told.add(pid)
+            try:
+                os.kill(pid, number)
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below one, from /proc; those that come or go meanwhile may be missed."""
+    found: list[int] = []
+    unseen = [root]
+    while unseen:
+        parent = unseen.pop()
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                    unseen += (children := [int(pid) for pid in file.read().split()])
+                found += children
+        except OSError:
+            continue
+    return found
+
+
+def find_program(name: str, environment: dict[str, str]) -> str | None:
+    """The executable file a command's first word names, or None."""
+    folders = [""] if "/" in name else environment.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None

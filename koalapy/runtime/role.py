@@ -1,0 +1,64 @@
+"""What a node does in its gang, and what it may ask of the runner it does it in."""
+
+from __future__ import annotations
+
+from koalapy.runtime.plan import Plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    from koalapy.runtime.link import Loop
+    from koalapy.runtime.settings import Settings
+
+    class Node(Protocol):
+        """The runner, as far as a role needs it."""
+
+        settings: Settings
+        loop: Loop
+        environment: dict[str, str]
+
+        def spawn(self, command: list[str]) -> int:
+            """Start a command of the program's on this node; ``Failure`` when it cannot be."""
+            ...
+
+        def tell_running(self) -> None:
+            """What this node is to start was started."""
+
+        def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
+            """Say something to another node's runner; may get lost."""
+
+        def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
+            """The program is over on this node."""
+
+    class Role(Protocol):
+        """What a node does once the barrier is open."""
+
+        def start(self) -> None: ...
+
+        def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None: ...
+
+        def child_ended(self, pid: int, code: int) -> None: ...
+
+        def close(self) -> None: ...
+
+
+class Single:
+    """The program runs once on this node (launcher ``processes``)."""
+
+    def __init__(self, runner: Node, plan: Plan) -> None:
+        self._runner, self._plan = runner, plan
+
+    def start(self) -> None:
+        self._pid = self._runner.spawn(self._plan.context["command"])
+        self._runner.tell_running()
+
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Nobody has anything to say to such a node."""
+
+    def child_ended(self, pid: int, code: int) -> None:
+        if pid == self._pid:
+            self._runner.conclude(code if code >= 0 else 128 - code)
+
+    def close(self) -> None:
+        """Nothing to let go of."""

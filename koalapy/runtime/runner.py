@@ -1,0 +1,288 @@
+"""What runs on every allocated node: it reports to its cluster's agent, waits at the barrier, starts the program, and
+sees to it that nothing of the program is left when it ends.
+
+It is started for every node of every job, so it and its neighbours need the standard library only, and little of that:
+on its own as ``python -I -S runner.py node``, or by calling ``main`` in a fork of a process that has it loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import re
+import signal
+import sys
+import time
+
+if not __package__:
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from koalapy.runtime.link import Link, Loop
+from koalapy.runtime.openmpi import Follower, Head
+from koalapy.runtime.output import Output
+from koalapy.runtime.plan import Plan
+from koalapy.runtime.processes import Processes, find_program
+from koalapy.runtime.role import Single
+from koalapy.runtime.settings import Failure, Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from koalapy.runtime.role import Role
+
+PROGRAM_GRACE = 1.0
+STOP_GRACE = 2.0
+NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
+
+"""Open MPI warns of a harmless race between itself and its launch agent; nobody should have to read it."""
+
+
+class Runner:
+    """One node's part in one component, from hello to goodbye."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.loop = Loop()
+        self.environment: dict[str, str] = {}
+        self._phase = "waiting"
+        self._processes = Processes()
+        self._output = Output(f"{settings.spool}/output.{settings.node}")
+        self._copy = -1
+        self._role: Role | None = None
+        self._early: list[dict[str, Any]] = []
+        self._result: dict[str, Any] | None = None
+        self._exit_sent = False
+        self._kill_at = 0.0
+        self._patience = settings.lease
+        self._status: int | None = None
+        self._link = Link(self.loop, settings, self._hello)
+        self._link.receive = self._receive
+        self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self._writing, True)
+
+    def run(self) -> int:
+        self._watch_signals()
+        self.loop.watch(self._reading, self._read)
+        self.loop.after("lease", self.settings.lease, self._lease_over)
+        self._link.connect()
+        while self._status is None:
+            self.loop.turn()
+        self._link.close()
+        return self._status
+
+    def spawn(self, command: list[str]) -> int:
+        """Start a command of the program's on this node; ``Failure`` when it cannot be."""
+        program = find_program(command[0], self.environment)
+        if program is None:
+            raise Failure(f"command not found: {command[0]}", 127)
+        try:
+            return self._processes.start([program, *command[1:]], self.environment, self._writing)
+        except OSError as error:
+            raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
+
+    def tell_running(self) -> None:
+        if self._phase == "opened":
+            self._phase = "running"
+            self._link.send({"t": "running"})
+
+    def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
+        self._link.send({"t": "relay", "token": token, "node": node, "payload": payload})
+
+    def conclude(
+        self, code: int | None, error: str = "", *, infrastructure: bool = False, stopped: bool = False
+    ) -> None:
+        """The program is over; end what it left behind, then report."""
+        if self._result is not None:
+            return
+        self._result = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
+        self._phase = "ending"
+        if self._role is not None:
+            self._role.close()
+        self._kill_at = time.monotonic() + (STOP_GRACE if stopped else PROGRAM_GRACE)
+        self._sweep()
+
+    def _hello(self) -> dict[str, Any]:
+        s = self.settings
+        hello = {"component": s.component_name, "secret": s.secret, "node": s.node, "host": s.host, "name": s.name}
+        return {"t": "hello", **hello, "pid": os.getpid(), "phase": self._phase, "start": self._output.start}
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        self.loop.after("lease", self.settings.lease, self._lease_over)
+        match message["t"]:
+            case "welcome":
+                self.settings.lease = message["lease"]
+                self._output.acknowledge(message["output"])
+                self._output.sent, self._exit_sent = self._output.start, False
+                self._pump()
+            case "open" if self._phase == "waiting":
+                self._open(message)
+            case "relay" if self._role is None:
+                self._early.append(message)
+            case "relay":
+                self._relayed(message)
+            case "output":
+                self._output.acknowledge(message["offset"])
+                if not self._output.full:
+                    self.loop.watch(self._reading, self._read)
+                self._pump()
+            case "stop":
+                self.conclude(None, stopped=True)
+            case "exit_ack" if self._phase == "ended":
+                self._status = 0
+
+    def _relayed(self, message: dict[str, Any]) -> None:
+        late = message["payload"]["op"] == "daemon_ended"
+        if self._role is not None and (late or self._phase in ("opened", "running")):
+            try:
+                self._role.relayed((message["sender"], message["sender_node"]), message["payload"])
+            except Failure as failure:
+                self.conclude(None, failure.message, infrastructure=True)
+
+    def _open(self, message: dict[str, Any]) -> None:
+        plan = Plan(message, self.settings.token, self.settings.node)
+        self._phase = "opened"
+        self.environment = plan.environment(self.settings)
+        self._enter(plan.context["workdir"] or self.settings.spool)
+        self._copy_to(plan.context["output"])
+        if message["launcher"] == "processes":
+            self._role = Single(self, plan)
+        else:
+            self._role = Head(self, plan) if plan.me is plan.head else Follower(self, plan)
+        try:
+            self._role.start()
+        except Failure as failure:
+            self._say(failure.message)
+            self.conclude(failure.code, failure.message, infrastructure=failure.code is None)
+        for early in self._early:
+            self._relayed(early)
+
+    def _enter(self, workdir: str) -> None:
+        try:
+            os.chdir(workdir)
+        except OSError as error:
+            place = self.settings.spool if os.path.isdir(self.settings.spool) else "/"
+            self._say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {place}")
+            os.chdir(place)
+
+    def _copy_to(self, path: str | None) -> None:
+        if path:
+            try:
+                self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                self._say(f"cannot write {path} on {self.settings.name}: {error.strerror}")
+
+    def _say(self, line: str) -> None:
+        self._keep(f"koala: {line}\n".encode())
+
+    def _read(self, _events: int) -> None:
+        self._take_in()
+
+    def _take_in(self) -> bool:
+        """Keep what the program wrote; False when there is nothing."""
+        try:
+            data = os.read(self._reading, 65536)
+        except BlockingIOError:
+            return False
+        self._keep(NOISE.sub(b"", data) if b"setpgid(" in data and isinstance(self._role, Head) else data)
+        return True
+
+    def _keep(self, data: bytes) -> None:
+        if self._copy >= 0:
+            try:
+                os.write(self._copy, data)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+        self._output.append(data)
+        if self._output.full:
+            self.loop.forget(self._reading)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send what may be sent, and the end once all output is on its way."""
+        if not self._link.welcomed:
+            return
+        for offset, data in self._output.chunks():
+            self._link.send({"t": "out", "offset": offset, "data": base64.b64encode(data).decode()})
+        if self._phase == "ended" and not self._exit_sent and self._output.sent == self._output.total:
+            self._exit_sent = True
+            self._link.send({"t": "exit", **(self._result or {})})
+
+    def _watch_signals(self) -> None:
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        self.loop.watch(reading, lambda _events: self._signalled(os.read(reading, 4096)))
+
+    def _signalled(self, numbers: bytes) -> None:
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self._patience = STOP_GRACE
+            self.conclude(None, stopped=True)
+        if self._phase == "ending":
+            self._sweep()
+        else:
+            self._reap()
+
+    def _reap(self) -> bool:
+        """Take leave of children that ended; whether any process is left."""
+        ended, alive = self._processes.reap()
+        for pid, code in ended:
+            if self._role is not None and self._phase in ("opened", "running"):
+                self._role.child_ended(pid, code)
+        return alive
+
+    def _sweep(self) -> None:
+        """End what is left below, first politely; the last word is the kernel's, that there are no children."""
+        if self._phase != "ending":
+            return
+        if not self._reap():
+            self._finish()
+            return
+        self._processes.signal_all(signal.SIGTERM if time.monotonic() < self._kill_at else signal.SIGKILL)
+        self.loop.after("sweep", 0.05, self._sweep)
+
+    def _finish(self) -> None:
+        while self._take_in():
+            pass
+        self._phase = "ended"
+        self.loop.cancel("sweep")
+        self._write_result()
+        self.loop.after("give-up", self._patience, self._give_up)
+        self._pump()
+
+    def _write_result(self) -> None:
+        """For an agent that was away: where spool and agent share a file system, the result outlives the runner."""
+        path = f"{self.settings.spool}/result.{self.settings.node}.json"
+        try:
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump({**(self._result or {}), "output": self._output.total}, file)
+            os.rename(f"{path}.new", path)
+        except OSError as error:
+            print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)
+
+    def _lease_over(self) -> None:
+        self._patience = 0.0
+        error = f"node {self.settings.name} had no word from its agent for {self.settings.lease:g} s"
+        self.conclude(None, error, infrastructure=True)
+        if self._phase == "ended":
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._status = 1
+
+
+def main(argv: list[str]) -> int:
+    """Run one node's part; 0 when the agent has acknowledged the result, 1 when it could not be told."""
+    if argv != ["node"]:
+        print("usage: runner.py node", file=sys.stderr)
+        return 2
+    return Runner(Settings(dict(os.environ))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""What a runner is told by its environment, and why it may be unable to start a program."""
+
+from __future__ import annotations
+
+import socket
+
+NODE_VARIABLES = (
+    ("LOCALD_NODE_INDEX", "LOCALD_NODE", "LOCALD_NODE_NAME"),
+    ("SLURM_NODEID", "SLURMD_NODENAME", "SLURMD_NODENAME"),
+    ("KOALA_NODE_INDEX", "KOALA_HOST", "KOALA_NODE"),
+)
+
+"""Where each resource manager says which node this is: index within the component, address, name."""
+PRIVATE_VARIABLES = ("KOALA_AGENT_FILE", "KOALA_RUNNER_SECRET", "KOALA_LEASE", "KOALA_SPOOL", "KOALA_COMPONENT_NAME")
+
+
+class Failure(Exception):
+    """The program could not be started: ``code`` when it is the user's doing, None when the infrastructure's."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class Settings:
+    """What the agent and the resource manager told this runner through its environment."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.agent_file = environment["KOALA_AGENT_FILE"]
+        self.secret = environment["KOALA_RUNNER_SECRET"]
+        self.token = environment["KOALA_COMPONENT_TOKEN"]
+        self.component_name = environment.get("KOALA_COMPONENT_NAME", self.token)
+        self.lease = float(environment.get("KOALA_LEASE", "300"))
+        self.spool = environment["KOALA_SPOOL"]
+        index, host, name = next((v for v in NODE_VARIABLES if v[0] in environment), NODE_VARIABLES[-1])
+        self.node = int(environment.get(index, "0"))
+        self.host = environment.get(host) or socket.gethostname()
+        self.name = environment.get(name) or self.host
+        self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES and not k.startswith("LOCALD_")}

@@ -1,0 +1,56 @@
+"""What the scheduler wants done, and everything a step changed."""
+
+from dataclasses import dataclass, field
+
+from koalapy.model.job import Job, JobId, TimelineEntry, Token
+from koalapy.model.request import ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitComponent:
+    """Hand the component's runner to the cluster's resource manager."""
+
+    cluster: ClusterName
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBarrier:
+    """Every node of the gang waits: start the program."""
+
+    cluster: ClusterName
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class StopComponent:
+    """End the component, whatever it is doing."""
+
+    cluster: ClusterName
+    token: Token
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetComponent:
+    """Nothing more is wanted of an ended component."""
+
+    cluster: ClusterName
+    token: Token
+
+
+Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent
+
+
+@dataclass(slots=True)
+class Effects:
+    """What one step changed, to be written in one transaction before any command is sent."""
+
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    timeline: list[TimelineEntry] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    clusters: set[ClusterName] = field(default_factory=set)
+    """Clusters whose error count or state changed."""
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.timeline or self.commands or self.clusters)

@@ -1,0 +1,174 @@
+"""What clusters tell of components, held against what is known of their jobs."""
+
+from collections.abc import Iterator
+
+from koalapy.model.job import Component, ComponentState, Job, JobState, Token, parse_token
+from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result
+from koalapy.scheduling.commands import ForgetComponent, StopComponent
+from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
+from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.ledger import Ledger, live
+
+BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
+
+
+class Components:
+    """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
+
+    def __init__(self, ledger: Ledger, grid: GridBook, claiming: Claiming, faults: Faults) -> None:
+        self._ledger = ledger
+        self._grid = grid
+        self._claiming = claiming
+        self._faults = faults
+
+    def job_of(self, token: Token) -> Job | None:
+        """The job whose live attempt the token belongs to."""
+        found = self._find(token)
+        return found[0] if found else None
+
+    def _find(self, token: Token) -> tuple[Job, Component] | None:
+        try:
+            job_id, generation, index = parse_token(token)
+        except ValueError:
+            return None
+        job = self._ledger.get(job_id)
+        if job is None or job.generation != generation or not job.state.is_active:
+            return None
+        components = live(job).components
+        return (job, components[index]) if index < len(components) else None
+
+    def update(self, event: ComponentUpdated, now: float) -> None:
+        """Take in one snapshot of one component."""
+        found = self._find(event.token)
+        if found is None or found[1].state is ComponentState.ENDED:
+            self._disown(event)
+            return
+        job, component = found
+        job = self._observe(job, component, event, now)
+        component = live(job).components[component.index]
+        job = self._advance(job, component, event, now)
+        if event.state == "ended":
+            job = self._claiming.component_ended(job, live(job).components[component.index], now)
+        self._judge(job, component.index, event, now)
+
+    def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
+        """Hold a cluster's whole inventory against the book; yields the tokens whose jobs may have to be settled."""
+        told = {update.token for update in event.components}
+        for update in event.components:
+            self.update(update, now)
+            yield update.token
+        for token in list(self._grid[event.cluster].live):
+            if token in told:
+                continue
+            if token in event.undelivered:
+                self._see_again(token, now)
+            else:
+                self.lose(token, "the cluster knows nothing of it", now)
+            yield token
+
+    def lose(self, token: Token, error: str, now: float) -> None:
+        """A component is gone and will not be heard of again."""
+        found = self._find(token)
+        if found is None:
+            self._release_stray(token)
+            return
+        job, component = found
+        job = self._claiming.component_ended(job, component, now)
+        if job.ending is None:
+            self._faults.infrastructure_failed(job, component, error, now)
+
+    def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
+        """The component's cluster is out of reach: its state is unknown since then."""
+        found = self._find(token)
+        if found is None:
+            self._release_stray(token)
+            return
+        job, component = found
+        if component.unknown_since is None:
+            job = self._ledger.update_component(job, component.index, unknown_since=last_heard)
+            self._follow(job, now, f"{component.cluster} is out of reach")
+
+    def _see_again(self, token: Token, now: float) -> None:
+        found = self._find(token)
+        if found is not None and found[1].unknown_since is not None:
+            job = self._ledger.update_component(found[0], found[1].index, unknown_since=None)
+            self._follow(job, now, f"{found[1].cluster} is back")
+
+    def _observe(self, job: Job, component: Component, event: ComponentUpdated, now: float) -> Job:
+        """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
+        changes: dict[str, object] = {}
+        if event.hosts and event.hosts != component.hosts:
+            changes["hosts"] = event.hosts
+        if event.lrm_job is not None and event.lrm_job != component.lrm_job:
+            changes["lrm_job"] = event.lrm_job
+        if event.program_exit is not None and component.exit_code is None:
+            changes["exit_code"] = event.program_exit
+        if event.error and not component.error:
+            changes["error"], changes["infrastructure"] = event.error, event.infrastructure
+        if component.unknown_since is not None:
+            changes["unknown_since"] = None
+        if changes:
+            job = self._ledger.update_component(job, component.index, **changes)
+        return self._follow(job, now, f"{component.cluster} is back")
+
+    def _follow(self, job: Job, now: float, reason: str) -> Job:
+        """Bring the job's state in line with its components when one went out of sight or came back."""
+        state = derived_state(job)
+        if job.ending is None and JobState.UNKNOWN in (state, job.state) and state is not job.state:
+            return self._ledger.move(job, state, now, str(state), reason)
+        return job
+
+    def _advance(self, job: Job, component: Component, event: ComponentUpdated, now: float) -> Job:
+        """Move the component forward; never back."""
+        if component.state is ComponentState.STOPPING:
+            return job
+        if event.state == "waiting" and component.state is ComponentState.SUBMITTED:
+            return self._claiming.component_waits(job, component, now)
+        if event.state in ("claimed", "running") and component.state in BEFORE_BARRIER:
+            job = self._claiming.component_claimed(job, component, now)
+        if event.state == "running":
+            job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
+        return job
+
+    def _judge(self, job: Job, index: int, event: ComponentUpdated, now: float) -> None:
+        """What the snapshot means for the job as a whole."""
+        component = live(job).components[index]
+        if event.infrastructure and self._may_blame(job):
+            self._faults.infrastructure_failed(job, component, event.error, now)
+            return
+        if job.ending is not None:
+            return
+        if is_launched(job):
+            job = self._claiming.launched(job, now)
+        result = program_result(job)
+        if result is not None:
+            ends = JobState.FAILED if result else JobState.SUCCEEDED
+            reason = f"the program exited with {result}" if result else ""
+            self._claiming.end(job, ends, reason, now, exit_code=result)
+        elif event.state == "ended" and self._ended_too_early(job):
+            error = event.error or "its nodes were given back before the program had ended"
+            self._faults.infrastructure_failed(job, component, error, now)
+
+    def _may_blame(self, job: Job) -> bool:
+        """An infrastructure failure also overrides a failed program that it may have caused, until that is settled."""
+        return job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
+
+    def _ended_too_early(self, job: Job) -> bool:
+        attempt = live(job)
+        if attempt.barrier_at is None:
+            return True
+        head = attempt.head
+        return head.state is ComponentState.ENDED or all(c.state is ComponentState.ENDED for c in attempt.components)
+
+    def _disown(self, event: ComponentUpdated) -> None:
+        """Nothing of an old generation may live on: ended ones are forgotten, others stopped."""
+        self._release_stray(event.token)
+        if event.state == "ended":
+            self._ledger.command(ForgetComponent(event.cluster, event.token))
+        else:
+            self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt"))
+
+    def _release_stray(self, token: Token) -> None:
+        for book in self._grid.books():
+            book.release(token)

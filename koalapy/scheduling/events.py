@@ -1,0 +1,97 @@
+"""What can happen to the scheduler: every change of its world is one of these."""
+
+from dataclasses import dataclass
+
+from koalapy.model.job import Job, JobId, Token
+from koalapy.model.request import ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A checked, stored job; ``job.queue_seq`` is assigned by the scheduler."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled:
+    job: JobId
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeld:
+    job: JobId
+    reason: str = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class JobReleased:
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReported:
+    """Node counts; ``holding``: tokens of ours whose nodes are already counted as not idle."""
+
+    cluster: ClusterName
+    total: int
+    idle: int
+    background: int = 0
+    down: int = 0
+    holding: frozenset[Token] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDisconnected:
+    cluster: ClusterName
+    reason: str = "its agent is not connected"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCleared:
+    """An operator mended an unusable cluster."""
+
+    cluster: ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentUpdated:
+    """All that a cluster knows of one component; see ``agents.protocol.Status``."""
+
+    token: Token
+    cluster: ClusterName
+    state: str
+    hosts: tuple[str, ...] = ()
+    lrm_job: str | None = None
+    program_exit: int | None = None
+    error: str = ""
+    infrastructure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryReceived:
+    """A cluster is connected and told everything it holds; ``undelivered``: submits it has not yet been sent."""
+
+    cluster: ClusterName
+    components: tuple[ComponentUpdated, ...]
+    undelivered: frozenset[Token] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicScan:
+    """The safety net, and with ``event_driven=False`` the only reason to scan."""
+
+
+Event = (
+    JobSubmitted
+    | JobCancelled
+    | JobHeld
+    | JobReleased
+    | ClusterReported
+    | ClusterDisconnected
+    | ClusterCleared
+    | ComponentUpdated
+    | InventoryReceived
+    | PeriodicScan
+)

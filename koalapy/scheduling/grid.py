@@ -1,0 +1,98 @@
+"""The scheduler's book of each cluster: what it reported, what was promised since, how often it failed."""
+
+from collections.abc import Iterable, Mapping
+
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
+from koalapy.model.job import Token
+from koalapy.model.request import ClusterName
+
+
+class ClusterBook:
+    """One cluster. Nodes are counted; which ones a component gets is the cluster's own business."""
+
+    def __init__(self, name: ClusterName, speed: float = 1.0) -> None:
+        self.name = name
+        self.speed = speed
+        self.total = 0
+        self.background = 0
+        self.down = 0
+        self.connected = False
+        self.last_heard: float | None = None
+        self.disconnected_because = "its agent has not connected yet"
+        self.errors = 0
+        self.unusable = False
+        self.note = ""
+        self.live: dict[Token, int] = {}
+        """Size in nodes of each component that may hold nodes here."""
+        self._idle = 0
+        self._holding: frozenset[Token] = frozenset()
+        self._promised = 0
+
+    def report(self, total: int, idle: int, background: int, down: int, holding: frozenset[Token]) -> None:
+        self.total, self._idle, self.background, self.down = total, idle, background, down
+        self._holding = holding
+        self._promised = sum(size for token, size in self.live.items() if token not in holding)
+
+    def promise(self, token: Token, size: int) -> None:
+        """Nodes are given to a component; they stop being available now, not when the cluster says so."""
+        self.live[token] = size
+        if token not in self._holding:
+            self._promised += size
+
+    def release(self, token: Token) -> bool:
+        """The component has ended; says whether nodes became available by that."""
+        size = self.live.pop(token, 0)
+        if size and token not in self._holding:
+            self._promised -= size
+            return True
+        return False
+
+    @property
+    def available(self) -> int:
+        """Idle nodes as reported, less those promised to components that the report does not yet count."""
+        return max(0, self._idle - self._promised)
+
+    @property
+    def reported_idle(self) -> int:
+        return self._idle
+
+    @property
+    def used(self) -> int:
+        """Nodes that components of ours have or were promised."""
+        return sum(self.live.values())
+
+    @property
+    def state(self) -> ClusterState:
+        if not self.connected:
+            return ClusterState.UNREACHABLE
+        return ClusterState.UNUSABLE if self.unusable else ClusterState.USABLE
+
+    @property
+    def why(self) -> str:
+        """Why nothing is placed here, in the words an operator would use; empty when usable."""
+        if not self.connected:
+            return self.disconnected_because
+        return self.note if self.unusable else ""
+
+    def view(self) -> ClusterView:
+        return ClusterView(self.name, self.total, self.available, self.state, self.speed, self.why)
+
+
+class GridBook:
+    """All clusters by name, and the links between them."""
+
+    def __init__(self, clusters: Iterable[ClusterBook], links: Mapping[tuple[str, str], Link] | None = None) -> None:
+        self._books = {book.name: book for book in sorted(clusters, key=lambda b: b.name)}
+        self._links = dict(links or {})
+
+    def __getitem__(self, name: ClusterName) -> ClusterBook:
+        return self._books[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._books
+
+    def books(self) -> list[ClusterBook]:
+        return list(self._books.values())
+
+    def view(self) -> GridView:
+        return GridView(tuple(book.view() for book in self._books.values()), self._links)

@@ -1,0 +1,69 @@
+"""The jobs a scheduler has in hand and the one way to change them: checked against the state machine, and noted."""
+
+from dataclasses import replace
+from typing import Any
+
+from koalapy.model.errors import ConflictError
+from koalapy.model.job import TRANSITIONS, Attempt, Component, Job, JobId, JobState, TimelineEntry
+from koalapy.scheduling.commands import Command, Effects
+
+
+class Ledger:
+    """Jobs that are not final, and the effects gathered since they were last taken."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self._effects = Effects()
+
+    def take(self) -> Effects:
+        effects, self._effects = self._effects, Effects()
+        return effects
+
+    def get(self, job: JobId) -> Job | None:
+        return self.jobs.get(job)
+
+    def put(self, job: Job) -> Job:
+        """Keep a job as it is now; a final one leaves the ledger."""
+        if job.state.is_final:
+            self.jobs.pop(job.id, None)
+        else:
+            self.jobs[job.id] = job
+        self._effects.jobs[job.id] = job
+        return job
+
+    def change(self, job: Job, **changes: Any) -> Job:
+        return self.put(replace(job, **changes))
+
+    def move(self, job: Job, state: JobState, now: float, event: str, reason: str = "", **changes: Any) -> Job:
+        """Change the job's state, if the state machine allows it, with a timeline entry that says why."""
+        if state not in TRANSITIONS[job.state]:
+            raise ConflictError(f"job {job.id} cannot go from {job.state} to {state}")
+        job = self.put(replace(job, state=state, reason=reason, **changes))
+        self.note(job, now, event, reason)
+        return job
+
+    def note(self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None) -> None:
+        """Add a line to the job's timeline."""
+        index, cluster = (component.index, component.cluster) if component else (None, None)
+        self._effects.timeline.append(
+            TimelineEntry(job.id, now, event, job.state, reason, job.generation, index, cluster)
+        )
+
+    def update_component(self, job: Job, index: int, **changes: Any) -> Job:
+        """Change one component of the live attempt."""
+        attempt = live(job)
+        components = tuple(replace(c, **changes) if c.index == index else c for c in attempt.components)
+        return self.change(job, attempt=replace(attempt, components=components))
+
+    def command(self, command: Command) -> None:
+        self._effects.commands.append(command)
+
+    def cluster_changed(self, name: str) -> None:
+        self._effects.clusters.add(name)
+
+
+def live(job: Job) -> Attempt:
+    """The attempt of an active job."""
+    if job.attempt is None:
+        raise ConflictError(f"job {job.id} has no attempt")
+    return job.attempt

@@ -1,0 +1,94 @@
+"""One daemon's life: start in order, serve until told to end, end in order."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import structlog
+import uvicorn
+
+from koalapy.ports import Store
+from koalapy.service.duties import Duties
+from koalapy.service.embedded import EmbeddedAgents
+from koalapy.service.engine import Engine
+from koalapy.service.hub import Hub
+
+log = structlog.get_logger()
+
+GRACE = 3
+"""Seconds that open requests get at the end."""
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its own signal handling, and with a word when it listens."""
+
+    def __init__(self, app: Any, started: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app, lifespan="off", access_log=False, log_level="warning", timeout_graceful_shutdown=GRACE,
+            ws_max_size=64 * 1024 * 1024, ws_per_message_deflate=False, backlog=1024,
+        )  # fmt: skip
+        super().__init__(config)
+        self._on_started = started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+
+class Daemon:
+    """Everything that runs in ``koala serve``."""
+
+    def __init__(
+        self, engine: Engine, store: Store, hub: Hub, app: Any, listener: socket.socket, agents: EmbeddedAgents,
+        announce: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._store = store
+        self._hub = hub
+        self._listener = listener
+        self._agents = agents
+        self._announce = announce
+        self._end = asyncio.Event()
+        self._server = HttpServer(app, self._started)
+        self._duties = Duties(engine, store, self._end.set)
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{host}:{port}"
+
+    def _started(self) -> None:
+        self._agents.start(self.url)
+        self._announce(self.url)
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT, the loss of the lease, or the end of a part that must not end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end.set)
+        engine = asyncio.create_task(self._engine.run(), name="engine")
+        server = asyncio.create_task(self._server.serve([self._listener]), name="server")
+        ended = asyncio.create_task(self._end.wait(), name="end")
+        self._duties.start()
+        try:
+            await asyncio.wait({engine, server, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            await self._shut_down(engine, server)
+
+    async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
+        log.info("ending", action="end")
+        self._duties.stop()
+        self._engine.drain()
+        await self._hub.close()
+        self._server.should_exit = True
+        await asyncio.wait({server}, timeout=GRACE * 2)
+        await self._agents.stop()
+        self._engine.stop()
+        await engine
+        await asyncio.to_thread(self._store.release_lease)
+        await server

@@ -1,0 +1,50 @@
+"""What comes by the calendar: the safety-net scan and the renewal of the lease (APScheduler)."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.ports import Store
+from koalapy.scheduling.events import PeriodicScan
+from koalapy.service.engine import Engine, Item
+
+log = structlog.get_logger()
+
+LEASE_RENEWAL = 10.0
+"""Seconds between renewals; a third of the lease."""
+
+
+class Duties:
+    """Starts and stops the periodic duties of one daemon."""
+
+    def __init__(self, engine: Engine, store: Store, on_lease_lost: Callable[[], None]) -> None:
+        self._engine = engine
+        self._store = store
+        self._on_lease_lost = on_lease_lost
+        self._calendar = AsyncIOScheduler(
+            timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
+        )
+
+    def start(self) -> None:
+        interval = self._engine.scheduler.rules.scan_interval
+        self._calendar.add_job(self.scan, "interval", seconds=interval, id="scan")
+        self._calendar.add_job(self.renew_lease, "interval", seconds=LEASE_RENEWAL, id="lease")
+        self._calendar.start()
+
+    def stop(self) -> None:
+        self._calendar.shutdown(wait=False)
+
+    async def scan(self) -> None:
+        self._engine.post(Item(events=(PeriodicScan(),)))
+
+    async def renew_lease(self) -> None:
+        try:
+            await asyncio.to_thread(self._store.renew_lease, self._engine.clock())
+        except StoreUnavailable as error:
+            log.error("the lease was not renewed", action="lease", error=str(error))
+        except LeaseLost as error:
+            log.critical("another daemon has taken over: this one ends", action="lease", error=str(error))
+            self._on_lease_lost()

@@ -1,0 +1,227 @@
+"""The loop in the middle: events to the scheduler, effects to the store, and only then commands to the agents.
+
+Whatever comes while a transaction is being written goes into the next one together, so that bursts cost few commits.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from koalapy.model.errors import KoalaError, StoreUnavailable
+from koalapy.model.job import Job, JobId, parse_token
+from koalapy.ports import Batch, ClusterRecord, OutboxEntry, OutputChunk, Store, Submitted
+from koalapy.scheduling.commands import Command, Effects, ForgetComponent
+from koalapy.scheduling.events import Event, InventoryReceived
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.outbox import Outbox
+from koalapy.service.wire import message
+
+log = structlog.get_logger()
+
+MIN_DELAY = 0.002
+"""Seconds to wait for company once something has happened."""
+RETRY_PAUSE = 0.5
+"""Seconds before a transaction that the database did not take is tried again."""
+
+
+class Dispatcher(Protocol):
+    """Sends messages to the agents that are connected; those of others stay in the outbox."""
+
+    def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
+
+
+@dataclass(slots=True)
+class Item:
+    """Something for the loop: events to apply, rows to write beside, and who waits for the commit."""
+
+    events: tuple[Event, ...] = ()
+    prepare: Callable[[], tuple[Event, ...]] | None = None
+    """Makes the events in the loop itself, where the scheduler may be looked at; may raise ``KoalaError``."""
+    submitted: Submitted | None = None
+    output: tuple[JobId, OutputChunk] | None = None
+    acknowledged: int | None = None
+    committed: asyncio.Future[None] | None = None
+    after: Callable[[], None] | None = None
+    """Called once everything is written."""
+
+
+@dataclass(slots=True)
+class Round:
+    """The items of one transaction that went through the scheduler."""
+
+    items: list[Item] = field(default_factory=list)
+    now: float = 0.0
+
+
+class Engine:
+    """Owns the scheduler: nobody else touches it outside ``prepare`` and the read-only questions."""
+
+    def __init__(
+        self, scheduler: Scheduler, store: Store, outbox: Outbox, *, epoch: int, slots: dict[str, int],
+        describe: Callable[[str], ClusterRecord], clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.scheduler = scheduler
+        self.dispatcher: Dispatcher | None = None
+        self.outbox = outbox
+        self.epoch = epoch
+        self.clock = clock
+        self.draining = False
+        self._store = store
+        self._slots = slots
+        self._describe = describe
+        self._items: deque[Item] = deque()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._watchers: dict[JobId, set[asyncio.Event]] = {}
+
+    # For the others
+
+    def post(self, item: Item) -> None:
+        """Hand something in; returns at once."""
+        self._items.append(item)
+        self._wake.set()
+
+    async def commit(self, item: Item) -> None:
+        """Hand something in and wait until it is written; raises what the scheduler had against it."""
+        item.committed = asyncio.get_running_loop().create_future()
+        self.post(item)
+        await item.committed
+
+    def watch(self, job: JobId, changed: asyncio.Event) -> None:
+        """Have an event set at each change of a job (or its output)."""
+        self._watchers.setdefault(job, set()).add(changed)
+
+    def unwatch(self, job: JobId, changed: asyncio.Event) -> None:
+        watching = self._watchers.get(job, set())
+        watching.discard(changed)
+        if not watching:
+            self._watchers.pop(job, None)
+
+    def drain(self) -> None:
+        """Let go of everyone who waits for a job: the daemon is about to end."""
+        self.draining = True
+        for watching in self._watchers.values():
+            for changed in watching:
+                changed.set()
+
+    def stop(self) -> None:
+        """End the loop after what has been handed in is written."""
+        self._stopping = True
+        self._wake.set()
+
+    # The loop
+
+    async def run(self) -> None:
+        """Until ``stop``: wait, take everything that is there, step, write, send."""
+        while not (self._stopping and not self._items):
+            await self._wait()
+            await self._round()
+
+    async def _wait(self) -> None:
+        wakeup = self.scheduler.next_wakeup()
+        timeout = None if wakeup is None else max(0.0, wakeup - self.clock())
+        if not self._items and not self._stopping:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+            await asyncio.sleep(MIN_DELAY)
+        self._wake.clear()
+
+    async def _round(self) -> None:
+        this = Round(now=self.clock())
+        while self._items:
+            item = self._items.popleft()
+            if self._apply(item, this.now):
+                this.items.append(item)
+        self.scheduler.decide(this.now)
+        effects = self.scheduler.take()
+        batch, messages = self._batch(this, effects)
+        if batch:
+            await self._write(batch)
+        self._finish(this, effects, batch, messages)
+
+    def _apply(self, item: Item, now: float) -> bool:
+        try:
+            for event in item.prepare() if item.prepare else item.events:
+                self.scheduler.apply(event, now)
+        except KoalaError as error:
+            if item.committed is not None and not item.committed.done():
+                item.committed.set_exception(error)
+            else:
+                log.warning("event refused", action="refuse", error=str(error))
+            return False
+        return True
+
+    def _batch(self, this: Round, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
+        messages: dict[str, list[dict[str, Any]]] = {}
+        entries: list[OutboxEntry] = []
+        for command in effects.commands:
+            ident = self.outbox.new_id()
+            payload = message(command, self._job_of(command, effects), ident, self.epoch, self._slots)
+            messages.setdefault(command.cluster, []).append(payload)
+            # To forget is told again at each inventory that still shows the component: it needs no outbox.
+            if not isinstance(command, ForgetComponent):
+                entries.append(OutboxEntry(ident, command.cluster, payload))
+        batch = Batch(
+            at=this.now,
+            epoch=self.epoch,
+            jobs=effects.jobs,
+            timeline=effects.timeline,
+            outbox=entries,
+            acknowledged=[i.acknowledged for i in this.items if self._is_open(i.acknowledged)],  # type: ignore[misc]
+            submitted=[i.submitted for i in this.items if i.submitted],
+            output=[i.output for i in this.items if i.output],
+            clusters=[self._describe(name) for name in sorted(effects.clusters)],
+        )
+        return batch, messages
+
+    def _is_open(self, ident: int | None) -> bool:
+        return ident is not None and self.outbox.acknowledge(ident)
+
+    def _job_of(self, command: Command, effects: Effects) -> Job | None:
+        job = parse_token(command.token)[0]
+        return effects.jobs.get(job) or self.scheduler.job(job)
+
+    async def _write(self, batch: Batch) -> None:
+        """Write until it is written: nothing may be done that is not."""
+        while True:
+            try:
+                await asyncio.to_thread(self._store.write, batch)
+                return
+            except StoreUnavailable as error:
+                log.error("the database did not take a transaction", action="retry", error=str(error))
+                await asyncio.sleep(RETRY_PAUSE)
+
+    def _finish(
+        self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
+    ) -> None:  # fmt: skip
+        self.outbox.add(batch.outbox)
+        if self.dispatcher is not None:
+            for cluster, wanted in messages.items():
+                self.dispatcher.send(cluster, wanted)
+        for item in this.items:
+            if item.after is not None:
+                item.after()
+            if item.committed is not None and not item.committed.done():
+                item.committed.set_result(None)
+        if self._watchers:
+            for job in {*effects.jobs, *(job for job, _ in batch.output)}:
+                for changed in self._watchers.get(job, ()):
+                    changed.set()
+
+
+def inventory_item(engine: Engine, inventory: InventoryReceived, after: Callable[[], None]) -> Item:
+    """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
+
+    def prepare() -> tuple[Event, ...]:
+        undelivered = engine.outbox.undelivered_submits(inventory.cluster)
+        return (InventoryReceived(inventory.cluster, inventory.components, undelivered),)
+
+    return Item(prepare=prepare, after=after)

@@ -1,0 +1,234 @@
+"""The daemon's side of the agents' connections."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import structlog
+from pydantic import ValidationError
+
+from koalapy.agents import protocol as wire
+from koalapy.model.errors import UsageError
+from koalapy.model.job import parse_token
+from koalapy.ports import OutputChunk, Store
+from koalapy.scheduling.events import ClusterDisconnected, ClusterReported, ComponentUpdated, InventoryReceived
+from koalapy.service.engine import Engine, Item, inventory_item
+
+log = structlog.get_logger()
+
+OUTPUTS_REMEMBERED = 10_000
+
+
+class Connection(Protocol):
+    """One open WebSocket, as the hub sees it."""
+
+    def frames(self) -> AsyncIterator[str]: ...
+
+    async def send(self, frame: str) -> None: ...
+
+    async def close(self, reason: str) -> None: ...
+
+
+class Session:
+    """One agent while it is connected: messages out in batches, in order."""
+
+    def __init__(self, cluster: str, connection: Connection) -> None:
+        self.cluster = cluster
+        self.connection = connection
+        self.ready = False
+        """Whether its inventory has been taken in, so that commands may be sent."""
+        self._queue: list[Any] = []
+        self._wake = asyncio.Event()
+
+    def put(self, messages: Iterable[Any]) -> None:
+        self._queue.extend(messages)
+        self._wake.set()
+
+    async def pump(self) -> None:
+        """Send what is put, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._queue = self._queue, []
+            await self.connection.send(wire.from_daemon.dump_json(wire.from_daemon.validate_python(messages)).decode())
+
+
+class Hub:
+    """Lets agents in, turns what they say into events, and sends them their commands."""
+
+    def __init__(self, engine: Engine, store: Store, *, instance: str, lease: float, output_limit: int) -> None:
+        self._engine = engine
+        self._store = store
+        self._instance = instance
+        self._lease = lease
+        self._output_limit = output_limit
+        self._sessions: dict[str, Session] = {}
+        self._stored: dict[str, int] = {}
+        """Bytes of output stored (or on their way to the store) by token."""
+        self._reported: dict[str, wire.Report] = {}
+
+    # For the engine
+
+    def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None:
+        session = self._sessions.get(cluster)
+        if session is not None and session.ready:
+            session.put(messages)
+
+    def report_of(self, cluster: str) -> wire.Report | None:
+        return self._reported.get(cluster)
+
+    async def close(self) -> None:
+        """Hang up on every agent; they come back when the daemon does."""
+        for session in list(self._sessions.values()):
+            await session.connection.close("the daemon is shutting down")
+
+    # For the WebSocket route
+
+    async def serve(self, cluster: str, connection: Connection) -> None:
+        """One agent's connection, from its hello to its end."""
+        if cluster not in self._engine.scheduler.grid:
+            await connection.close(f"there is no cluster {cluster}: add it to the daemon's configuration")
+            return
+        session = Session(cluster, connection)
+        frames = connection.frames()
+        try:
+            hello = await _hello(frames)
+        except UsageError as error:
+            log.warning("agent refused", action="refuse", cluster=cluster, error=error.message)
+            await connection.close(error.message)
+            return
+        earlier = self._sessions.get(cluster)
+        self._sessions[cluster] = session
+        if earlier is not None:
+            await earlier.connection.close("another agent of this cluster has connected")
+        log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
+        session.put([wire.Welcome(epoch=self._engine.epoch, instance=self._instance, lease=self._lease)])
+        pump = asyncio.create_task(session.pump())
+        try:
+            await self._listen(session, frames)
+        finally:
+            pump.cancel()
+            self._leave(session)
+
+    async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
+        handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
+            wire.Inventory: self._inventory,
+            wire.Report: self._report,
+            wire.Status: self._status,
+            wire.Output: self._output,
+            wire.Ack: self._ack,
+            wire.Relay: self._relay,
+        }
+        async for frame in frames:
+            try:
+                messages = wire.from_agent.validate_json(frame)
+            except ValidationError as error:
+                log.error("agent speaks nonsense", action="disconnect", cluster=session.cluster, error=str(error))
+                await session.connection.close("a message could not be understood")
+                return
+            for message in messages:
+                handler = handlers.get(type(message))
+                waits = handler(session, message) if handler else None
+                if waits is not None:
+                    await waits
+
+    def _leave(self, session: Session) -> None:
+        if self._sessions.get(session.cluster) is session:
+            del self._sessions[session.cluster]
+            log.info("agent disconnected", action="disconnect", cluster=session.cluster)
+            self._engine.post(Item(events=(ClusterDisconnected(session.cluster),)))
+
+    def _inventory(self, session: Session, message: wire.Inventory) -> None:
+        updates = tuple(_update(session.cluster, status) for status in message.components)
+
+        def after() -> None:
+            session.ready = True
+            session.put(self._engine.outbox.of(session.cluster, self._engine.epoch))
+
+        self._engine.post(inventory_item(self._engine, InventoryReceived(session.cluster, updates), after))
+
+    def _report(self, session: Session, message: wire.Report) -> None:
+        self._reported[session.cluster] = message
+        event = ClusterReported(
+            session.cluster, message.total, message.idle, message.background, message.down, frozenset(message.holding)
+        )
+        self._engine.post(Item(events=(event,)))
+
+    def _status(self, session: Session, message: wire.Status) -> None:
+        self._engine.post(Item(events=(_update(session.cluster, message),)))
+
+    def _ack(self, session: Session, message: wire.Ack) -> None:
+        if message.error:
+            log.warning("agent refused a command", action="refused", cluster=session.cluster, error=message.error)
+        self._engine.post(Item(acknowledged=message.id))
+
+    async def _output(self, session: Session, message: wire.Output) -> None:
+        """Store what is new of it, and tell the agent how far the store has it."""
+        try:
+            job, generation, component = parse_token(message.token)
+        except ValueError:
+            return
+        data = base64.b64decode(message.data)
+        stored = self._stored.get(message.token)
+        if stored is None:
+            known = await asyncio.to_thread(self._store.job, job)
+            stored = await asyncio.to_thread(self._store.output_size, job, generation, component) if known else None
+        if stored is None or message.offset > stored:
+            return
+        end = message.offset + len(data)
+        room = max(0, min(end, self._output_limit) - stored)
+        fresh = data[stored - message.offset :][:room]
+        self._stored[message.token] = max(stored, end)
+        if len(self._stored) > OUTPUTS_REMEMBERED:
+            del self._stored[next(iter(self._stored))]
+        ack = wire.OutputAck(token=message.token, offset=max(stored, end))
+        output = (job, OutputChunk(generation, component, stored, fresh)) if fresh else None
+        self._engine.post(Item(output=output, after=lambda: session.put([ack])))
+
+    def _relay(self, session: Session, message: wire.Relay) -> None:
+        """Pass something from one runner to another; both must be of the same attempt."""
+        target = self._target_of(message)
+        if isinstance(target, Session):
+            target.put([message])
+            return
+        session.put([wire.RelayFailed(token=message.sender, node=message.sender_node, reason=target)])
+
+    def _target_of(self, message: wire.Relay) -> Session | str:
+        try:
+            job, generation, index = parse_token(message.token)
+            same = parse_token(message.sender)[:2] == (job, generation)
+        except ValueError:
+            return "not a token"
+        found = self._engine.scheduler.job(job)
+        if not same or found is None or found.attempt is None or found.generation != generation:
+            return "not of a live attempt"
+        if index >= len(found.attempt.components):
+            return "no such component"
+        cluster = found.attempt.components[index].cluster
+        return self._sessions.get(cluster) or f"{cluster} is out of reach"
+
+
+async def _hello(frames: AsyncIterator[str]) -> wire.Hello:
+    """The first message of a connection; ``UsageError`` when it is anything else."""
+    async for frame in frames:
+        try:
+            messages = wire.from_agent.validate_json(frame)
+        except ValidationError as error:
+            raise UsageError(f"the first message could not be understood: {error.error_count()} errors") from error
+        first = messages[0] if messages else None
+        if not isinstance(first, wire.Hello):
+            raise UsageError("the first message must be a hello")
+        if first.protocol != wire.PROTOCOL:
+            raise UsageError(
+                f"the agent speaks protocol {first.protocol}, the daemon {wire.PROTOCOL}: update the older"
+            )
+        return first
+    raise UsageError("the connection ended before a hello")
+
+
+def _update(cluster: str, status: wire.Status) -> ComponentUpdated:
+    return ComponentUpdated(
+        status.token, cluster, status.state, tuple(status.hosts), status.lrm_job,
+        status.program_exit, status.error, status.infrastructure,
+    )  # fmt: skip

@@ -1,0 +1,179 @@
+"""What users may ask of the daemon: the ``JobService`` behind the REST API."""
+
+import asyncio
+import getpass
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from koalapy import __version__
+from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.request import ClusterName
+from koalapy.model.validation import ClusterLimits, check
+from koalapy.ports import ClusterRecord, JobFilter, JobRecord, OutputChunk, Store, Submitted
+from koalapy.scheduling.events import ClusterCleared, Event, JobCancelled, JobHeld, JobReleased, JobSubmitted
+from koalapy.service.engine import Engine, Item
+
+
+class Jobs:
+    """Checks what users ask, hands it to the engine, and tells them how things stand."""
+
+    def __init__(self, engine: Engine, store: Store, next_job: JobId, describe: Callable[[str], ClusterRecord]) -> None:
+        self._engine = engine
+        self._store = store
+        self._next_job = next_job
+        self._describe = describe
+        self._keys: dict[str, asyncio.Lock] = {}
+        """Keys of submissions under way, so that two with one key do not both become jobs."""
+
+    # Submitting and acting
+
+    async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+        if idempotency_key is None:
+            return await self._store_new(spec, None), True
+        lock = self._keys.setdefault(idempotency_key, asyncio.Lock())
+        try:
+            async with lock:
+                digest = _digest(spec)
+                first = await asyncio.to_thread(self._store.submitted, idempotency_key)
+                if first is None:
+                    return await self._store_new(spec, (idempotency_key, digest)), True
+                if first.digest != digest:
+                    raise ConflictError(
+                        f"the Idempotency-Key was used for job {first.job}, which is not the same job",
+                        field="Idempotency-Key", value=idempotency_key, hint="use a new key for a new job",
+                    )  # fmt: skip
+                return await self.get(first.job), False
+        finally:
+            if not lock.locked():
+                self._keys.pop(idempotency_key, None)
+
+    async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
+        engine = self._engine
+        check(spec, self._limits())
+        policy = engine.scheduler.policies.resolve(spec.policy, spec.request).name
+        owner = spec.owner or getpass.getuser()
+        spec = replace(spec, policy=policy, owner=owner)
+        ident, self._next_job = self._next_job, self._next_job + 1
+
+        def prepare() -> tuple[Event, ...]:
+            engine.scheduler.admit()
+            return (JobSubmitted(Job(ident, spec, engine.clock())),)
+
+        submitted = Submitted(key[0], ident, key[1]) if key else None
+        await engine.commit(Item(prepare=prepare, submitted=submitted))
+        return await self.get(ident)
+
+    def _limits(self) -> list[ClusterLimits]:
+        books = self._engine.scheduler.grid.books()
+        return [ClusterLimits(book.name, book.total or None) for book in books]
+
+    async def cancel(self, job: JobId, reason: str) -> JobRecord:
+        return await self._act(job, JobCancelled(job, reason or "cancelled"))
+
+    async def hold(self, job: JobId, reason: str) -> JobRecord:
+        return await self._act(job, JobHeld(job, reason or "held"))
+
+    async def release(self, job: JobId) -> JobRecord:
+        return await self._act(job, JobReleased(job))
+
+    async def _act(self, job: JobId, event: Event) -> JobRecord:
+        if self._engine.scheduler.job(job) is None:
+            over = (await self.get(job)).job
+            raise ConflictError(f"job {job} is {over.state} already", field="job", value=job)
+        await self._engine.commit(Item(events=(event,)))
+        return await self.get(job)
+
+    async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        if cluster not in self._engine.scheduler.grid:
+            raise NotFoundError(f"there is no cluster {cluster}", field="cluster", value=cluster)
+        await self._engine.commit(Item(events=(ClusterCleared(cluster),)))
+        return self._describe(cluster)
+
+    # Looking
+
+    async def get(self, job: JobId) -> JobRecord:
+        known = self._engine.scheduler.job(job)
+        found = known or await asyncio.to_thread(self._store.job, job)
+        if found is None:
+            raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+        return self._record(found)
+
+    async def list(self, which: JobFilter) -> Sequence[JobRecord]:
+        return [self._record(job) for job in await asyncio.to_thread(self._store.jobs, which)]
+
+    def _record(self, job: Job) -> JobRecord:
+        if job.state is JobState.QUEUED:
+            return JobRecord(job, self._engine.scheduler.waiting_reason(job))
+        return JobRecord(job, job.reason)
+
+    async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
+        await self.get(job)
+        return await asyncio.to_thread(self._store.timeline, job)
+
+    async def wait(self, job: JobId, timeout: float) -> JobRecord:
+        changed = asyncio.Event()
+        self._engine.watch(job, changed)
+        try:
+            async with asyncio.timeout(timeout):
+                while not (record := await self.get(job)).job.state.is_final and not self._engine.draining:
+                    await changed.wait()
+                    changed.clear()
+                return record
+        except TimeoutError:
+            return await self.get(job)
+        finally:
+            self._engine.unwatch(job, changed)
+
+    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:
+        changed = asyncio.Event()
+        self._engine.watch(job, changed)
+        told: dict[int, int] = {}
+        generation = -1
+        try:
+            while True:
+                record = (await self.get(job)).job
+                if record.generation != generation:
+                    generation, told = record.generation, {}
+                for chunk in await asyncio.to_thread(self._store.output, job, generation, dict(told)):
+                    told[chunk.component] = chunk.offset + len(chunk.data)
+                    if component in (None, chunk.component):
+                        yield chunk
+                if not follow or record.state.is_final or self._engine.draining:
+                    return
+                await changed.wait()
+                changed.clear()
+        finally:
+            self._engine.unwatch(job, changed)
+
+    def clusters(self) -> Sequence[ClusterRecord]:
+        return [self._describe(book.name) for book in self._engine.scheduler.grid.books()]
+
+    def policies(self) -> Sequence[dict[str, object]]:
+        return self._engine.scheduler.policies.describe()
+
+    def health(self) -> dict[str, object]:
+        scheduler = self._engine.scheduler
+        states = {book.name: str(book.state) for book in scheduler.grid.books()}
+        fine = all(state == "usable" for state in states.values())
+        return {
+            "status": "ok" if fine else "degraded",
+            "version": __version__,
+            "epoch": self._engine.epoch,
+            "queued": scheduler.queued,
+            "active": sum(1 for job in scheduler.jobs() if job.state.is_active),
+            "clusters": states,
+        }
+
+
+def _digest(spec: JobSpec) -> str:
+    """What makes two submissions the same."""
+    text = json.dumps(_plain(spec), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(spec: JobSpec) -> dict[str, Any]:
+    return {name: repr(getattr(spec, name)) for name in JobSpec.__slots__}

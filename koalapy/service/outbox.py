@@ -1,0 +1,35 @@
+"""Commands that are written and not yet acknowledged, by cluster, in order."""
+
+from collections.abc import Iterable, Sequence
+
+from koalapy.model.job import Token
+from koalapy.model.request import ClusterName
+from koalapy.ports import OutboxEntry
+
+
+class Outbox:
+    """The memory of the outbox table: what must be sent again when a cluster's agent comes back."""
+
+    def __init__(self, entries: Iterable[OutboxEntry], epoch: int) -> None:
+        self._entries: dict[int, OutboxEntry] = {entry.id: entry for entry in entries}
+        # Ids rise over all epochs, so that an acknowledgement can never be taken for that of another command.
+        self._next = max(max(self._entries, default=0) + 1, epoch * 10**9)
+
+    def new_id(self) -> int:
+        self._next += 1
+        return self._next
+
+    def add(self, entries: Iterable[OutboxEntry]) -> None:
+        self._entries.update((entry.id, entry) for entry in entries)
+
+    def acknowledge(self, ident: int) -> bool:
+        """Whether the command was still open."""
+        return self._entries.pop(ident, None) is not None
+
+    def of(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
+        """What a cluster has not acknowledged, as messages of today's epoch."""
+        return [entry.payload | {"epoch": epoch} for entry in self._entries.values() if entry.cluster == cluster]
+
+    def undelivered_submits(self, cluster: ClusterName) -> frozenset[Token]:
+        entries = self._entries.values()
+        return frozenset(e.token for e in entries if e.cluster == cluster and e.kind == "submit")

@@ -1,0 +1,67 @@
+"""The scheduler's commands as messages to agents, with everything an agent needs to carry them out."""
+
+from typing import Any
+
+from koalapy.agents.protocol import Forget, Open, PlanContext, PlanNode, Stop, Submit
+from koalapy.model.job import Component, Job
+from koalapy.scheduling.commands import Command, ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduling.ledger import live
+
+
+def message(command: Command, job: Job | None, ident: int, epoch: int, slots: dict[str, int]) -> dict[str, Any]:
+    """One command as a JSON message; ``slots`` gives each cluster's processes per node."""
+    match command:
+        case StopComponent(_, token, reason):
+            return Stop(id=ident, epoch=epoch, token=token, reason=reason).model_dump()
+        case ForgetComponent(_, token):
+            return Forget(id=ident, epoch=epoch, token=token).model_dump()
+        case SubmitComponent(_, token) if job is not None:
+            return _submit(token, job, ident, epoch).model_dump()
+        case OpenBarrier(_, token) if job is not None:
+            return _open(token, job, ident, epoch, slots).model_dump()
+    raise ValueError(f"{command} is for a job that is not at hand")
+
+
+def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
+    component = live(job).components[int(token.rsplit(".", 1)[1])]
+    name = job.spec.name or f"job-{job.id}"
+    return Submit(id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=job.spec.walltime)
+
+
+def _open(token: str, job: Job, ident: int, epoch: int, slots: dict[str, int]) -> Open:
+    attempt = live(job)
+    nodes: list[PlanNode] = []
+    contexts: list[PlanContext] = []
+    for component in attempt.components:
+        first = len(nodes)
+        own = job.token(component.index)
+        per_node = job.spec.processes_per_node or slots.get(component.cluster, 1)
+        nodes += [
+            PlanNode(host=host, cluster=component.cluster, token=own, node=index, slots=per_node)
+            for index, host in enumerate(component.hosts)
+        ]
+        contexts.append(_context(job, component, own, list(range(first, len(nodes)))))
+    return Open(
+        id=ident,
+        epoch=epoch,
+        token=token,
+        job=job.id,
+        generation=attempt.generation,
+        launcher=job.spec.launcher.value,
+        head=job.token(attempt.head.index),
+        nodes=nodes,
+        contexts=contexts,
+    )
+
+
+def _context(job: Job, component: Component, token: str, nodes: list[int]) -> PlanContext:
+    spec = job.spec
+    own = spec.component(component.request_index)
+    return PlanContext(
+        token=token,
+        command=list((own and own.command) or spec.command),
+        environment=dict(spec.environment) | dict(own.environment if own else ()),
+        workdir=spec.workdir,
+        output=(own and own.output) or spec.output,
+        nodes=nodes,
+    )

@@ -1,0 +1,237 @@
+"""The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.sql import bindparam
+
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import FINAL_STATES, Attempt, Job, JobId, TimelineEntry
+from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, OutputChunk, Saved, Submitted
+from koalapy.store import rows, tables
+from koalapy.store.lease import Lease
+
+
+def make_engine(url: str) -> Engine:
+    """An engine for a database URL; SQLite gets a write-ahead log, so that readers never wait for the writer."""
+    engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")))
+    if engine.dialect.name == "sqlite":
+
+        @event.listens_for(engine, "connect")
+        def _set_pragmas(connection: Any, _: object) -> None:
+            cursor = connection.cursor()
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.close()
+
+    return engine
+
+
+class SqlStore:
+    """The ``Store`` port on an SQL database that has been migrated; holds the lease while it is open."""
+
+    def __init__(self, engine: Engine, now: float) -> None:
+        self._engine = engine
+        with _unavailable_is_known():
+            self._lease = Lease(engine, now)
+        self.instance = self._lease.instance
+        self.epoch = self._lease.epoch
+        self._known: set[JobId] = set()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def renew_lease(self, now: float) -> None:
+        with _unavailable_is_known():
+            self._lease.renew(now)
+
+    def release_lease(self) -> None:
+        with _unavailable_is_known():
+            self._lease.release()
+
+    # Writing
+
+    def write(self, batch: Batch) -> None:
+        """All of the batch in one transaction."""
+        with _unavailable_is_known(), self._engine.begin() as connection:
+            self._lease.check(connection)
+            self._write_jobs(connection, batch.jobs.values())
+            _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
+            _insert(connection, tables.outbox, [
+                {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
+            ])  # fmt: skip
+            if batch.acknowledged:
+                statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
+                connection.execute(statement, [{"done": done} for done in batch.acknowledged])
+            _insert(connection, tables.submissions, [
+                {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
+            ])  # fmt: skip
+            self._upsert(connection, tables.output, [
+                {"job_id": job, "generation": c.generation, "component": c.component,
+                 "offset": c.offset, "data": c.data}
+                for job, c in batch.output
+            ])  # fmt: skip
+            self._upsert(connection, tables.clusters, [_cluster_to_row(record) for record in batch.clusters])
+        self._known.difference_update(job.id for job in batch.jobs.values() if job.state.is_final)
+
+    def _write_jobs(self, connection: Connection, jobs: Iterable[Job]) -> None:
+        new: list[Job] = []
+        old: list[Job] = []
+        for job in jobs:
+            (old if job.id in self._known else new).append(job)
+        _insert(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
+        self._known.update(job.id for job in new)
+        if old:
+            statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
+            connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
+        tried = [(job, job.attempt) for job in (*new, *old) if job.attempt is not None]
+        self._upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
+        self._upsert(connection, tables.components, [
+            rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components
+        ])  # fmt: skip
+
+    def _upsert(self, connection: Connection, table: Table, values: Sequence[dict[str, Any]]) -> None:
+        if not values:
+            return
+        dialect = sqlite if self._engine.dialect.name == "sqlite" else postgresql
+        statement = dialect.insert(table)
+        keys = [column.name for column in table.primary_key]
+        changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
+        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), list(values))
+
+    # Reading
+
+    def load(self) -> Saved:
+        """Everything that is not over."""
+        unfinished = tables.jobs.c.state.not_in([state.value for state in FINAL_STATES])
+        with self._engine.connect() as connection:
+            jobs = self._jobs(connection, select(tables.jobs).where(unfinished))
+            outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
+            clusters = connection.execute(select(tables.clusters)).mappings()
+            last = connection.execute(select(func.max(tables.jobs.c.id))).scalar()
+            self._known = {job.id for job in jobs}
+            return Saved(
+                tuple(jobs),
+                tuple(OutboxEntry(row["id"], row["cluster"], row["payload"]) for row in outbox),
+                tuple(_cluster_from_row(row) for row in clusters),
+                (last or 0) + 1,
+            )
+
+    def submitted(self, key: str) -> Submitted | None:
+        with self._engine.connect() as connection:
+            query = select(tables.submissions).where(tables.submissions.c.key == key)
+            row = connection.execute(query).mappings().first()
+            return Submitted(row["key"], row["job_id"], row["digest"]) if row else None
+
+    def job(self, job: JobId) -> Job | None:
+        with self._engine.connect() as connection:
+            found = self._jobs(connection, select(tables.jobs).where(tables.jobs.c.id == job))
+            return found[0] if found else None
+
+    def jobs(self, which: JobFilter) -> list[Job]:
+        """One page, newest first."""
+        query = select(tables.jobs).order_by(tables.jobs.c.id.desc()).limit(which.limit)
+        if which.states:
+            query = query.where(tables.jobs.c.state.in_(which.states))
+        if which.owner:
+            query = query.where(tables.jobs.c.owner == which.owner)
+        if which.name:
+            query = query.where(tables.jobs.c.name == which.name)
+        if which.cluster:
+            query = query.where(
+                select(tables.components.c.job_id)
+                .where(tables.components.c.job_id == tables.jobs.c.id)
+                .where(tables.components.c.generation == tables.jobs.c.generation)
+                .where(tables.components.c.cluster == which.cluster)
+                .exists()
+            )
+        if which.before is not None:
+            query = query.where(tables.jobs.c.id < which.before)
+        with self._engine.connect() as connection:
+            return self._jobs(connection, query)
+
+    def _jobs(self, connection: Connection, query: Any) -> list[Job]:
+        """Jobs with their last attempts."""
+        found = connection.execute(query).mappings().all()
+        ids = [row["id"] for row in found if row["generation"]]
+        attempts: dict[tuple[int, int], Attempt] = {}
+        for start in range(0, len(ids), 500):
+            attempts |= _attempts(connection, ids[start : start + 500])
+        return [rows.job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in found]
+
+    def timeline(self, job: JobId) -> list[TimelineEntry]:
+        query = select(tables.timeline).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
+        with self._engine.connect() as connection:
+            return [rows.entry_from_row(row) for row in connection.execute(query).mappings()]
+
+    def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
+        output = tables.output.c
+        query = select(tables.output).where(output.job_id == job, output.generation == generation)
+        query = query.order_by(output.component, output.offset)
+        with self._engine.connect() as connection:
+            found = connection.execute(query).mappings()
+            return [
+                OutputChunk(generation, row["component"], row["offset"], row["data"])
+                for row in found
+                if row["offset"] >= after.get(row["component"], 0)
+            ]
+
+    def output_size(self, job: JobId, generation: int, component: int) -> int:
+        output = tables.output.c
+        query = select(func.max(output.offset + func.length(output.data))).where(
+            output.job_id == job, output.generation == generation, output.component == component
+        )
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar() or 0
+
+
+def _attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[int, int], Attempt]:
+    """The last attempt of each of these jobs."""
+    jobs, attempts, components = tables.jobs.c, tables.attempts.c, tables.components.c
+    of_component = (components.job_id == jobs.id) & (components.generation == jobs.generation)
+    of_attempt = (attempts.job_id == jobs.id) & (attempts.generation == jobs.generation)
+    found = connection.execute(
+        select(tables.components).join(tables.jobs, of_component).where(jobs.id.in_(ids))
+        .order_by(components.job_id, components.index)
+    ).mappings()  # fmt: skip
+    by_job = {
+        key: tuple(rows.component_from_row(row) for row in group)
+        for key, group in groupby(found, key=lambda row: (row["job_id"], row["generation"]))
+    }
+    tried = connection.execute(select(tables.attempts).join(tables.jobs, of_attempt).where(jobs.id.in_(ids))).mappings()
+    return {
+        (row["job_id"], row["generation"]): rows.attempt_from_row(row, by_job[(row["job_id"], row["generation"])])
+        for row in tried
+    }
+
+
+def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
+    if values:
+        connection.execute(insert(table), values)
+
+
+def _cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
+    names = ("name", "kind", "state", "reason", "total", "errors", "last_heard")
+    return {name: getattr(record, name) for name in names} | {"unusable": record.state == "unusable"}
+
+
+def _cluster_from_row(row: Any) -> ClusterRecord:
+    return ClusterRecord(
+        row["name"], row["kind"], "unusable" if row["unusable"] else row["state"], row["total"], 0, 0, 0, 0,
+        row["errors"], row["reason"], row["last_heard"], 1, 1.0,
+    )  # fmt: skip
+
+
+@contextmanager
+def _unavailable_is_known() -> Iterator[None]:
+    """What the database says when it is locked, full or away becomes ``StoreUnavailable``."""
+    try:
+        yield
+    except OperationalError as error:
+        raise StoreUnavailable(f"the database does not answer: {error.orig}") from error

@@ -1,0 +1,164 @@
+"""A stand-in for the agent: a real TCP server that real runner processes report to."""
+
+import asyncio
+import base64
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUNNER = Path(__file__).parents[2] / "koalapy" / "runtime" / "runner.py"
+DEADLINE = 20.0
+
+
+class FakeNode:
+    """One runner process and all it has said; ``output`` is put together from the pieces by their offsets."""
+
+    def __init__(self, agent: "FakeAgent", token: str, node: int, host: str) -> None:
+        self.agent, self.token, self.node, self.host = agent, token, node, host
+        self.process: asyncio.subprocess.Process | None = None
+        self.writer: asyncio.StreamWriter | None = None
+        self.hellos: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
+        self.output = b""
+        self.ack_output = True
+        self.ack_exit = True
+
+    def send(self, **message: Any) -> None:
+        assert self.writer is not None
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        return [m for m in self.messages if m["t"] == kind]
+
+    async def expect(self, kind: str) -> dict[str, Any]:
+        await self.agent.until(lambda: bool(self.said(kind)), f"{kind} from {self.host}; {self.messages}")
+        return self.said(kind)[-1]
+
+    async def ended(self) -> int:
+        assert self.process is not None
+        return await asyncio.wait_for(self.process.wait(), DEADLINE)
+
+    def take(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        if message["t"] == "out":
+            self.output = self.output[: message["offset"]] + base64.b64decode(message["data"])
+            if self.ack_output:
+                self.send(t="output", offset=len(self.output))
+        elif message["t"] == "exit" and self.ack_exit:
+            self.send(t="exit_ack")
+        elif message["t"] == "relay":
+            self.agent.relay(self, message)
+
+
+class FakeAgent:
+    """Accepts runners, delivers what they have for each other, and can go away and come back."""
+
+    def __init__(self, directory: Path, lease: float = 60) -> None:
+        self.directory, self.lease = directory, lease
+        self.nodes: dict[tuple[str, int], FakeNode] = {}
+        self.server: asyncio.Server | None = None
+        self._changed = asyncio.Event()
+
+    async def listen(self) -> None:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**24)
+        host, port = self.server.sockets[0].getsockname()
+        (self.directory / "agent.json").write_text(json.dumps({"host": host, "port": port}))
+
+    async def leave(self) -> None:
+        """Stop listening and break every connection."""
+        assert self.server is not None
+        self.server.close()
+        for node in self.nodes.values():
+            if node.writer is not None:
+                node.writer.transport.abort()
+                node.writer = None
+
+    async def start(self, token: str, node: int, host: str, **environment: str) -> FakeNode:
+        """Start a runner as a resource manager would, and wait for its hello."""
+        spool = self.directory / token
+        spool.mkdir(exist_ok=True)
+        fake = self.nodes[token, node] = FakeNode(self, token, node, host)
+        own = {
+            "KOALA_AGENT_FILE": str(self.directory / "agent.json"),
+            "KOALA_RUNNER_SECRET": "s3cret",
+            "KOALA_COMPONENT_TOKEN": token,
+            "KOALA_COMPONENT_NAME": token,
+            "KOALA_LEASE": str(self.lease),
+            "KOALA_SPOOL": str(spool),
+            "LOCALD_NODE_INDEX": str(node),
+            "LOCALD_NODE": host,
+            "LOCALD_NODE_NAME": f"node-{host}",
+        }
+        fake.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(RUNNER), "node", env={**os.environ, **own, **environment}
+        )
+        await self.until(lambda: bool(fake.hellos), f"hello from {host}")
+        return fake
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        async with asyncio.timeout(DEADLINE):
+            try:
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+            except asyncio.CancelledError:
+                print("never came:", what)
+                raise
+
+    def relay(self, sender: FakeNode, message: dict[str, Any]) -> None:
+        target = self.nodes[message["token"], message["node"]]
+        if target.writer is not None:
+            target.send(t="relay", sender=sender.token, sender_node=sender.node, payload=message["payload"])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = json.loads(await reader.readline())
+        node = self.nodes[hello["component"], hello["node"]]
+        node.hellos.append(hello)
+        node.writer = writer
+        node.send(t="welcome", lease=self.lease, output=len(node.output))
+        self._changed.set()
+        try:
+            while line := await reader.readline():
+                node.take(json.loads(line))
+                self._changed.set()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
+    fake = FakeAgent(tmp_path)
+    await fake.listen()
+    yield fake
+    for node in fake.nodes.values():
+        if node.process is not None and node.process.returncode is None:
+            node.process.terminate()
+            await node.ended()
+    await fake.leave()
+
+
+def plan(nodes: list[FakeNode], *commands: list[str], launcher: str = "processes", **context: Any) -> dict[str, Any]:
+    """The ``open`` message for these nodes: one context a token, in order, each with its command."""
+    tokens = list(dict.fromkeys(n.token for n in nodes))
+    contexts = [
+        {
+            "token": token,
+            "command": commands[min(i, len(commands) - 1)],
+            "environment": {},
+            "workdir": None,
+            "output": None,
+            "nodes": [k for k, n in enumerate(nodes) if n.token == token],
+            **context,
+        }
+        for i, token in enumerate(tokens)
+    ]
+    places = [{"host": n.host, "cluster": "north", "token": n.token, "node": n.node, "slots": 1} for n in nodes]
+    head = {"job": 7, "generation": 1, "launcher": launcher, "head": tokens[0]}
+    return {"t": "open", **head, "nodes": places, "contexts": contexts}

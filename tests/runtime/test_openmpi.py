@@ -1,0 +1,137 @@
+"""Real mpirun over loopback "hosts", its daemons handed from runner to runner by way of the agent."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from koalapy.runtime.processes import descendants
+from tests.runtime.conftest import FakeAgent, FakeNode, plan
+
+pytestmark = pytest.mark.mpi
+
+MPI_ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_MCA_coll": "^han,sm",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+RANK = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $KOALA_HOST $KOALA_NODE_INDEX"]
+
+
+async def gang(agent: FakeAgent, **sizes: int) -> list[FakeNode]:
+    """Nodes of components 7.1.0 (127.0.1.x), 7.1.1 (127.0.2.x), … that have said hello."""
+    return [
+        await agent.start(f"7.1.{c}", i, f"127.0.{c + 1}.{i + 1}", **MPI_ENVIRONMENT)
+        for c, size in enumerate(sizes.values())
+        for i in range(size)
+    ]
+
+
+async def run(agent: FakeAgent, nodes: list[FakeNode], *commands: list[str], **context: object) -> None:
+    for node in nodes:
+        node.send(**plan(nodes, *commands, launcher="openmpi", **context))
+
+
+async def test_ranks_follow_the_plans_nodes_over_two_clusters(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=2, south=1)
+    await run(agent, nodes, RANK)
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"], end["error"]) == (0, False, "")
+    for node in nodes:
+        assert await node.ended() == 0
+        assert node.said("running")
+    assert sorted(nodes[0].output.decode().splitlines()) == [
+        "0 of 3 on 127.0.1.1 0",
+        "1 of 3 on 127.0.1.2 1",
+        "2 of 3 on 127.0.2.1 2",
+    ]
+    assert [n.said("exit")[-1]["code"] for n in nodes[1:]] == [None, None]
+
+
+async def test_a_message_passing_program(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('sum', c.allreduce(c.rank + 1), flush=True)"
+    await run(agent, nodes, [sys.executable, "-c", code])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert nodes[0].output == b"sum 3\nsum 3\n"
+
+
+async def test_each_component_may_have_a_program_of_its_own(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=2)
+    await run(agent, nodes, ["sh", "-c", "echo first $OMPI_COMM_WORLD_RANK"], ["echo", "then", ":", "it"])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert sorted(nodes[0].output.splitlines()) == [b"first 0", b"then : it", b"then : it"]
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
+async def test_a_failing_program_is_no_fault_of_the_infrastructure(agent: FakeAgent, script: str, code: int) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 20'])
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"]) == (code, False)
+    assert not (await nodes[1].expect("exit"))["infrastructure"]
+
+
+async def test_a_missing_command_never_reaches_mpirun(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, ["no-such-program"])
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"]) == (127, False)
+    assert b"command not found: no-such-program" in nodes[0].output
+    nodes[1].send(t="stop")
+    assert (await nodes[1].expect("exit"))["stopped"]
+
+
+async def test_without_mpirun_the_infrastructure_is_told_what_to_do(agent: FakeAgent) -> None:
+    nodes = [await agent.start("7.1.0", 0, "127.0.1.1", PATH="/bin:/nowhere", KOALA_MPI_PREFIX="/nowhere")]
+    await run(agent, nodes, ["true"])
+    end = await nodes[0].expect("exit")
+    assert end["infrastructure"]
+    assert end["error"].startswith("mpirun not found on node node-127.0.1.1: install Open MPI")
+
+
+SLEEPER = ["sh", "-c", "echo up; exec sleep 1000"]
+
+
+async def test_a_killed_mpi_daemon_is_a_fault_of_the_infrastructure(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, SLEEPER)
+    await agent.until(lambda: nodes[0].output.count(b"up") == 2, "both ranks")
+    assert nodes[1].process is not None
+    daemon = next(p for p in descendants(nodes[1].process.pid) if b"prted" in Path(f"/proc/{p}/exe").readlink().name.encode())
+    os.kill(daemon, signal.SIGKILL)
+    for node in nodes:
+        end = await node.expect("exit")
+        assert end["infrastructure"], end
+        assert "MPI daemon on" in end["error"]
+        assert "127.0.2.1" in end["error"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
+    nodes = await gang(agent, north=2, south=1)
+    await run(agent, nodes, SLEEPER)
+    await agent.until(lambda: nodes[0].output.count(b"up") == 3, "all ranks")
+    below = [pid for n in nodes if n.process is not None for pid in descendants(n.process.pid)]
+    assert len(below) > 6
+    for node in nodes[victim:] + nodes[:victim]:
+        node.send(t="stop")
+        await asyncio.sleep(0)
+    for node in nodes:
+        assert await node.ended() == 0
+    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+
+
+async def test_a_node_that_cannot_be_reached_fails_the_launch(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    assert nodes[1].process is not None
+    nodes[1].process.kill()
+    await nodes[1].ended()
+    await run(agent, nodes[:1], RANK)
+    nodes[0].send(t="stop")
+    assert (await nodes[0].expect("exit"))["stopped"]

@@ -1,0 +1,177 @@
+"""The runner as a real process: the program's start, output, end and clean-up without MPI."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import FakeAgent, FakeNode, plan
+
+TOKEN = "7.1.0"
+
+
+async def run(agent: FakeAgent, command: list[str], **context: object) -> FakeNode:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.send(**plan([node], command, **context))
+    return node
+
+
+async def result(agent: FakeAgent, command: list[str], **context: object) -> tuple[FakeNode, dict[str, object]]:
+    node = await run(agent, command, **context)
+    end = await node.expect("exit")
+    assert await node.ended() == 0
+    return node, end
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
+async def test_the_exit_code_is_the_programs(agent: FakeAgent, script: str, code: int) -> None:
+    node, end = await result(agent, ["sh", "-c", script])
+    assert (end["code"], end["infrastructure"]) == (code, False)
+    assert node.said("running")
+
+
+async def test_a_missing_command_is_127_and_says_so(agent: FakeAgent) -> None:
+    node, end = await result(agent, ["no-such-program"])
+    assert end["code"] == 127
+    assert b"command not found: no-such-program" in node.output
+    assert not node.said("running")
+
+
+async def test_output_and_errors_come_in_order_and_are_appended_to_the_users_file(
+    agent: FakeAgent, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text("before\n")
+    script = ["sh", "-c", "echo one; echo two >&2; echo three"]
+    node, _ = await result(agent, script, workdir=str(tmp_path), output="log")
+    assert node.output == b"one\ntwo\nthree\n"
+    assert (tmp_path / "log").read_text() == "before\none\ntwo\nthree\n"
+
+
+async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(agent: FakeAgent) -> None:
+    nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}") for i in range(2)]
+    for node in nodes:
+        node.send(**plan(nodes, ["env"], environment={"USER_VALUE": "x=y"}))
+    for node in nodes:
+        await node.expect("exit")
+        assert await node.ended() == 0
+    seen = dict(line.split("=", 1) for line in nodes[1].output.decode().splitlines() if "=" in line)
+    expected = {
+        "KOALA_JOB": "7",
+        "KOALA_GENERATION": "1",
+        "KOALA_COMPONENT": "0",
+        "KOALA_CLUSTER": "north",
+        "KOALA_NODE": "node-127.0.1.2",
+        "KOALA_HOST": "127.0.1.2",
+        "KOALA_NODE_INDEX": "1",
+        "KOALA_NODES": "2",
+        "KOALA_COMPONENT_NODES": "2",
+        "KOALA_HOSTS": "127.0.1.1,127.0.1.2",
+        "USER_VALUE": "x=y",
+    }
+    assert {k: seen.get(k) for k in expected} == expected
+    assert "KOALA_RUNNER_SECRET" not in seen
+
+
+async def test_a_missing_workdir_falls_back_to_the_spool(agent: FakeAgent, tmp_path: Path) -> None:
+    node, end = await result(agent, ["pwd"], workdir="/no/such/folder")
+    assert end["code"] == 0
+    said, where = node.output.decode().splitlines()
+    assert "/no/such/folder" in said
+    assert where == str(tmp_path / TOKEN)
+
+
+async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:
+    node, end = await result(agent, ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.3; exit 5"])
+    assert end["code"] == 5
+    assert not Path(f"/proc/{int(node.output)}").exists()
+
+
+STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & echo $$; wait; sleep 1000"
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_signal: bool) -> None:
+    node = await run(agent, ["sh", "-c", STUBBORN])
+    await agent.until(lambda: node.output.count(b"\n") == 2, "both pids")
+    if by_signal:
+        assert node.process is not None
+        node.process.send_signal(signal.SIGTERM)
+    else:
+        node.send(t="stop")
+    end = await node.expect("exit")
+    assert end["stopped"]
+    assert [pid for pid in node.output.decode().split() if Path(f"/proc/{pid}").exists()] == []
+    assert await node.ended() == 0
+
+
+async def test_stop_at_the_barrier(agent: FakeAgent) -> None:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.send(t="stop")
+    assert (await node.expect("exit"))["stopped"]
+    assert await node.ended() == 0
+
+
+async def test_a_runner_without_word_from_its_agent_ends_everything(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, lease=1.0)
+    await agent.listen()
+    node = await run(agent, ["sh", "-c", "echo $$; exec sleep 1000"])
+    await agent.until(lambda: node.output.endswith(b"\n"), "pid")
+    await agent.leave()
+    assert await node.ended() == 1
+    assert not Path(f"/proc/{int(node.output)}").exists()
+    told = json.loads((tmp_path / TOKEN / "result.0.json").read_text())
+    assert told["infrastructure"]
+    assert "no word from its agent" in told["error"]
+
+
+async def test_output_goes_on_where_it_was_acknowledged_when_the_agent_is_back(agent: FakeAgent) -> None:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.ack_output = False
+    node.send(**plan([node], ["sh", "-c", "seq 100000; read line < go; seq 100000"]))
+    fifo = agent.directory / TOKEN / "go"
+    os.mkfifo(fifo)
+    await agent.until(lambda: len(node.output) > 200_000, "first output")
+    node.output = node.output[:123_457]
+    await agent.leave()
+    fifo.write_text("go on\n")
+    node.ack_output = True
+    await agent.listen()
+    await node.expect("exit")
+    assert await node.ended() == 0
+    numbers = b"".join(b"%d\n" % i for i in range(1, 100_001))
+    assert node.output == numbers + numbers
+    assert [h["phase"] for h in node.hellos][0] == "waiting"
+    assert node.hellos[-1]["phase"] in ("running", "ended")
+
+
+async def test_output_that_nobody_takes_is_spilled_and_kept(agent: FakeAgent) -> None:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.ack_output = False
+    node.send(**plan([node], ["seq", "600000"]))
+    result_file = agent.directory / TOKEN / "result.0.json"
+    await agent.until(lambda: len(node.output) >= 200_000, "a window's worth")
+    while not result_file.exists():
+        await asyncio.sleep(0.01)
+    assert (agent.directory / TOKEN / "output.0").stat().st_size > 1_000_000
+    node.ack_output = True
+    node.send(t="output", offset=len(node.output))
+    await node.expect("exit")
+    assert await node.ended() == 0
+    assert node.output == b"".join(b"%d\n" % i for i in range(1, 600_001))
+    assert not (agent.directory / TOKEN / "output.0").exists()
+
+
+async def test_the_result_is_told_again_until_it_is_acknowledged(agent: FakeAgent) -> None:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.ack_exit = False
+    node.send(**plan([node], ["sh", "-c", "exit 4"]))
+    await node.expect("exit")
+    await agent.leave()
+    node.ack_exit = True
+    await agent.listen()
+    assert await node.ended() == 0
+    assert [m["code"] for m in node.said("exit")] == [4, 4]
+    assert json.loads((agent.directory / TOKEN / "result.0.json").read_text())["code"] == 4
