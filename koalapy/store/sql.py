@@ -78,7 +78,8 @@ class SqlStore:
                 for job, c in batch.output
             ])  # fmt: skip
             self._upsert(connection, tables.clusters, [_cluster_to_row(record) for record in batch.clusters])
-        self._known.difference_update(job.id for job in batch.jobs.values() if job.state.is_final)
+        for job in batch.jobs.values():
+            (self._known.discard if job.state.is_final else self._known.add)(job.id)
 
     def _write_jobs(self, connection: Connection, jobs: Iterable[Job]) -> None:
         new: list[Job] = []
@@ -86,7 +87,6 @@ class SqlStore:
         for job in jobs:
             (old if job.id in self._known else new).append(job)
         _insert(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
-        self._known.update(job.id for job in new)
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])

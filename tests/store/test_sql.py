@@ -1,0 +1,201 @@
+"""What is written is there: after a restart, all of a batch or nothing, by pages, once."""
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, OutputChunk, Submitted
+from koalapy.store.migrate import migrate
+from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.tables import metadata
+
+Open = Callable[[], SqlStore]
+
+
+def a_job(ident: int, state: JobState = JobState.QUEUED, **changes: object) -> Job:
+    spec = JobSpec(FlexibleRequest(3), ("true",), name=f"n{ident % 2}", owner="ada" if ident % 3 else "bob")
+    return replace(Job(ident, spec, 100.0 + ident, state, queue_seq=ident), **changes)  # type: ignore[arg-type]
+
+
+def running(ident: int, generation: int = 1) -> Job:
+    components = (
+        Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"), lrm_job="7", claimed_at=3.5),
+        Component(1, "south", 1, ComponentState.STOPPING, error="lost", infrastructure=True, unknown_since=9.0),
+    )
+    attempt = Attempt(generation, components, placed_at=1.0, barrier_at=2.0, launched_at=3.0, end_reason="because")
+    return a_job(ident, JobState.RUNNING, generation=generation, attempt=attempt, ending=JobState.QUEUED)
+
+
+def batch(*jobs: Job, **more: object) -> Batch:
+    return Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}, **more)  # type: ignore[arg-type]
+
+
+def test_migrations_make_exactly_the_tables(url: str) -> None:
+    engine = make_engine(url)
+    migrate(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_migrations_can_be_taken_back(url: str) -> None:
+    from alembic import command
+
+    from koalapy.store.migrate import alembic_config
+
+    engine = make_engine(url)
+    migrate(engine)
+    config = alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    with engine.connect() as connection:
+        tables = set(connection.exec_driver_sql("select name from sqlite_master where type = 'table'").scalars())
+    assert tables <= {"alembic_version"}
+
+
+def test_a_new_daemon_finds_what_is_not_over(open_store: Open) -> None:
+    store = open_store()
+    over = a_job(3, JobState.SUCCEEDED, ended_at=5.0, exit_code=0)
+    entry = OutboxEntry(11, "north", {"type": "submit", "token": "2.1.0"})
+    north = ClusterRecord("north", "local", "unusable", 4, 4, 0, 0, 0, 3, "three errors", 8.0, 1, 1.0)
+    store.write(batch(a_job(1), running(2), over, outbox=[entry], clusters=[north]))
+    saved = open_store().load()
+    assert {job.id: job for job in saved.jobs} == {1: a_job(1), 2: running(2)}
+    assert saved.outbox == (entry,)
+    assert (saved.clusters[0].state, saved.clusters[0].errors, saved.clusters[0].reason) == (
+        "unusable", 3, "three errors",
+    )  # fmt: skip
+    assert saved.next_job == 4
+
+
+def test_a_job_is_updated_and_a_new_attempt_leaves_the_old_one_alone(store: SqlStore) -> None:
+    store.write(batch(a_job(1)))
+    store.write(batch(running(1)))
+    assert store.job(1) == running(1)
+    second = running(1, generation=2)
+    store.write(batch(second))
+    assert store.job(1) == second
+    with store._engine.connect() as connection:
+        assert connection.exec_driver_sql("select count(*) from components where job_id = 1").scalar() == 4
+
+
+def test_a_batch_is_written_whole_or_not_at_all(store: SqlStore) -> None:
+    store.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
+    twice = batch(a_job(2), submitted=[Submitted("key", 2, "other")])
+    with pytest.raises(Exception, match="UNIQUE"):
+        store.write(twice)
+    assert store.job(2) is None
+    assert store.submitted("key") == Submitted("key", 1, "digest")
+
+
+def test_a_job_whose_batch_failed_can_be_written_again(store: SqlStore, url: str) -> None:
+    path = url.removeprefix("sqlite:///")
+    with store._engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout=1")
+    store.write(batch(a_job(1)))
+    other = sqlite3.connect(path, timeout=0)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        store.write(batch(a_job(1, reason="changed"), a_job(2)))
+    other.rollback()
+    other.close()
+    store.write(batch(a_job(1, reason="changed"), a_job(2)))
+    assert store.job(2) == a_job(2)
+    assert store.job(1) == a_job(1, reason="changed")
+
+
+def test_a_job_is_new_until_its_transaction_is_through(store: SqlStore) -> None:
+    clash = batch(a_job(1), outbox=[OutboxEntry(1, "north", {}), OutboxEntry(1, "north", {})])
+    with pytest.raises(Exception, match="UNIQUE"):
+        store.write(clash)
+    store.write(batch(a_job(1)))
+    assert store.job(1) == a_job(1)
+
+
+def test_acknowledged_commands_leave_the_outbox(store: SqlStore) -> None:
+    entries = [OutboxEntry(n, "north", {"type": "stop", "token": f"{n}.1.0"}) for n in (1, 2, 3)]
+    store.write(batch(outbox=entries))
+    store.write(batch(acknowledged=[1, 3, 99]))
+    assert [entry.id for entry in store.load().outbox] == [2]
+
+
+def test_pages_cover_everything_once_newest_first(store: SqlStore) -> None:
+    store.write(batch(*(a_job(n) for n in range(1, 26))))
+    seen: list[int] = []
+    before = None
+    while page := store.jobs(JobFilter(before=before, limit=10)):
+        seen += [job.id for job in page]
+        before = page[-1].id
+    assert seen == list(range(25, 0, -1))
+
+
+def test_filters(store: SqlStore) -> None:
+    store.write(batch(a_job(1), a_job(2, JobState.FAILED), a_job(3), running(4)))
+
+    def ids(**which: object) -> list[int]:
+        return [job.id for job in store.jobs(JobFilter(**which))]  # type: ignore[arg-type]
+
+    assert ids(states=("failed", "running")) == [4, 2]
+    assert ids(owner="bob") == [3]
+    assert ids(name="n1") == [3, 1]
+    assert ids(cluster="south") == [4]
+    assert ids(cluster="west") == []
+
+
+def test_the_timeline_keeps_its_order(store: SqlStore) -> None:
+    entries = [
+        TimelineEntry(1, 5.0, "submitted", JobState.QUEUED),
+        TimelineEntry(1, 5.0, "claimed", JobState.CLAIMING, "2 nodes", 1, 0, "north"),
+    ]
+    store.write(batch(a_job(1), timeline=entries))
+    assert store.timeline(1) == entries
+
+
+def test_output_is_told_from_where_it_was_left(store: SqlStore) -> None:
+    chunks = [OutputChunk(1, 0, 0, b"one "), OutputChunk(1, 0, 4, b"two"), OutputChunk(1, 1, 0, b"other")]
+    store.write(batch(a_job(1), output=[(1, chunk) for chunk in chunks]))
+    assert store.output(1, 1, {}) == chunks
+    assert store.output(1, 1, {0: 4, 1: 5}) == [chunks[1]]
+    assert store.output(1, 2, {}) == []
+    assert store.output_size(1, 1, 0) == 7
+    assert store.output_size(1, 1, 9) == 0
+
+
+def test_only_one_daemon_at_a_time(store: SqlStore, url: str) -> None:
+    with pytest.raises(ConflictError, match="another daemon"):
+        SqlStore(make_engine(url), now=1001.0)
+
+
+def test_a_daemon_that_died_is_followed_at_once(store: SqlStore, url: str) -> None:
+    dead = store._lease.holder.rsplit(":", 1)[0] + ":0"
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("update lease set holder = ?", (dead,))
+    successor = SqlStore(make_engine(url), now=1001.0)
+    assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
+
+
+def test_a_daemon_of_another_machine_is_followed_when_its_lease_has_run_out(store: SqlStore, url: str) -> None:
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
+    with pytest.raises(ConflictError, match="elsewhere"):
+        SqlStore(make_engine(url), now=1001.0)
+    store.renew_lease(1020.0)
+    with pytest.raises(ConflictError, match="elsewhere"):
+        SqlStore(make_engine(url), now=1049.0)
+    assert SqlStore(make_engine(url), now=1051.0).epoch == store.epoch + 1
+
+
+def test_a_daemon_that_was_followed_writes_no_more(store: SqlStore, open_store: Open) -> None:
+    successor = open_store()
+    with pytest.raises(LeaseLost):
+        store.write(batch(a_job(1)))
+    assert successor.job(1) is None
+    with pytest.raises(LeaseLost):
+        store.renew_lease(1.0)
