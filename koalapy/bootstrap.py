@@ -1,5 +1,7 @@
 """The only place where concrete adapters are chosen and put together."""
 
+import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -15,15 +17,15 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from koalapy.agents.agent import AgentSettings, run_agent
-from koalapy.agents.lrm.local import LocalLrm
+from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
+from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.port import Lrm
 from koalapy.model.errors import SiteRejected, UsageError
 from koalapy.placement.registry import Registry, builtin
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.settings import ClusterSection, Settings, load
 
-RUNNER = Path(__file__).parent / "runtime" / "runner.py"
 PR_SET_PDEATHSIG = 1
 
 
@@ -179,6 +181,7 @@ def agent(
 ) -> None:  # fmt: skip
     """Run the agent of a cluster until it is told to end; ``embedded``: or until the daemon that started it dies."""
     configure_logging(logging.WARNING if embedded else logging.INFO)
+    os.environ.pop("KOALA_AGENT_TOKEN", None)  # programs inherit this environment, and the token is none of theirs
     if embedded:
         _die_with_parent()
     settings = load(config)
@@ -189,18 +192,27 @@ def agent(
     if section.kind != "local":
         raise SiteRejected(f"clusters of the kind {section.kind} are not supported by this version")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    wanted = AgentSettings(
+    settings_of_agent = AgentSettings(
         cluster=cluster,
         url=url,
         token=token,
-        directory=directory / "spool",
-        runner_host="127.0.0.1",
+        directory=directory.resolve() / "spool",
         environment=_program_environment(section),
-        python=sys.executable,
     )
     network = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
-    lrm = LocalLrm(directory / "lrm", cluster, section.nodes, network, RUNNER)
-    uvloop.run(run_agent(wanted, lrm))
+    local = LocalCluster(directory.resolve() / "lrm", cluster, section.nodes, network, RUNNER)
+    uvloop.run(_agent(settings_of_agent, LocalLrm(local, "koala-")))
+    if embedded:
+        local.stop(if_idle=True)
+
+
+async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
+    """Until SIGTERM or SIGINT."""
+    serving = asyncio.ensure_future(run_agent(settings, lrm))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
 
 
 def _program_environment(section: ClusterSection) -> dict[str, str]:

@@ -50,6 +50,11 @@ def how_it_ended(code: int) -> str:
     return f"was killed by signal {number}" if number > 0 else f"ended with {code}"
 
 
+def is_lost(code: int) -> bool:
+    """Whether an MPI daemon that ended so was killed or never started; 1 is also how some end after a failed rank."""
+    return code < 0 or code > 125
+
+
 class Follower:
     """A node that runs an MPI daemon for the head node's mpirun, and tells the head how it ended."""
 
@@ -73,7 +78,7 @@ class Follower:
         if pid != self._pid:
             return
         self._tell_end(code)
-        if code != 0:
+        if is_lost(code):
             error = f"the MPI daemon on {self._runner.settings.name} {how_it_ended(code)}"
             self._runner.conclude(None, error, infrastructure=True)
 
@@ -194,7 +199,7 @@ class Head:
 
     def _conclude(self) -> None:
         code, nodes = self._code or 0, self._plan.nodes
-        bad = next((i for i, c in self._ended.items() if c != 0), None)
+        bad = next((i for i, c in self._ended.items() if is_lost(c) or (c != 0 and code == 0)), None)
         silent = next(iter(self._started - self._ended.keys()), None)
         unreached = next(iter(self._elsewhere - self._started), None)
         error = ""

@@ -6,36 +6,34 @@ import os
 import signal
 import sys
 
+try:
+    import ctypes
+except ImportError:  # a Python built without libffi
+    prctl = None
+else:
+    prctl = ctypes.CDLL(None).prctl
+PR_SET_CHILD_SUBREAPER = 36
+RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
 
 class Processes:
     """Everything this runner started, however deep: as subreaper it inherits whatever loses its parent."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()
-        try:
-            import ctypes
-
-            ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-        except (ImportError, OSError, AttributeError):
+        if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
 
     def start(self, argv: list[str], environment: dict[str, str], output: int) -> int:
         """Start a child in a session of its own, output and errors to ``output``; ``OSError`` when it cannot be run."""
-        with open(os.devnull) as null:
-            actions = [
-                (os.POSIX_SPAWN_DUP2, null.fileno(), 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_DUP2, output, 2),
-            ]
-            return os.posix_spawn(
-                argv[0] if "/" in argv[0] else "/bin/" + argv[0],
-                argv,
-                environment,
-                file_actions=actions,
-                setsid=True,
-                setsigmask=[],
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],
-            )
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+        ]
+        return os.posix_spawn(
+            argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
+        )
 
     def reap(self) -> tuple[list[tuple[int, int]], bool]:
         """The (pid, exit code or minus signal) of children that ended, and whether any process is left."""

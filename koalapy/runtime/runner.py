@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import errno
-import json
+import gc
 import os
 import re
 import signal
@@ -19,7 +19,7 @@ import time
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runtime.link import Link, Loop
+from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
@@ -260,7 +260,7 @@ class Runner:
         path = f"{self.settings.spool}/result.{self.settings.node}.json"
         try:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump({**(self._result or {}), "output": self._output.total}, file)
+                file.write(encode({**(self._result or {}), "output": self._output.total}))
             os.rename(f"{path}.new", path)
         except OSError as error:
             print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)
@@ -281,6 +281,7 @@ def main(argv: list[str]) -> int:
     if argv != ["node"]:
         print("usage: runner.py node", file=sys.stderr)
         return 2
+    gc.disable()  # a runner lives on few objects, and a collection would copy every page shared with its parent
     return Runner(Settings(dict(os.environ))).run()
 
 

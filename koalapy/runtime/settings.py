@@ -37,4 +37,4 @@ class Settings:
         self.node = int(environment.get(index, "0"))
         self.host = environment.get(host) or socket.gethostname()
         self.name = environment.get(name) or self.host
-        self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES and not k.startswith("LOCALD_")}
+        self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}

@@ -42,8 +42,9 @@ class EmbeddedAgents:
 async def _keep(process: AgentProcess, url: str) -> None:
     while True:
         child = await asyncio.create_subprocess_exec(
-            *process.command, "--url", url, stdin=asyncio.subprocess.DEVNULL, env=dict(process.environment)
-        )
+            *process.command, "--url", url,
+            stdin=asyncio.subprocess.DEVNULL, env=dict(process.environment), start_new_session=True,
+        )  # fmt: skip
         try:
             code = await child.wait()
         except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import sys
@@ -100,15 +101,14 @@ class FakeAgent:
         await self.until(lambda: bool(fake.hellos), f"hello from {host}")
         return fake
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        async with asyncio.timeout(DEADLINE):
-            try:
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
-            except asyncio.CancelledError:
-                print("never came:", what)
-                raise
+    async def until(self, condition: Callable[[], bool], what: str, poll: float = DEADLINE) -> None:
+        """Wait for what messages bring about; ``poll`` for what they do not tell of."""
+        end = asyncio.get_running_loop().time() + DEADLINE
+        while not condition():
+            assert asyncio.get_running_loop().time() < end, f"never came: {what}"
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), poll)
 
     def relay(self, sender: FakeNode, message: dict[str, Any]) -> None:
         target = self.nodes[message["token"], message["node"]]
@@ -162,3 +162,8 @@ def plan(nodes: list[FakeNode], *commands: list[str], launcher: str = "processes
     places = [{"host": n.host, "cluster": "north", "token": n.token, "node": n.node, "slots": 1} for n in nodes]
     head = {"job": 7, "generation": 1, "launcher": launcher, "head": tokens[0]}
     return {"t": "open", **head, "nodes": places, "contexts": contexts}
+
+
+def alive(pids: bytes | str) -> list[int]:
+    """Which of these processes (numbers with blanks between) still exist."""
+    return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]

@@ -1,6 +1,5 @@
 """The runner as a real process: the program's start, output, end and clean-up without MPI."""
 
-import asyncio
 import json
 import os
 import signal
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import FakeAgent, FakeNode, plan
+from tests.runtime.conftest import FakeAgent, FakeNode, alive, plan
 
 TOKEN = "7.1.0"
 
@@ -86,7 +85,7 @@ async def test_a_missing_workdir_falls_back_to_the_spool(agent: FakeAgent, tmp_p
 async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:
     node, end = await result(agent, ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.3; exit 5"])
     assert end["code"] == 5
-    assert not Path(f"/proc/{int(node.output)}").exists()
+    assert not alive(node.output)
 
 
 STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & echo $$; wait; sleep 1000"
@@ -103,7 +102,7 @@ async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_si
         node.send(t="stop")
     end = await node.expect("exit")
     assert end["stopped"]
-    assert [pid for pid in node.output.decode().split() if Path(f"/proc/{pid}").exists()] == []
+    assert alive(node.output) == []
     assert await node.ended() == 0
 
 
@@ -121,7 +120,7 @@ async def test_a_runner_without_word_from_its_agent_ends_everything(tmp_path: Pa
     await agent.until(lambda: node.output.endswith(b"\n"), "pid")
     await agent.leave()
     assert await node.ended() == 1
-    assert not Path(f"/proc/{int(node.output)}").exists()
+    assert not alive(node.output)
     told = json.loads((tmp_path / TOKEN / "result.0.json").read_text())
     assert told["infrastructure"]
     assert "no word from its agent" in told["error"]
@@ -143,7 +142,7 @@ async def test_output_goes_on_where_it_was_acknowledged_when_the_agent_is_back(a
     assert await node.ended() == 0
     numbers = b"".join(b"%d\n" % i for i in range(1, 100_001))
     assert node.output == numbers + numbers
-    assert [h["phase"] for h in node.hellos][0] == "waiting"
+    assert node.hellos[0]["phase"] == "waiting"
     assert node.hellos[-1]["phase"] in ("running", "ended")
 
 
@@ -153,8 +152,7 @@ async def test_output_that_nobody_takes_is_spilled_and_kept(agent: FakeAgent) ->
     node.send(**plan([node], ["seq", "600000"]))
     result_file = agent.directory / TOKEN / "result.0.json"
     await agent.until(lambda: len(node.output) >= 200_000, "a window's worth")
-    while not result_file.exists():
-        await asyncio.sleep(0.01)
+    await agent.until(result_file.exists, "the result file", poll=0.01)
     assert (agent.directory / TOKEN / "output.0").stat().st_size > 1_000_000
     node.ack_output = True
     node.send(t="output", offset=len(node.output))

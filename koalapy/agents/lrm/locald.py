@@ -25,7 +25,7 @@ from koalapy.agents.lrm.locald_book import Book, Node
 from koalapy.agents.lrm.locald_journal import Journal
 from koalapy.agents.lrm.locald_runs import Deadlines, Runs
 from koalapy.agents.lrm.locald_server import Server
-from koalapy.agents.lrm.locald_spawn import PreloadError, Spawner
+from koalapy.agents.lrm.locald_spawn import Preloaded, PreloadError, Spawner
 from koalapy.agents.lrm.processes import MARK, adopt_orphans, kill_marked
 
 CANNOT_RUN = 2
@@ -61,7 +61,12 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     journal.rewrite(book.remembered())
     listener, path = _listen(directory)
     server = Server(book, deadlines, journal, listener, linger=options.linger)
-    spawner = Spawner(options.preload, release=lambda: (server.release(), os.close(lock)))  # type: ignore[func-returns-value]
+
+    def release() -> None:
+        server.release()
+        os.close(lock)
+
+    spawner = Spawner(Preloaded(options.preload) if options.preload else None, release)
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
     runs = Runs(book, spawner, deadlines, mark_ending=mark_ending, base_env=base_env)
     runs.kill_grace = options.kill_grace

@@ -1,7 +1,6 @@
 """locald's one loop: clients on a Unix socket, children that end, deadlines. JSON lines, a reply for each request."""
 
 import json
-import os
 import selectors
 import signal
 import socket
@@ -102,8 +101,10 @@ class Server:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
-        while not self._done:
+        while True:
             self._advance()
+            if self._done:
+                break
             for key, _ in self._selector.select(self._deadlines.timeout()):
                 key.data()
             self._deadlines.run_due()
@@ -275,7 +276,8 @@ class Server:
                 client.send({"id": id, **job.record()})
         self._journalled = self._book.seq
         if self._journal.is_long:
-            self._journal.rewrite(self._book.remembered())
+            with suppress(OSError):  # it merely stays long
+                self._journal.rewrite(self._book.remembered())
 
     def _tell_watchers(self) -> None:
         if self._told == self._book.seq or "notice" in self._deadlines:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from koalapy.agents.lrm.processes import die_with_parent
 
@@ -41,15 +42,40 @@ class EndOfProcess:
         os._exit(self.code & 0xFF)
 
 
+class Preloaded:
+    """A program kept in memory: a Python file with a ``main(args)`` that returns its exit code."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ``PreloadError``."""
+        self._path = path
+        self._module = _load(path)
+        self._loaded_at = os.stat(path).st_mtime_ns
+
+    def args_of(self, argv: Sequence[str]) -> list[str] | None:
+        """The program's own arguments, if it is what ``argv`` would run and its file is still the same."""
+        if self._path not in argv[1:]:
+            return None
+        position = argv.index(self._path, 1)
+        if not _BARE_OPTIONS.issuperset(argv[1:position]) or os.stat(self._path).st_mtime_ns != self._loaded_at:
+            return None
+        return list(argv[position + 1 :])
+
+    def run(self, args: list[str], env: Mapping[str, str]) -> int:
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [self._path, *args]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        return int(self._module.main(args) or 0)
+
+
 class Spawner:
     """Starts processes, each leading a session of its own and killed by the kernel when this process ends."""
 
-    def __init__(self, preload: str | None, release: Callable[[], None]) -> None:
-        """``release`` closes, in the new process, all that belongs to the old one. Raises ``PreloadError``."""
-        self._preload = preload
+    def __init__(self, preloaded: Preloaded | None, release: Callable[[], None]) -> None:
+        """``release`` closes, in the new process, all that belongs to the old one."""
+        self._preloaded = preloaded
         self._release = release
-        self._module = _load(preload) if preload else None
-        self._loaded_at = os.stat(preload).st_mtime_ns if preload else 0
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
         """Start ``argv`` with its output appended to ``output``; returns the process id.
@@ -72,31 +98,18 @@ class Spawner:
 
     def _become(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
         os.setsid()
+        for signum in _HANDLED:
+            signal.signal(signum, signal.SIG_DFL)
         try:
             _redirect(output)
             os.chdir(cwd)
-            for signum in _HANDLED:
-                signal.signal(signum, signal.SIG_DFL)
-            program_args = self._preloaded_args(argv)
-            if program_args is None or self._module is None:
+            args = self._preloaded.args_of(argv) if self._preloaded else None
+            if args is None or self._preloaded is None:
                 _exec(argv, env)
         except OSError as error:
             print(f"locald: cannot start {argv[0]}: {error}", file=sys.stderr)
             return 127
-        os.environ.clear()
-        os.environ.update(env)
-        sys.argv = [str(self._preload), *program_args]
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        return int(self._module.main(program_args) or 0)
-
-    def _preloaded_args(self, argv: Sequence[str]) -> list[str] | None:
-        """Arguments for the preloaded program, if that is what ``argv`` would run and its file is still the same."""
-        if self._preload not in argv[1:]:
-            return None
-        position = argv.index(self._preload, 1)
-        if not _BARE_OPTIONS.issuperset(argv[1:position]) or os.stat(self._preload).st_mtime_ns != self._loaded_at:
-            return None
-        return list(argv[position + 1 :])
+        return self._preloaded.run(args, env)
 
 
 def _load(path: str) -> ModuleType:
@@ -124,7 +137,7 @@ def _redirect(output: str) -> None:
     os.close(sink)
 
 
-def _exec(argv: Sequence[str], env: Mapping[str, str]) -> None:
+def _exec(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     for signum in (*_IGNORED_BY_PYTHON, signal.SIGINT):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -142,7 +142,7 @@ def _children_by_scan() -> Callable[[int], list[int]]:
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid in _all_pids():
         children[_parent_of(pid)].append(pid)
-    return lambda pid: children[pid] if pid in children else []
+    return lambda pid: children.get(pid, [])
 
 
 def _parent_of(pid: int) -> int:

@@ -1,0 +1,235 @@
+"""The agent of one cluster: carries out the daemon's commands, and tells it what runners and resource manager say."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+import koalapy
+from koalapy.agents.barrier import Barrier
+from koalapy.agents.component import Component
+from koalapy.agents.lrm.port import Lrm, LrmSubmission
+from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.protocol import Ack, Command, Forget, FromDaemon, Hello, Open, Stop, Submit, Welcome
+from koalapy.agents.reporter import Reporter
+from koalapy.agents.runners import RunnerServer
+from koalapy.agents.spool import Spool
+from koalapy.agents.uplink import Uplink
+
+log = structlog.get_logger()
+
+RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
+"""The program that runs on the nodes; give it to a local cluster as its ``preload``."""
+FIRST_LEASE = 300.0
+"""Seconds, until a daemon has said another."""
+LONGEST_PING = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Where an agent finds its daemon, and what its runners need."""
+
+    cluster: str
+    url: str
+    """``http://host:port`` of the daemon."""
+    token: str
+    directory: Path
+    """Holds what must survive a restart; best on a file system that the nodes share."""
+    runner_host: str = "127.0.0.1"
+    """Address on which to listen for runners."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to every runner's environment, and so to every program's."""
+    python: str = sys.executable
+    lrm: str = "local"
+    """Kind of resource manager, for people."""
+
+    @property
+    def endpoint(self) -> str:
+        scheme, _, rest = self.url.rstrip("/").partition("://")
+        return f"{scheme.replace('http', 'ws', 1)}://{rest}/api/v1/agents/{self.cluster}/connect"
+
+
+async def run_agent(settings: AgentSettings, lrm: Lrm) -> None:
+    """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
+    agent = Agent(settings, lrm)
+    await agent.run()
+
+
+class Agent:
+    """Joins the parts, and carries out the daemon's commands."""
+
+    def __init__(self, settings: AgentSettings, lrm: Lrm) -> None:
+        self._settings, self._lrm = settings, lrm
+        self._spool = Spool(settings.directory)
+        self._address_file = settings.directory / "agent.json"
+        self._uplink = Uplink(settings.endpoint, settings.token, self._hello)
+        self._reporter = Reporter(self._uplink)
+        self._jobs = LrmJobs(lrm, self._reporter, self._submission)
+        self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
+        self._runners = RunnerServer(settings.runner_host, self._address_file)
+        self._epoch = 0
+        self._greeting: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        self._recall()
+        await self._lrm.open()
+        await self._runners.listen(self._barrier)
+        log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._jobs.watch())
+                group.create_task(self._ping())
+                group.create_task(self._uplink.run(self._received, self._lost))
+        finally:
+            self._runners.close()
+            await self._lrm.close()
+            log.info("agent ends", action="stop", cluster=self._settings.cluster)
+
+    def _recall(self) -> None:
+        """Take up again whatever the folders remember."""
+        for instance, token, folder in self._spool.load():
+            component = Component.recall(instance, token, folder)
+            self._reporter.add(component)
+            if component.ended:
+                continue
+            if component.lrm_job is None:
+                self._jobs.hand_in(component, unsure=True)
+            elif component.stop is not None:
+                self._jobs.end(component)
+            elif component.plan is not None:
+                self._barrier.await_return(component)
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(min(LONGEST_PING, self._barrier.lease / 10))
+            self._runners.send_all({"t": "ping"})
+
+    def _hello(self) -> Hello:
+        return Hello(
+            cluster=self._settings.cluster,
+            version=koalapy.__version__,
+            lrm=self._settings.lrm,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+    def _submission(self, component: Component) -> LrmSubmission:
+        environment = {
+            **self._settings.environment,
+            "KOALA_AGENT_FILE": str(self._address_file),
+            "KOALA_RUNNER_SECRET": component.secret,
+            "KOALA_COMPONENT_TOKEN": component.token,
+            "KOALA_COMPONENT_NAME": component.name,
+            "KOALA_LEASE": f"{self._barrier.lease:g}",
+            "KOALA_SPOOL": str(component.folder.path),
+        }
+        return LrmSubmission(
+            name=component.name,
+            nodes=component.size,
+            argv=(self._settings.python, "-I", "-S", str(RUNNER), "node"),
+            environment=environment,
+            workdir=component.folder.path,
+            output=component.folder.path / "runner.log",
+            walltime=component.walltime,
+        )
+
+    # What the daemon says
+
+    def _lost(self) -> None:
+        self._reporter.disconnected()
+        if self._greeting is not None:
+            self._greeting.cancel()
+
+    def _received(self, message: FromDaemon) -> None:
+        match message.type:
+            case "welcome":
+                self._welcome(message)
+            case "submit" | "open" | "stop" | "forget":
+                self._command(message)
+            case "output_ack":
+                if component := self._reporter.find(message.token):
+                    component.output.acknowledge(message.offset)
+                    self._reporter.publish_output(component)
+            case "relay":
+                self._barrier.relay(message)
+            case "relay_failed":
+                self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
+
+    def _welcome(self, message: Welcome) -> None:
+        self._epoch, self._barrier.lease = message.epoch, message.lease
+        self._reporter.instance = message.instance
+        self._greeting = asyncio.create_task(self._take_stock())
+
+    async def _take_stock(self) -> None:
+        self._reporter.connected(await self._jobs.snapshot())
+
+    def _command(self, message: Command) -> None:
+        if message.epoch < self._epoch:
+            error = f"epoch {message.epoch} is older than {self._epoch}"
+            self._uplink.put(Ack(id=message.id, error=error))
+            return
+        match message.type:
+            case "submit":
+                error = self._submit(message)
+            case "open":
+                error = self._open(message)
+            case "stop":
+                error = self._stop(message)
+            case "forget":
+                error = self._forget(message)
+        self._uplink.put(Ack(id=message.id, error=error))
+
+    def _submit(self, message: Submit) -> str:
+        known = self._reporter.find(message.token)
+        if known is not None:
+            self._reporter.publish_again(known)
+            return ""
+        component = self._new(message.token, message.size, message.walltime)
+        submit = {"size": message.size, "walltime": message.walltime, "name": message.name}
+        component.folder.write(submit={**submit, "secret": component.secret})
+        self._jobs.hand_in(component)
+        return ""
+
+    def _open(self, message: Open) -> str:
+        component = self._reporter.find(message.token)
+        if component is None or component.size == 0:
+            return f"there is no component {message.token}"
+        if component.plan is None:
+            self._barrier.open(component, message.model_dump(exclude={"type", "id", "epoch"}))
+        return ""
+
+    def _stop(self, message: Stop) -> str:
+        component = self._reporter.find(message.token)
+        if component is None:
+            component = self._new(message.token, 0, None)
+            component.stop = message.reason
+            component.folder.write(stop=message.reason)
+            self._jobs.hand_in(component, unsure=True)
+        elif component.stop is None and not component.ended:
+            component.stop = message.reason
+            component.folder.write(stop=message.reason)
+            self._jobs.end(component)
+        else:
+            self._reporter.publish_again(component)
+        return ""
+
+    def _forget(self, message: Forget) -> str:
+        component = self._reporter.find(message.token)
+        if component is None:
+            return ""
+        if not component.ended:
+            return f"component {message.token} has not ended"
+        del self._reporter.components[component.name]
+        component.folder.remove()
+        return ""
+
+    def _new(self, token: str, size: int, walltime: float | None) -> Component:
+        folder = self._spool.make(self._reporter.instance, token)
+        component = Component(self._reporter.instance, token, folder, size, walltime)
+        self._reporter.add(component)
+        return component

@@ -1,0 +1,167 @@
+"""What the agent and its runners say to each other: hello, open, output, the end, and words for other runners."""
+
+import asyncio
+import base64
+import hmac
+from typing import Any
+
+import structlog
+
+from koalapy.agents.component import Component
+from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.protocol import Relay
+from koalapy.agents.reporter import Reporter
+from koalapy.agents.runners import RunnerConnection
+
+log = structlog.get_logger()
+
+RECONNECT_WITHIN = 5.0
+"""Seconds after which a runner that lost its connection counts as lost."""
+RECALL_WITHIN = 15.0
+"""Seconds that runners have to find an agent that was restarted."""
+
+
+class Barrier:
+    """Where runners wait and are let go; deals with all they say."""
+
+    def __init__(self, reporter: Reporter, jobs: LrmJobs, lease: float) -> None:
+        self._reporter, self._jobs = reporter, jobs
+        self.lease = lease
+
+    def open(self, component: Component, plan: dict[str, Any]) -> None:
+        """Let a component's runners start the program; those that are away get it when they are back."""
+        component.plan = plan
+        component.folder.write(open=plan)
+        for node in component.connected:
+            if node.runner is not None and node.phase == "waiting":
+                node.runner.send({"t": "open", **plan})
+
+    def relay(self, message: Relay) -> None:
+        """Pass on what another runner has for one of ours."""
+        component = self._reporter.find(message.token)
+        node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
+        if node is not None and node.runner is not None:
+            node.runner.send(
+                {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
+            )
+            return
+        self._undelivered(message, f"node {message.node} of {message.token} has no runner")
+
+    def tell(self, token: str, node: int, payload: dict[str, Any]) -> None:
+        """Tell one of our runners something on our own account."""
+        component = self._reporter.find(token)
+        if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
+            runner.send({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
+
+    def await_return(self, component: Component) -> None:
+        """After a restart of the agent: runners that were let go once must come back."""
+        for index in range(component.size):
+            asyncio.get_running_loop().call_later(RECALL_WITHIN, self._miss, component, index)
+
+    # What runners say
+
+    def greeted(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        component = self._reporter.components.get(str(hello["component"]))
+        index = int(hello["node"])
+        if component is None or not hmac.compare_digest(component.secret, str(hello["secret"])):
+            log.warning("a stranger said hello", action="refuse", component=hello["component"])
+            return False
+        if not 0 <= index < component.size:
+            log.warning("a node too many said hello", action="refuse", component=hello["component"], node=index)
+            return False
+        node = component.nodes[index]
+        earlier, node.runner = node.runner, runner
+        if earlier is not None:
+            earlier.close()
+        runner.component, runner.node = component.name, index
+        node.host, node.name = str(hello["host"]), str(hello["name"])
+        node.phase = node.phase if node.phase == "ended" else str(hello["phase"])
+        component.output.break_off(index)
+        runner.send({"t": "welcome", "lease": self.lease, "output": component.output.received[index]})
+        if component.stop is not None or component.error:
+            runner.send({"t": "stop"})
+        elif component.plan is not None and node.phase == "waiting":
+            runner.send({"t": "open", **component.plan})
+        self._reporter.publish(component)
+        return True
+
+    def told(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        component = self._reporter.components.get(runner.component)
+        if component is None:
+            runner.close()
+            return
+        match message["t"]:
+            case "out":
+                self._output(component, runner, message)
+            case "running":
+                component.nodes[runner.node].phase = "running"
+                self._reporter.publish(component)
+            case "relay":
+                self._pass_on(component, runner, message)
+            case "exit":
+                self._exit(component, runner, message)
+
+    def gone(self, runner: RunnerConnection) -> None:
+        component = self._reporter.components.get(runner.component)
+        if component is None or component.nodes[runner.node].runner is not runner:
+            return
+        component.nodes[runner.node].runner = None
+        if component.ended:
+            return
+        if component.nodes[runner.node].result is None:
+            asyncio.get_running_loop().call_later(RECONNECT_WITHIN, self._miss, component, runner.node)
+        if not component.connected:
+            self._jobs.look()
+
+    def _output(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        received = component.output.take(runner.node, message["offset"], base64.b64decode(message["data"]))
+        runner.send({"t": "output", "offset": received})
+        self._reporter.publish_output(component)
+
+    def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        component.output.finish(runner.node)
+        component.node_ended(runner.node, {k: message[k] for k in ("code", "error", "infrastructure", "stopped")})
+        runner.send({"t": "exit_ack"})
+        self._reporter.publish_output(component)
+        self._reporter.publish(component)
+        if component.infrastructure:
+            self._jobs.end(component)
+        elif component.leads and runner.node == 0:
+            for node in component.connected:
+                if node.runner is not None and node.runner is not runner:
+                    node.runner.send({"t": "stop"})
+
+    def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        relay = Relay(
+            token=message["token"],
+            node=message["node"],
+            payload=message["payload"],
+            sender=component.token,
+            sender_node=runner.node,
+        )
+        if component.instance == self._reporter.instance and self._reporter.find(relay.token) is None:
+            self._reporter.uplink.put(relay, urgent=True)
+        else:
+            self.relay(relay)
+
+    def _undelivered(self, message: Relay, reason: str) -> None:
+        payload = {"op": "undelivered", "reason": reason}
+        if self._reporter.find(message.sender) is not None:
+            self.tell(message.sender, message.sender_node, payload)
+        else:
+            back = Relay(
+                token=message.sender,
+                node=message.sender_node,
+                payload=payload,
+                sender=message.token,
+                sender_node=message.node,
+            )
+            self._reporter.uplink.put(back, urgent=True)
+
+    def _miss(self, component: Component, index: int) -> None:
+        """A runner that should be there still is not."""
+        node = component.nodes[index]
+        if node.runner is None and node.result is None and not component.ended:
+            component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not come back")
+            self._reporter.publish(component)
+            self._jobs.end(component)

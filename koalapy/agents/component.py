@@ -1,0 +1,165 @@
+"""One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from koalapy.agents.lrm.port import LrmJob, LrmJobState
+from koalapy.agents.outputlog import OutputLog
+from koalapy.agents.protocol import ReportedState, Status
+from koalapy.agents.runners import RunnerConnection
+from koalapy.agents.spool import Folder
+
+KILLED_BY_TERM = 128 + 15
+
+
+def lrm_name(instance: str, token: str) -> str:
+    """The name by which the resource manager knows a component: by it we find our own, and touch nothing else."""
+    return f"koala-{instance}-{token}"
+
+
+@dataclass(slots=True)
+class Node:
+    """One node's runner."""
+
+    host: str = ""
+    name: str = ""
+    phase: str = ""
+    """As the runner says: waiting, opened, running, ending, ended; empty before its hello."""
+    runner: RunnerConnection | None = None
+    result: dict[str, Any] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Component:
+    """What is known; every method takes in one more fact, ``status`` says what follows from all of them."""
+
+    instance: str
+    token: str
+    folder: Folder
+    size: int = 0
+    walltime: float | None = None
+    secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    lrm_job: str | None = None
+    handed_in_at: float = 0.0
+    """When the resource manager had taken it (loop's clock): earlier snapshots say nothing about it."""
+    allocated: bool = False
+    plan: dict[str, Any] | None = None
+    stop: str | None = None
+    error: str = ""
+    infrastructure: bool = False
+    exit_code: int | None = None
+    ended: bool = False
+    nodes: list[Node] = field(default_factory=list)
+    output: OutputLog = field(init=False)
+    told: Status | None = None
+    """The last status the daemon was sent on this connection."""
+
+    def __post_init__(self) -> None:
+        self.nodes = [Node() for _ in range(self.size)]
+        self.output = OutputLog(self.folder.path, max(1, self.size))
+
+    @property
+    def name(self) -> str:
+        return lrm_name(self.instance, self.token)
+
+    @classmethod
+    def recall(cls, instance: str, token: str, folder: Folder) -> "Component":
+        """As its folder remembers it, after a restart of the agent."""
+        known = folder.entries()
+        submitted = known.get("submit", {})
+        own = cls(instance, token, folder, submitted.get("size", 0), submitted.get("walltime"))
+        own.secret = submitted.get("secret", own.secret)
+        own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
+        own.output.recover()
+        if end := known.get("end"):
+            own.ended, own.exit_code = True, end["exit_code"]
+            own.error, own.infrastructure = end["error"], end["infrastructure"]
+            for node, host in zip(own.nodes, end["hosts"], strict=False):
+                node.host = host
+        return own
+
+    @property
+    def leads(self) -> bool:
+        """Whether its node 0 runs ``mpirun`` for all."""
+        return self.plan is not None and self.plan["launcher"] == "openmpi" and self.plan["head"] == self.token
+
+    @property
+    def connected(self) -> list[Node]:
+        return [n for n in self.nodes if n.runner is not None]
+
+    def state(self) -> ReportedState:
+        if self.ended:
+            return "ended"
+        phases = [n.phase for n in self.nodes]
+        if all(phases):
+            started = phases[:1] if self.leads else phases
+            return "running" if self.plan and all(p in ("running", "ending", "ended") for p in started) else "claimed"
+        return "waiting" if self.lrm_job else "submitted"
+
+    def status(self) -> Status:
+        return Status(
+            token=self.token,
+            state=self.state(),
+            hosts=[n.host for n in self.nodes] if all(n.host for n in self.nodes) else [],
+            lrm_job=self.lrm_job,
+            program_exit=self.exit_code,
+            error=self.error,
+            infrastructure=self.infrastructure,
+        )
+
+    def fail(self, error: str) -> None:
+        """The infrastructure's fault; the first word counts, and none does once it was told to stop."""
+        if not self.error and self.stop is None:
+            self.error, self.infrastructure = error, True
+
+    def node_ended(self, index: int, result: dict[str, Any]) -> None:
+        """A runner told its result."""
+        node = self.nodes[index]
+        if node.result is not None:
+            return
+        node.result, node.phase = result, "ended"
+        if result["infrastructure"]:
+            self.fail(result["error"])
+        if self.exit_code is None:
+            self.exit_code = self._program_exit(index, result["code"])
+
+    def lrm_ended(self, job: LrmJob | None) -> None:
+        """The resource manager has the nodes back, or (None) knows nothing of the job any more."""
+        for index in range(self.size):
+            if self.nodes[index].result is None and (left := self.folder.result(index)):
+                self.node_ended(index, left)
+        results = [n.result for n in self.nodes]
+        reason = job.reason if job else ""
+        if job is None and not all(results):
+            self.fail("the local resource manager no longer knows it")
+        elif job is not None and "walltime" in reason and self.stop is None and self.exit_code is None:
+            self.error = self.error or f"walltime of {self.walltime:g} s exceeded" if self.walltime else reason
+            self.exit_code = KILLED_BY_TERM
+        elif lost := next((n for n in self.nodes if n.result is None), None):
+            who = f"the runner on {lost.name or 'a node'}" if lost.phase else "the resource manager's job"
+            code = f" (exit code {job.exit_code})" if job and job.exit_code is not None else ""
+            self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}")
+        elif any(r and r["stopped"] for r in results) and self.exit_code is None:
+            self.fail(f"the local resource manager ended it: {reason or 'no reason given'}")
+        self.end()
+
+    def end(self) -> None:
+        self.ended = True
+        hosts = [n.host for n in self.nodes]
+        facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
+        self.folder.write(end={**facts, "hosts": hosts})
+
+    def over(self, job: LrmJob | None) -> bool:
+        """Whether the resource manager's word means that all is over: not while a runner is still there."""
+        return not self.connected and (job is None or job.state is LrmJobState.ENDED)
+
+    def _program_exit(self, index: int, code: int | None) -> int | None:
+        """What one more node's exit code says of the program as a whole."""
+        if self.plan is None or code is None:
+            return None
+        if self.plan["launcher"] == "openmpi":
+            return code if self.leads and index == 0 else None
+        if code != 0:
+            return code
+        return 0 if all(n.result and n.result["code"] == 0 for n in self.nodes) else None

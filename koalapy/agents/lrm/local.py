@@ -1,0 +1,217 @@
+"""The ``local`` resource manager as agents see it: an embedded cluster run by its own locald."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from koalapy.agents.lrm.local_cluster import LocalCluster, raise_error
+from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+__all__ = ["LocalCluster", "LocalLrm"]
+
+_ENDED_SHOWN = 10.0
+"""Seconds for which an ended job stays in our snapshots; locald itself remembers the last 10,000."""
+_RETRY_AFTER = 0.5
+"""Seconds before a locald that could not be reached is tried again."""
+_LONGEST_LINE = 64 << 20
+
+
+class LocalLrm:
+    """Our jobs are those of user ``grid`` whose names begin with ``prefix``; everything else is background."""
+
+    def __init__(self, cluster: LocalCluster, prefix: str) -> None:
+        self._cluster = cluster
+        self._prefix = prefix
+        self._link: _Link | None = None
+        self._connecting = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._ended_since = 0
+        self._ended: dict[str, tuple[LrmJob, float]] = {}
+        """Ended jobs by id, with the moment until which they are shown."""
+
+    async def open(self) -> None:
+        await self._connected()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        if self._link is not None:
+            await self._link.close()
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        reply = await self._request(
+            "submit",
+            name=submission.name,
+            user="grid",
+            nodes=submission.nodes,
+            argv=list(submission.argv),
+            env=dict(submission.environment),
+            cwd=str(submission.workdir),
+            output=str(submission.output),
+            walltime=submission.walltime,
+        )
+        return str(reply["job"])
+
+    async def find(self, name: str) -> str | None:
+        found: str | None = (await self._request("find", name=name))["job"]
+        return found
+
+    async def cancel(self, job: str, name: str) -> None:
+        try:
+            await self._request("cancel", job=job, name=name)
+        except SiteRejected as error:
+            if error.value != "unknown":  # ended so long ago that it is forgotten
+                raise
+
+    async def snapshot(self) -> LrmSnapshot:
+        link = await self._connected()
+        reply = await link.request("list", ended_since=self._ended_since, ended_prefix=self._prefix)
+        if link is self._link:
+            self._ended_since = max(self._ended_since, reply["seq"])
+        out = reply["out"]
+        down = {address for address, state in out.items() if state == "down"}
+        jobs: list[LrmJob] = []
+        background = 0
+        held: set[str] = set()
+        for record in reply["jobs"]:
+            held.update(record["nodes"] if record["state"] == "running" else ())
+            if record["user"] != "grid" or not record["name"].startswith(self._prefix):
+                background += len(set(record["nodes"]) - down) if record["state"] == "running" else 0
+            elif record["state"] == "ended":
+                self._ended[record["job"]] = (_job_of(record), time.monotonic() + _ENDED_SHOWN)
+            else:
+                jobs.append(_job_of(record))
+        return LrmSnapshot(
+            total=reply["total"],
+            idle=reply["idle"],
+            background=background,
+            down=len(down | (out.keys() - held)),
+            jobs=(*jobs, *self._ended_jobs()),
+        )
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields at once when the first look is possible, then whenever locald tells of a change or was lost."""
+        self._changed.set()
+        while not self._closed:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._connected()
+            except (SiteUnavailable, SiteRejected):
+                self._changed.set()
+                await asyncio.sleep(_RETRY_AFTER)
+                continue
+            if not self._closed:
+                yield
+
+    def _ended_jobs(self) -> list[LrmJob]:
+        now = time.monotonic()
+        while self._ended:
+            first = next(iter(self._ended))
+            if self._ended[first][1] > now:
+                break
+            del self._ended[first]
+        return [job for job, _ in self._ended.values()]
+
+    async def _request(self, operation: str, **fields: object) -> dict[str, Any]:
+        return await (await self._connected()).request(operation, **fields)
+
+    async def _connected(self) -> "_Link":
+        if self._link is not None and self._link.alive:
+            return self._link
+        async with self._connecting:
+            if self._closed:
+                raise SiteUnavailable(f"cluster {self._cluster.name}: closed")
+            if self._link is None or not self._link.alive:
+                self._link = await self._connect()
+                # This locald may be another one: its counts begin anew.
+                self._ended_since = 0
+                self._changed.set()
+            return self._link
+
+    async def _connect(self) -> "_Link":
+        deadline = time.monotonic() + self._cluster.start_within
+        while True:
+            try:
+                link = _Link(*await self._dial(), self._changed)
+                await link.request("watch")
+                return link
+            except (OSError, SiteUnavailable) as error:
+                if time.monotonic() >= deadline:
+                    raise SiteUnavailable(f"cluster {self._cluster.name}: locald does not answer: {error}") from error
+            await asyncio.to_thread(self._cluster.start)
+            await asyncio.sleep(0.01)  # another one may just be letting go of the directory
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._cluster.socket_path(), limit=_LONGEST_LINE)
+
+
+class _Link:
+    """One connection: any number of requests under way, and notices of change in between."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, changed: asyncio.Event) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._changed = changed
+        self._asked = 0
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._task = asyncio.create_task(self._read())
+
+    @property
+    def alive(self) -> bool:
+        return not self._task.done()
+
+    async def request(self, operation: str, **fields: object) -> dict[str, Any]:
+        """Raises ``SiteError``."""
+        if not self.alive:
+            raise SiteUnavailable("locald has gone away")
+        self._asked += 1
+        id = self._asked
+        reply = self._replies[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(json.dumps({"op": operation, "id": id, **fields}).encode() + b"\n")
+            answer: dict[str, Any] = await reply
+        finally:
+            self._replies.pop(id, None)
+        if "error" in answer:
+            raise_error(answer)
+        return answer
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                message = json.loads(line)
+                if "changed" in message:
+                    self._changed.set()
+                elif (reply := self._replies.get(message.get("id"))) and not reply.done():
+                    reply.set_result(message)
+        except (OSError, ValueError):  # reset, or a line cut off
+            pass
+        finally:
+            self._writer.close()
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(SiteUnavailable("locald has gone away"))
+            self._changed.set()
+
+
+def _job_of(record: dict[str, Any]) -> LrmJob:
+    return LrmJob(
+        id=record["job"],
+        name=record["name"],
+        state=LrmJobState(record["state"]),
+        nodes=tuple(record["nodes"]),
+        exit_code=record["exit_code"],
+        lost=record["lost"],
+        reason=record["reason"],
+    )

@@ -1,0 +1,162 @@
+"""A cluster's resource manager, as far as the agent uses it: hands in runners, ends them, and watches."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+
+import structlog
+
+from koalapy.agents.component import Component
+from koalapy.agents.lrm.port import Lrm, LrmSnapshot, LrmSubmission
+from koalapy.agents.reporter import Reporter
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+log = structlog.get_logger()
+
+REPORT_EVERY = 10.0
+LOOK_PAUSE = 0.02
+"""Seconds between two looks at least, so that a burst of changes costs one."""
+SUBMIT_TRIES = 5
+STOP_PATIENCE = 5.0
+"""Seconds that runners have to end by themselves before the resource manager is asked to end them."""
+
+
+class LrmJobs:
+    """The jobs we have in the resource manager."""
+
+    def __init__(self, lrm: Lrm, reporter: Reporter, submission: Callable[[Component], LrmSubmission]) -> None:
+        self._lrm, self._reporter, self._submission = lrm, reporter, submission
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cancelling: set[str] = set()
+        self._look = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._problem = ""
+        self._last: LrmSnapshot | None = None
+
+    async def snapshot(self) -> LrmSnapshot:
+        """The last look; waits for the first."""
+        await self._looked.wait()
+        assert self._last is not None
+        return self._last
+
+    def look(self) -> None:
+        """Look again soon."""
+        self._look.set()
+
+    def hand_in(self, component: Component, *, unsure: bool = False) -> None:
+        """Submit a component's runner; ``unsure`` when that may have been done before."""
+        self._spawn(self._hand_in(component, unsure))
+
+    def end(self, component: Component) -> None:
+        """Have a component end: its runners if there are any, else its job."""
+        if component.ended:
+            return
+        runners = component.connected
+        for node in runners:
+            if node.runner is not None:
+                node.runner.send({"t": "stop"})
+        if component.lrm_job is not None and component.name not in self._cancelling:
+            self._cancelling.add(component.name)
+            self._spawn(self._cancel(component, STOP_PATIENCE if runners else 0.0))
+
+    async def watch(self) -> None:
+        """Follow the resource manager until cancelled."""
+        listener = asyncio.create_task(self._listen())
+        try:
+            reported_at = 0.0
+            while True:
+                await self._once(anyway=time.monotonic() - reported_at >= REPORT_EVERY)
+                if time.monotonic() - reported_at >= REPORT_EVERY:
+                    reported_at = time.monotonic()
+                await asyncio.sleep(LOOK_PAUSE)
+                try:
+                    async with asyncio.timeout(REPORT_EVERY):
+                        await self._look.wait()
+                except TimeoutError:
+                    pass
+                self._look.clear()
+        finally:
+            for task in (listener, *self._tasks):
+                task.cancel()
+            await asyncio.gather(listener, *self._tasks, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        async for _ in self._lrm.changes():
+            self._look.set()
+
+    async def _once(self, *, anyway: bool) -> None:
+        began = time.monotonic()
+        try:
+            snapshot = await self._lrm.snapshot()
+        except (SiteUnavailable, SiteRejected) as error:
+            if not self._problem:
+                log.warning("resource manager out of reach", action="lrm-lost", reason=error.message)
+            self._problem = error.message
+            self._reporter.report(None, error.message)
+            return
+        if self._problem:
+            log.info("resource manager in reach again", action="lrm-back")
+            self._problem = ""
+        self._last = snapshot
+        self._compare(snapshot, began)
+        self._reporter.report(snapshot, anyway=anyway)
+        self._looked.set()
+
+    def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
+        jobs = {job.name: job for job in snapshot.jobs}
+        for component in list(self._reporter.live.values()):
+            job = jobs.get(component.name)
+            if component.lrm_job is None or (job is None and component.handed_in_at >= began):
+                continue
+            if component.over(job):
+                component.lrm_ended(job)
+                log.info("component ended", action="end", token=component.token, error=component.error)
+            elif job is not None and job.lost and not component.error:
+                component.fail(job.reason)
+                self.end(component)
+            self._reporter.publish(component)
+
+    async def _hand_in(self, component: Component, unsure: bool) -> None:
+        for attempt in range(1, SUBMIT_TRIES + 1):
+            try:
+                found = await self._lrm.find(component.name) if unsure else None
+                if component.stop is not None and found is None:
+                    break
+                component.lrm_job = found or await self._lrm.submit(self._submission(component))
+                break
+            except SiteRejected as error:
+                component.fail(error.message)
+                break
+            except SiteUnavailable as error:
+                unsure = True
+                if attempt == SUBMIT_TRIES:
+                    component.fail(error.message)
+                await asyncio.sleep(0.2 * 2**attempt)
+        component.handed_in_at = time.monotonic()
+        if component.lrm_job is None:
+            component.end()
+        else:
+            component.folder.write(lrm=component.lrm_job)
+            log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)
+        self._reporter.publish(component)
+        if component.stop is not None:
+            self.end(component)
+
+    async def _cancel(self, component: Component, patience: float) -> None:
+        """Ask the resource manager, and again until the component has ended."""
+        try:
+            await asyncio.sleep(patience)
+            while not component.ended and component.lrm_job is not None:
+                try:
+                    await self._lrm.cancel(component.lrm_job, component.name)
+                    self.look()
+                except (SiteUnavailable, SiteRejected) as error:
+                    log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)
+                await asyncio.sleep(STOP_PATIENCE)
+        finally:
+            self._cancelling.discard(component.name)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

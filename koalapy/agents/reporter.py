@@ -1,0 +1,125 @@
+"""Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
+
+import base64
+from collections.abc import Iterable
+
+from koalapy.agents.component import Component, lrm_name
+from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agents.protocol import Inventory, Output, Report, Status
+from koalapy.agents.uplink import Uplink
+
+CHUNK = 64 * 1024
+WINDOW = 512 * 1024
+"""Bytes of a component's output on their way to the daemon at most."""
+
+
+class Reporter:
+    """All components, and how much of each the daemon knows on this connection."""
+
+    def __init__(self, uplink: Uplink) -> None:
+        self.uplink = uplink
+        self.components: dict[str, Component] = {}
+        """By the name their jobs have in the resource manager."""
+        self.live: dict[str, Component] = {}
+        """Those that have not ended."""
+        self.instance = ""
+        self._ready = False
+        self._reported: Report | None = None
+
+    def add(self, component: Component) -> None:
+        self.components[component.name] = component
+        if not component.ended:
+            self.live[component.name] = component
+
+    def find(self, token: str) -> Component | None:
+        """A component of the daemon we are connected to, or were last."""
+        return self.components.get(lrm_name(self.instance, token))
+
+    def connected(self, snapshot: LrmSnapshot) -> None:
+        """Begin anew with a daemon that has welcomed us."""
+        own = [c for c in self.components.values() if c.instance == self.instance]
+        for component in own:
+            component.output.sent = component.output.acknowledged
+        self._ready = True
+        statuses = [self._status(c) for c in own]
+        self.uplink.put(Inventory(components=[*statuses, *self._strays(snapshot)]))
+        self._reported = None
+        self.report(snapshot)
+        for component, status in zip(own, statuses, strict=True):
+            component.told = status
+            self.publish_output(component)
+
+    def disconnected(self) -> None:
+        self._ready = False
+
+    def publish(self, component: Component) -> None:
+        """Send a component's status if it is another than the last one sent."""
+        if component.ended:
+            self.live.pop(component.name, None)
+        if not self._ready or component.instance != self.instance:
+            return
+        status = self._status(component)
+        if status != component.told:
+            component.told = status
+            self.uplink.put(status)
+
+    def publish_again(self, component: Component) -> None:
+        component.told = None
+        self.publish(component)
+
+    def publish_output(self, component: Component) -> None:
+        """Send what may be on its way now."""
+        output = component.output
+        if not self._ready or component.instance != self.instance or output.sent == output.total:
+            return
+        while output.sent < output.total and output.sent - output.acknowledged < WINDOW:
+            data = output.read(output.sent, CHUNK)
+            self.uplink.put(
+                Output(token=component.token, offset=output.sent, data=base64.b64encode(data).decode("ascii"))
+            )
+            output.sent += len(data)
+        if component.ended and not output.pending:
+            self.publish(component)
+
+    def report(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
+        """Send node counts if they changed; without a snapshot the last ones, with the reason why."""
+        if not self._ready:
+            return
+        if snapshot is not None:
+            report = Report(
+                total=snapshot.total,
+                idle=snapshot.idle,
+                background=snapshot.background,
+                down=snapshot.down,
+                holding=self._holding(snapshot),
+            )
+        elif self._reported is not None:
+            report = self._reported.model_copy(update={"problem": problem})
+        else:
+            return
+        if anyway or report != self._reported:
+            self._reported = report
+            self.uplink.put(report)
+
+    def _holding(self, snapshot: LrmSnapshot) -> list[str]:
+        prefix = lrm_name(self.instance, "")
+        return [j.name.removeprefix(prefix) for j in _ours(snapshot, prefix) if j.state is LrmJobState.RUNNING]
+
+    def _status(self, component: Component) -> Status:
+        """What to tell now: the end only after the last of the output, unless nobody waits for that."""
+        status = component.status()
+        if component.ended and component.output.pending and component.stop is None:
+            return status.model_copy(update={"state": "running"})
+        return status
+
+    def _strays(self, snapshot: LrmSnapshot) -> Iterable[Status]:
+        """Jobs that carry our name though we have no record of them."""
+        prefix = lrm_name(self.instance, "")
+        for job in _ours(snapshot, prefix):
+            if job.name not in self.components and job.state is not LrmJobState.ENDED:
+                token = job.name.removeprefix(prefix)
+                yield Status(token=token, state="waiting", lrm_job=job.id, error="its record is lost")
+
+
+def _ours(snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
+    return (job for job in snapshot.jobs if job.name.startswith(prefix))

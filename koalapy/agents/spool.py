@@ -1,0 +1,65 @@
+"""What an agent must still know after a crash: a folder for each component, with a journal of what was decided."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One component's folder; its journal has one JSON object a line, the last of which may be torn."""
+
+    path: Path
+
+    def write(self, **entry: Any) -> None:
+        """Add to the journal."""
+        descriptor = os.open(self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, json.dumps(entry).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def entries(self) -> dict[str, Any]:
+        """All that was written, the later word over the earlier."""
+        known: dict[str, Any] = {}
+        try:
+            lines = (self.path / "journal").read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return known
+        for line in lines:
+            if line.endswith(b"\n"):
+                known |= json.loads(line)
+        return known
+
+    def result(self, node: int) -> dict[str, Any] | None:
+        """What a node's runner left for us when it ended, where it could."""
+        try:
+            result: dict[str, Any] = json.loads((self.path / f"result.{node}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return result
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Spool:
+    """The folders of all components, by daemon instance and token."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def make(self, instance: str, token: str) -> Folder:
+        path = self._directory / instance / token
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Folder(path)
+
+    def load(self) -> Iterator[tuple[str, str, Folder]]:
+        """Every (instance, token, folder) there is."""
+        for journal in sorted(self._directory.glob("*/*/journal")):
+            yield journal.parent.parent.name, journal.parent.name, Folder(journal.parent)

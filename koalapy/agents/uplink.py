@@ -1,0 +1,98 @@
+"""The agent's connection to the daemon: made again after every break, messages in batches and in order."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import structlog
+from websockets import CloseCode
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
+from koalapy.agents.protocol import FromAgent, FromDaemon, Hello, from_agent, from_daemon
+
+log = structlog.get_logger()
+
+BATCH_DELAY = 0.005
+BATCH_SIZE = 256
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+
+
+class Uplink:
+    """Says hello, hands over what the daemon says, and sends what is put, while there is a connection."""
+
+    def __init__(self, url: str, token: str, hello: Callable[[], Hello]) -> None:
+        self._url, self._token, self._hello = url, token, hello
+        self._queue: list[FromAgent] = []
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._connected = False
+        self._complained = False
+
+    def put(self, message: FromAgent, *, urgent: bool = False) -> None:
+        """Send soon, or drop while there is no connection: the inventory says it all again."""
+        if not self._connected:
+            return
+        self._queue.append(message)
+        self._wake.set()
+        if urgent or len(self._queue) >= BATCH_SIZE:
+            self._full.set()
+
+    async def run(self, received: Callable[[FromDaemon], None], lost: Callable[[], None]) -> None:
+        """Keep connected until cancelled; ``lost`` is told of every break."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                headers = {"Authorization": f"Bearer {self._token}"}
+                async with connect(
+                    self._url, additional_headers=headers, compression=None, max_size=None, proxy=None
+                ) as socket:
+                    pause = FIRST_PAUSE
+                    await self._converse(socket, received)
+                self._complain("the daemon hung up")
+            except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
+                self._complain(str(error) or type(error).__name__)
+            finally:
+                self._connected = False
+                self._queue.clear()
+                lost()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    def _complain(self, reason: str) -> None:
+        if not self._complained:
+            log.warning("daemon out of reach", action="disconnect", url=self._url, reason=reason)
+            self._complained = True
+
+    async def _converse(self, socket: ClientConnection, received: Callable[[FromDaemon], None]) -> None:
+        self._connected = True
+        self.put(self._hello(), urgent=True)
+        sender = asyncio.create_task(self._send_batches(socket))
+        try:
+            async for frame in socket:
+                for message in from_daemon.validate_json(frame):
+                    if message.type == "welcome" and self._complained:
+                        log.info("daemon in reach again", action="connect", url=self._url)
+                        self._complained = False
+                    received(message)
+        except asyncio.CancelledError:
+            await socket.close(CloseCode.GOING_AWAY, "the agent is shutting down")
+            raise
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    async def _send_batches(self, socket: ClientConnection) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._full.is_set():
+                try:
+                    async with asyncio.timeout(BATCH_DELAY):
+                        await self._full.wait()
+                except TimeoutError:
+                    pass
+            self._wake.clear()
+            self._full.clear()
+            batch, self._queue = self._queue, []
+            if batch:
+                await socket.send(from_agent.dump_json(batch, exclude_defaults=False).decode())

@@ -1,0 +1,204 @@
+"""A stand-in for the daemon, and agents over embedded clusters."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
+from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+
+DEADLINE = 30.0
+MPI_ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_MCA_coll": "^han,sm",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+class FakeDaemon:
+    """Welcomes agents, keeps all they say, acknowledges output and passes relays on."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.lease = 60.0
+        self.messages: list[dict[str, Any]] = []
+        self.headers: list[str] = []
+        self.inventories: list[list[dict[str, Any]]] = []
+        self.output: dict[str, bytes] = {}
+        self._server: Server | None = None
+        self._sockets: dict[str, ServerConnection] = {}
+        self._clusters: dict[str, str] = {}
+        """Where a token was submitted."""
+        self._changed = asyncio.Event()
+        self._ids = 0
+        self.port = 0
+
+    async def listen(self) -> None:
+        self._server = await serve(self._serve, "127.0.0.1", self.port, compression=None, max_size=None)
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def leave(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+        self._sockets.clear()
+
+    async def say(self, cluster: str, *messages: dict[str, Any]) -> None:
+        await self._sockets[cluster].send(json.dumps(messages))
+
+    async def command(self, type: str, token: str, **fields: Any) -> int:
+        self._ids += 1
+        message = {"type": type, "id": self._ids, "epoch": self.epoch, "token": token, **fields}
+        await self.say(self._clusters.get(token, "north"), message)
+        return self._ids
+
+    async def submit(self, token: str, size: int = 1, cluster: str = "north", **fields: Any) -> int:
+        self._clusters[token] = cluster
+        return await self.command("submit", token, size=size, name="test", **fields)
+
+    async def open(self, command: list[str], *tokens: str, launcher: str = "processes") -> None:
+        """Open the barrier for a job of these components, the first of which leads."""
+        nodes = [
+            {"host": host, "cluster": self._clusters[t], "token": t, "node": i, "slots": 1}
+            for t in tokens
+            for i, host in enumerate(self.status(t)["hosts"])
+        ]
+        program = {"command": command, "environment": {}, "workdir": None, "output": None}
+        contexts = [
+            {"token": t, **program, "nodes": [i for i, n in enumerate(nodes) if n["token"] == t]} for t in tokens
+        ]
+        job, generation, _ = tokens[0].split(".")
+        plan = {"job": int(job), "generation": int(generation), "launcher": launcher, "head": tokens[0]}
+        for token in tokens:
+            await self.command("open", token, nodes=nodes, contexts=contexts, **plan)
+
+    def said(self, kind: str, token: str | None = None) -> list[dict[str, Any]]:
+        return [m for m in self.messages if m["type"] == kind and token in (None, m.get("token"))]
+
+    def status(self, token: str) -> dict[str, Any]:
+        return next(iter(reversed(self.said("status", token))), {})
+
+    async def until(self, condition: Callable[[], bool], poll: float = DEADLINE) -> None:
+        end = asyncio.get_running_loop().time() + DEADLINE
+        while not condition():
+            assert asyncio.get_running_loop().time() < end, f"never came; last: {self.messages[-5:]}"
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), poll)
+
+    async def reaches(self, token: str, state: str) -> dict[str, Any]:
+        await self.until(lambda: self.status(token).get("state") == state)
+        return self.status(token)
+
+    async def acknowledged(self, ident: int) -> str:
+        await self.until(lambda: any(m["id"] == ident for m in self.said("ack")))
+        return str(next(m["error"] for m in self.said("ack") if m["id"] == ident))
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        assert socket.request is not None
+        self.headers.append(f"{socket.request.path} {socket.request.headers['Authorization']}")
+        cluster = socket.request.path.split("/")[4]
+        self._sockets[cluster] = socket
+        async for frame in socket:
+            for message in json.loads(frame):
+                await self._take(cluster, message)
+            self._changed.set()
+
+    async def _take(self, cluster: str, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        token = message.get("token", "")
+        match message["type"]:
+            case "hello":
+                await self.say(
+                    cluster, {"type": "welcome", "epoch": self.epoch, "instance": "test", "lease": self.lease}
+                )
+            case "inventory":
+                self.inventories.append(message["components"])
+                self.messages += message["components"]
+            case "output":
+                known = self.output.get(token, b"")
+                self.output[token] = known[: message["offset"]] + base64.b64decode(message["data"])
+                await self.say(cluster, {"type": "output_ack", "token": token, "offset": len(self.output[token])})
+            case "relay":
+                await self.say(self._clusters[token], message)
+
+
+class Site:
+    """An embedded cluster of four nodes and the agent in front of it, which may be replaced."""
+
+    def __init__(self, directory: Path, daemon: FakeDaemon, name: str = "north", network: str = "127.0.1") -> None:
+        self.cluster = LocalCluster(directory / f"locald-{name}", name, 4, network=network, preload=RUNNER)
+        self.daemon = daemon
+        self.settings = AgentSettings(
+            name,
+            f"http://127.0.0.1:{daemon.port}",
+            "s3cret",
+            directory / f"agent-{name}",
+            environment={"SITE": name, **MPI_ENVIRONMENT},
+        )
+        self._agent: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        before = len(self.daemon.inventories)
+        self._agent = asyncio.create_task(run_agent(self.settings, LocalLrm(self.cluster, "koala-")))
+        self._agent.add_done_callback(_show_failure)
+        await self.daemon.until(lambda: len(self.daemon.inventories) > before)
+
+    async def stop(self) -> None:
+        assert self._agent is not None
+        self._agent.cancel()
+        await asyncio.gather(self._agent, return_exceptions=True)
+
+    async def finish(self, token: str, command: list[str], size: int = 1) -> dict[str, Any]:
+        """Run one component from submit to end; its last status."""
+        await self.daemon.submit(token, size, self.settings.cluster)
+        await self.daemon.reaches(token, "claimed")
+        await self.daemon.open(command, token)
+        return await self.daemon.reaches(token, "ended")
+
+
+def _show_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        print("agent failed:", repr(error))
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[FakeDaemon]:
+    fake = FakeDaemon()
+    await fake.listen()
+    yield fake
+    await fake.leave()
+
+
+@pytest.fixture
+async def site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
+    one = Site(tmp_path, daemon)
+    await one.start()
+    yield one
+    await one.stop()
+    await asyncio.to_thread(one.cluster.stop)
+
+
+@pytest.fixture
+async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
+    other = Site(tmp_path, daemon, "south", "127.0.2")
+    await other.start()
+    yield other
+    await other.stop()
+    await asyncio.to_thread(other.cluster.stop)
+
+
+def alive(pids: bytes) -> list[int]:
+    """Which of these processes (numbers with blanks between) still exist."""
+    return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]

@@ -1,0 +1,170 @@
+"""The agent between a stand-in daemon and an embedded cluster with real runners."""
+
+import os
+import signal
+
+from tests.agents.conftest import FakeDaemon, Site
+
+T = "7.1.0"
+
+
+async def test_a_component_from_submit_to_forget(site: Site, daemon: FakeDaemon) -> None:
+    end = await site.finish(T, ["sh", "-c", "echo $KOALA_NODE $SITE; exit 3"])
+    assert daemon.headers == ["/api/v1/agents/north/connect Bearer s3cret"]
+    assert (end["program_exit"], end["error"], end["infrastructure"]) == (3, "", False)
+    assert end["hosts"] == ["127.0.1.1"]
+    assert daemon.output[T] == b"north-1 north\n"
+    states = [m["state"] for m in daemon.said("status", T)]
+    assert states == sorted(states, key=["submitted", "waiting", "claimed", "running", "ended"].index)
+    assert await daemon.acknowledged(await daemon.command("forget", T)) == ""
+    assert not (site.settings.directory / "test" / T).exists()
+
+
+async def test_reports_say_which_of_ours_hold_nodes(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, 2)
+    await daemon.reaches(T, "claimed")
+    await daemon.until(lambda: daemon.said("report")[-1]["holding"] == [T])
+    held = daemon.said("report")[-1]
+    assert (held["total"], held["idle"], held["background"], held["down"]) == (4, 2, 0, 0)
+    await daemon.command("stop", T, reason="test")
+    await daemon.reaches(T, "ended")
+    await daemon.until(lambda: daemon.said("report")[-1]["idle"] == 4)
+    assert daemon.said("report")[-1]["holding"] == []
+
+
+async def test_lines_of_several_nodes_are_kept_whole(site: Site, daemon: FakeDaemon) -> None:
+    end = await site.finish(T, ["sh", "-c", "for i in 1 2 3 4 5; do echo $KOALA_NODE line $i; done"], size=3)
+    assert end["program_exit"] == 0
+    lines = daemon.output[T].decode().splitlines()
+    for node in ("north-1", "north-2", "north-3"):
+        assert [line for line in lines if line.startswith(node)] == [f"{node} line {i}" for i in range(1, 6)]
+
+
+async def test_the_first_node_that_fails_is_told_at_once(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, 2)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "[ $KOALA_NODE_INDEX = 0 ] && exit 9; exec sleep 1000"], T)
+    await daemon.until(lambda: daemon.status(T).get("program_exit") == 9)
+    assert daemon.status(T)["state"] == "running"
+    await daemon.command("stop", T, reason="the program failed")
+    assert (await daemon.reaches(T, "ended"))["program_exit"] == 9
+
+
+async def test_a_submit_that_comes_twice_is_carried_out_once(site: Site, daemon: FakeDaemon) -> None:
+    first, second = await daemon.submit(T), await daemon.submit(T)
+    assert [await daemon.acknowledged(i) for i in (first, second)] == ["", ""]
+    await daemon.reaches(T, "claimed")
+    await daemon.until(lambda: daemon.said("report")[-1]["holding"] == [T])
+    assert daemon.said("report")[-1]["idle"] == 3
+
+
+async def test_commands_of_an_older_epoch_are_refused(site: Site, daemon: FakeDaemon) -> None:
+    daemon.epoch = 0
+    assert await daemon.acknowledged(await daemon.submit(T)) == "epoch 0 is older than 1"
+    assert daemon.status(T) == {}
+
+
+async def test_a_stop_ahead_of_its_submit_prevents_it(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.command("stop", T, reason="test")
+    await daemon.reaches(T, "ended")
+    await daemon.acknowledged(await daemon.submit(T))
+    assert daemon.status(T)["state"] == "ended"
+    assert daemon.said("report")[-1]["idle"] == 4
+
+
+async def test_stopping_one_that_waits_in_the_queue(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit("7.1.0", 4)
+    await daemon.reaches("7.1.0", "claimed")
+    await daemon.submit("7.1.1", 1)
+    await daemon.reaches("7.1.1", "waiting")
+    await daemon.command("stop", "7.1.1", reason="test")
+    end = await daemon.reaches("7.1.1", "ended")
+    assert (end["error"], end["infrastructure"]) == ("", False)
+
+
+async def test_more_nodes_than_there_are_is_an_error_of_the_cluster(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, 5)
+    end = await daemon.reaches(T, "ended")
+    assert end["infrastructure"]
+    assert "5" in end["error"]
+
+
+async def test_a_killed_runner_fails_its_component_and_frees_the_rest(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, 2)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "echo $PPID; exec sleep 1000"], T)
+    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
+    os.kill(int(daemon.output[T].split()[0]), signal.SIGKILL)
+    end = await daemon.reaches(T, "ended")
+    assert end["infrastructure"]
+    assert "runner killed by signal 9" in end["error"]
+    await daemon.until(lambda: daemon.said("report")[-1]["idle"] == 4)
+
+
+async def test_walltime_is_the_programs_end(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, walltime=1.0)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sleep", "1000"], T)
+    end = await daemon.reaches(T, "ended")
+    assert (end["program_exit"], end["infrastructure"]) == (143, False)
+    assert "walltime" in end["error"]
+
+
+async def test_much_output_arrives_whole_before_the_end_is_told(site: Site, daemon: FakeDaemon) -> None:
+    end = await site.finish(T, ["seq", "400000"])
+    assert end["program_exit"] == 0
+    assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 400_001))
+
+
+async def test_programs_outlive_the_daemon(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    fifo = site.settings.directory / "go"
+    os.mkfifo(fifo)
+    await daemon.open(["sh", "-c", f"echo one; read line < {fifo}; echo two; exit 6"], T)
+    await daemon.until(lambda: daemon.output.get(T) == b"one\n")
+    await daemon.leave()
+    with fifo.open("w") as file:
+        file.write("go on\n")
+    journal = site.settings.directory / "test" / T / "journal"
+    await daemon.until(lambda: '"end"' in journal.read_text(), poll=0.02)
+    await daemon.listen()
+    end = await daemon.reaches(T, "ended")
+    assert end["program_exit"] == 6
+    assert daemon.output[T] == b"one\ntwo\n"
+
+
+async def test_a_new_agent_takes_over_what_the_old_one_left(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit("7.1.0")
+    await daemon.submit("8.1.0")
+    for token in ("7.1.0", "8.1.0"):
+        await daemon.reaches(token, "claimed")
+    fifo = site.settings.directory / "go"
+    os.mkfifo(fifo)
+    await daemon.open(["sh", "-c", f"echo one; read line < {fifo}; echo two; exit 6"], "7.1.0")
+    await daemon.until(lambda: daemon.output.get("7.1.0") == b"one\n")
+    await site.stop()
+    daemon.messages.clear()
+    await site.start()
+    assert sorted(s["token"] for s in daemon.inventories[-1]) == ["7.1.0", "8.1.0"]
+    await daemon.reaches("7.1.0", "running")
+    await daemon.reaches("8.1.0", "claimed")
+    with fifo.open("w") as file:
+        file.write("go on\n")
+    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] == 6
+    assert daemon.output["7.1.0"] == b"one\ntwo\n"
+    await daemon.open(["true"], "8.1.0")
+    assert (await daemon.reaches("8.1.0", "ended"))["program_exit"] == 0
+
+
+async def test_what_ended_while_no_agent_was_there_is_found(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "echo up; exec sleep 1000"], T)
+    await daemon.until(lambda: daemon.output.get(T) == b"up\n")
+    await site.stop()
+    site.cluster.stop()
+    await site.start()
+    end = await daemon.reaches(T, "ended")
+    assert end["infrastructure"]
+    assert end["error"]

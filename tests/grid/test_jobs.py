@@ -1,0 +1,201 @@
+"""Jobs on a real daemon with real processes: what a user gets."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.grid.conftest import Grid, until
+
+FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
+ONE = {"type": "flexible", "total_size": 1}
+
+
+def sizes(job: dict) -> dict[str, int]:  # type: ignore[type-arg]
+    return {c["cluster"]: c["size"] for c in job["components"]}
+
+
+@pytest.mark.mpi
+def test_a_flexible_mpi_job_runs_over_both_clusters(grid: Grid) -> None:
+    done = grid.run("submit", "--flexible", "6", "--wait", "--json", "--", "python", "-m", "koalapy.apps.poisson")
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)
+    assert job["state"] == "succeeded"
+    assert sorted(sizes(job)) == ["north", "south"]
+    assert sum(sizes(job).values()) == 6
+    output = grid.logs(job["id"])
+    assert "passed" in output
+    where = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
+    assert len(where) == 6
+
+
+@pytest.mark.mpi
+def test_ranks_per_node(grid: Grid) -> None:
+    ident = grid.submit(FLEXIBLE_6, "python", "-m", "koalapy.apps.prime", launcher="openmpi", processes_per_node=2)
+    assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
+    output = grid.logs(ident)
+    assert sum(line.startswith("rank ") for line in output.splitlines()) == 12
+
+
+@pytest.mark.mpi
+def test_coupled_programs_run_as_one_mpi_job(grid: Grid) -> None:
+    program = (
+        "import os; from mpi4py import MPI; c = MPI.COMM_WORLD; "
+        "print(*c.gather(os.environ['PART'], 0) or ['-'], c.size, flush=True)"
+    )
+    components = [
+        {"size": 2, "environment": {"PART": "ocean"}, "command": [sys.executable, "-c", program]},
+        {"size": 4, "environment": {"PART": "air"}, "command": [sys.executable, "-c", program + "; 1"]},
+    ]
+    ident = grid.submit({"type": "nonfixed", "components": components}, launcher="openmpi")
+    assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
+    first = next(line for line in grid.logs(ident).splitlines() if not line.startswith("-"))
+    assert sorted(first.split()[:6]) == ["air"] * 4 + ["ocean"] * 2
+
+
+def test_fixed_components_go_where_they_were_told(grid: Grid) -> None:
+    request = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}, {"size": 3, "cluster": "north"}]}
+    ident = grid.submit(request, "sh", "-c", "echo $KOALA_CLUSTER $KOALA_NODE $KOALA_NODES")
+    job = grid.wait(ident)
+    assert [(c["cluster"], c["size"]) for c in job["components"]] == [("south", 1), ("north", 3)]
+    assert sorted(grid.logs(ident).splitlines()) == [
+        "north north-1 4", "north north-2 4", "north north-3 4", "south south-1 4",
+    ]  # fmt: skip
+
+
+def test_split_options_are_taken_in_order(grid: Grid) -> None:
+    request = {"type": "flexible", "total_size": 6, "split_options": [[5, 1], [3, 3]]}
+    job = grid.wait(grid.submit(request, "true"))
+    assert [c["size"] for c in job["components"]] == [3, 3]
+
+
+def test_a_jobs_timeline_tells_its_way(grid: Grid) -> None:
+    job = grid.wait(grid.submit(FLEXIBLE_6, "true"))
+    events = [entry["event"] for entry in job["timeline"]]
+    assert events == [
+        "submitted",
+        "placed",
+        "claiming",
+        "claimed",
+        "claimed",
+        "started",
+        "running",
+        "ending",
+        "succeeded",
+    ]
+    times = [entry["at"] for entry in job["timeline"]]
+    assert times == sorted(times)
+    assert job["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (["sh", "-c", "echo so far; exit 3"], 3, "so far"),
+        (["no-such-program"], 127, "command not found: no-such-program"),
+        (["sh", "-c", "kill -9 $$"], 137, ""),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
+def test_a_program_that_fails_is_the_jobs_result(
+    grid: Grid, launcher: str, command: list[str], code: int, says: str
+) -> None:
+    ident = grid.submit(FLEXIBLE_6, *command, launcher=launcher)
+    job = grid.wait(ident)
+    assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", code, 0)
+    assert says in grid.logs(ident)
+    assert [c["errors"] for c in grid.clusters()] == [0, 0]
+
+
+def test_the_cli_exits_with_the_jobs_code(grid: Grid) -> None:
+    done = grid.run("submit", "--flexible", "2", "--launcher", "processes", "--wait", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3, done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
+def test_cancelling_leaves_no_process(grid: Grid, launcher: str) -> None:
+    stubborn = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & echo up; sleep 300 & wait; sleep 300"
+    ident = grid.submit(FLEXIBLE_6, "sh", "-c", stubborn, launcher=launcher)
+    grid.wait_state(ident, "running")
+    until(lambda: grid.logs(ident).count("up") == 6, "every rank to be up")
+    assert grid.workers(f"{ident}.")
+    grid.cancel(ident)
+    job = grid.wait(ident)
+    assert job["state"] == "cancelled"
+    assert grid.workers(f"{ident}.") == []
+    grid.settle()
+
+
+def test_a_held_job_waits_until_it_is_released(grid: Grid) -> None:
+    blocker = grid.submit({"type": "flexible", "total_size": 8}, "sleep", "300")
+    grid.wait_state(blocker, "running")
+    ident = grid.submit(ONE, "true")
+    waiting = grid.job(ident)
+    assert waiting["state"] == "queued"
+    assert "0 are idle" in waiting["reason"] or "idle" in waiting["reason"]
+    assert grid.run("hold", str(ident)).returncode == 0
+    grid.cancel(blocker)
+    grid.wait(blocker)
+    grid.settle()
+    assert grid.job(ident)["state"] == "held"
+    assert grid.run("release", str(ident)).returncode == 0
+    assert grid.wait(ident)["state"] == "succeeded"
+
+
+def test_high_priority_goes_first(grid: Grid) -> None:
+    blocker = grid.submit({"type": "flexible", "total_size": 8}, "sleep", "300")
+    grid.wait_state(blocker, "running")
+    low = grid.submit({"type": "flexible", "total_size": 8}, "true")
+    high = grid.submit({"type": "flexible", "total_size": 8}, "true", priority="high")
+    grid.cancel(blocker)
+    assert grid.wait(high)["started_at"] < grid.wait(low)["started_at"]
+
+
+def test_the_walltime_is_kept(grid: Grid) -> None:
+    job = grid.wait(grid.submit(ONE, "sleep", "300", walltime=1))
+    assert job["state"] == "failed"
+    assert job["reason"] == "walltime of 1 s exceeded"
+
+
+def test_output_goes_to_a_file_too(grid: Grid, tmp_path: Path) -> None:
+    ident = grid.submit(ONE, "echo", "hello", workdir=str(tmp_path), output="out.txt")
+    assert grid.wait(ident)["state"] == "succeeded"
+    assert (tmp_path / "out.txt").read_text() == "hello\n"
+    assert grid.logs(ident) == "hello\n"
+
+
+def test_large_output_comes_whole(grid: Grid) -> None:
+    ident = grid.submit(ONE, "sh", "-c", "seq 1 200000")
+    grid.wait(ident)
+    assert grid.logs(ident) == "".join(f"{n}\n" for n in range(1, 200001))
+
+
+def test_logs_are_followed_as_they_come(grid: Grid, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    ident = grid.submit(ONE, "sh", "-c", f"echo first; while [ ! -e {go} ]; do sleep 0.05; done; echo second")
+    with grid.http.stream("GET", f"/api/v1/jobs/{ident}/logs", params={"follow": True}) as stream:
+        pieces = stream.iter_text()
+        assert next(pieces) == "first\n"
+        go.touch()
+        assert "".join(pieces) == "second\n"
+
+
+def test_a_repeated_submission_is_the_first_job(grid: Grid) -> None:
+    body = {"request": ONE, "command": ["true"], "launcher": "processes"}
+    first = grid.http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "k1"})
+    again = grid.http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "k1"})
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    other = grid.http.post("/api/v1/jobs", json=body | {"command": ["false"]}, headers={"Idempotency-Key": "k1"})
+    assert other.status_code == 409
+    grid.wait(first.json()["id"])
+
+
+def test_a_job_that_can_never_run_is_refused(grid: Grid) -> None:
+    answer = grid.http.post(
+        "/api/v1/jobs", json={"request": {"type": "flexible", "total_size": 20}, "command": ["true"]}
+    )
+    assert answer.status_code == 422
+    assert answer.json()["field"] == "request.total_size"
+    assert "8 nodes" in answer.json()["detail"]
