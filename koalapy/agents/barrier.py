@@ -120,16 +120,19 @@ class Barrier:
 
     def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         component.output.finish(runner.node)
-        component.node_ended(runner.node, {k: message[k] for k in ("code", "error", "infrastructure", "stopped")})
+        node = component.nodes[runner.node]
+        result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped")}
+        component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
+        component.node_ended(runner.node, result)
         runner.send({"t": "exit_ack"})
         self._reporter.publish_output(component)
         self._reporter.publish(component)
         if component.infrastructure:
             self._jobs.end(component)
         elif component.leads and runner.node == 0:
-            for node in component.connected:
-                if node.runner is not None and node.runner is not runner:
-                    node.runner.send({"t": "stop"})
+            for other in component.connected:
+                if other.runner is not None and other.runner is not runner:
+                    other.runner.send({"t": "stop"})
 
     def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         relay = Relay(

@@ -72,6 +72,7 @@ class Component:
         own.secret = submitted.get("secret", own.secret)
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
         own.output.recover()
+        own.collect_results()
         if end := known.get("end"):
             own.ended, own.exit_code = True, end["exit_code"]
             own.error, own.infrastructure = end["error"], end["infrastructure"]
@@ -124,11 +125,16 @@ class Component:
         if self.exit_code is None:
             self.exit_code = self._program_exit(index, result["code"])
 
+    def collect_results(self) -> None:
+        """Take in what runners left in the folder."""
+        for index, node in enumerate(self.nodes):
+            if node.result is None and (left := self.folder.result(index)):
+                node.host, node.name = left["host"], left["name"]
+                self.node_ended(index, left)
+
     def lrm_ended(self, job: LrmJob | None) -> None:
         """The resource manager has the nodes back, or (None) knows nothing of the job any more."""
-        for index in range(self.size):
-            if self.nodes[index].result is None and (left := self.folder.result(index)):
-                self.node_ended(index, left)
+        self.collect_results()
         results = [n.result for n in self.nodes]
         reason = job.reason if job else ""
         if job is None and not all(results):

@@ -1,6 +1,5 @@
-"""The answer of a policy: a placement, or a refusal that says per cluster why."""
+"""The answers of a policy: a placement, or a refusal; and, cluster by cluster, why."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from koalapy.model.request import ClusterName
@@ -31,25 +30,23 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterReason:
-    """Why one cluster could not serve: ``missing`` is how many more idle nodes would have sufficed, if known."""
-
-    cluster: ClusterName
-    reason: str
-    missing: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
-    """No placement now: a summary for people and the reasons cluster by cluster."""
+    """No placement now: the binding reason in one line. ``Policy.explain`` gives the reasons cluster by cluster."""
 
     summary: str
-    reasons: tuple[ClusterReason, ...] = ()
 
     def __str__(self) -> str:
         return self.summary
 
 
-def refuse(summary: str, reasons: Iterable[ClusterReason] = ()) -> Refusal:
-    """A refusal with its reasons in order of cluster name, so that a run can be repeated."""
-    return Refusal(summary, tuple(sorted(reasons, key=lambda r: r.cluster)))
+@dataclass(frozen=True, slots=True)
+class ClusterReason:
+    """Why one cluster could not serve.
+
+    ``missing`` is how many more idle nodes, on this cluster alone, would have sufficed; None when the cluster is not
+    usable or has not that many nodes.
+    """
+
+    cluster: ClusterName
+    reason: str
+    missing: int | None = None

@@ -138,7 +138,6 @@ class Head:
             self._runner.loop.cancel(f"launch-{index}")
             del self._commands[index]
             self._started.add(index)
-            self._answer(index)
             self._tell_when_all_started()
         elif op == "daemon_ended":
             self._runner.relay(*sender, {"op": "noted"})
@@ -168,7 +167,6 @@ class Head:
         else:
             self._local = self._runner.spawn(["sh", "-c", command])
             self._started.add(index)
-            self._answer(index)
 
     def _hand_over(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
@@ -190,6 +188,7 @@ class Head:
             self._runner.tell_running()
 
     def _daemon_ended(self, index: int, code: int) -> None:
+        self._answer(index, how_it_ended(code) if code else "")
         self._ended[index] = code
         self._conclude_when_all_ended()
 

@@ -258,9 +258,10 @@ class Runner:
     def _write_result(self) -> None:
         """For an agent that was away: where spool and agent share a file system, the result outlives the runner."""
         path = f"{self.settings.spool}/result.{self.settings.node}.json"
+        result = {**(self._result or {}), "host": self.settings.host, "name": self.settings.name}
         try:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
-                file.write(encode({**(self._result or {}), "output": self._output.total}))
+                file.write(encode(result))
             os.rename(f"{path}.new", path)
         except OSError as error:
             print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)

@@ -52,20 +52,24 @@ class Claiming:
 
     def component_waits(self, job: Job, component: Component, now: float) -> Job:
         """The LRM has queued the runner: local users may have been faster."""
-        job = self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
+        self.allow_grace(job, component, now)
+        return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
+
+    def allow_grace(self, job: Job, component: Component, now: float) -> None:
+        """Give up the claim if the runner is still queued when the grace is over."""
         self._timers.add(
             now + self._rules.claim_grace, Deadline.CLAIM_GRACE,
             job=job.id, generation=job.generation, component=component.index,
         )  # fmt: skip
-        return job
 
     def component_claimed(self, job: Job, component: Component, now: float) -> Job:
-        """All nodes of a component have reported; the last one in opens the barrier."""
+        """All nodes of a component have reported."""
         job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
         self._ledger.note(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
-        return self.open_barrier_if_complete(job, now)
+        return job
 
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
+        """Start the program once every component is claimed and every one of their clusters is in sight."""
         attempt = live(job)
         if attempt.barrier_at is not None or job.state is not JobState.CLAIMING:
             return job
@@ -127,16 +131,15 @@ class Claiming:
         )
 
 
-def head_runs_alone(job: Job) -> bool:
-    """Whether only the head component tells the program's exit code (Open MPI), or every component its own."""
-    return job.spec.launcher is Launcher.OPENMPI
+def telling(job: Job) -> tuple[Component, ...]:
+    """The components that tell an exit code: only the head (Open MPI), or every one its own."""
+    attempt = live(job)
+    return (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.components
 
 
 def program_result(job: Job) -> int | None:
     """The program's exit code, once it is certain: the first failure, or 0 when all that must tell have told 0."""
-    attempt = live(job)
-    telling = (attempt.head,) if head_runs_alone(job) else attempt.components
-    codes = [c.exit_code for c in telling]
+    codes = [c.exit_code for c in telling(job)]
     failed = next((code for code in codes if code), None)
     if failed is not None:
         return failed
@@ -144,9 +147,7 @@ def program_result(job: Job) -> int | None:
 
 
 def is_launched(job: Job) -> bool:
-    attempt = live(job)
-    telling = (attempt.head,) if head_runs_alone(job) else attempt.components
-    return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in telling)
+    return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in telling(job))
 
 
 def derived_state(job: Job) -> JobState:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token, parse_token
-from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result
+from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.commands import ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
 from koalapy.scheduling.faults import Faults
@@ -21,6 +21,8 @@ class Components:
         self._grid = grid
         self._claiming = claiming
         self._faults = faults
+        self._strays: set[Token] = set()
+        """Components of no live attempt that were told to end and have not yet."""
 
     def job_of(self, token: Token) -> Job | None:
         """The job whose live attempt the token belongs to."""
@@ -36,12 +38,12 @@ class Components:
         if job is None or job.generation != generation or not job.state.is_active:
             return None
         components = live(job).components
-        return (job, components[index]) if index < len(components) else None
+        return (job, components[index]) if 0 <= index < len(components) else None
 
     def update(self, event: ComponentUpdated, now: float) -> None:
         """Take in one snapshot of one component."""
         found = self._find(event.token)
-        if found is None or found[1].state is ComponentState.ENDED:
+        if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != event.cluster:
             self._disown(event)
             return
         job, component = found
@@ -50,11 +52,13 @@ class Components:
         job = self._advance(job, component, event, now)
         if event.state == "ended":
             job = self._claiming.component_ended(job, live(job).components[component.index], now)
-        self._judge(job, component.index, event, now)
+        job = self._judge(job, component.index, event, now)
+        self._claiming.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold a cluster's whole inventory against the book; yields the tokens whose jobs may have to be settled."""
         told = {update.token for update in event.components}
+        self._strays -= told
         for update in event.components:
             self.update(update, now)
             yield update.token
@@ -71,7 +75,6 @@ class Components:
         """A component is gone and will not be heard of again."""
         found = self._find(token)
         if found is None:
-            self._release_stray(token)
             return
         job, component = found
         job = self._claiming.component_ended(job, component, now)
@@ -82,7 +85,6 @@ class Components:
         """The component's cluster is out of reach: its state is unknown since then."""
         found = self._find(token)
         if found is None:
-            self._release_stray(token)
             return
         job, component = found
         if component.unknown_since is None:
@@ -131,44 +133,46 @@ class Components:
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job
 
-    def _judge(self, job: Job, index: int, event: ComponentUpdated, now: float) -> None:
+    def _judge(self, job: Job, index: int, event: ComponentUpdated, now: float) -> Job:
         """What the snapshot means for the job as a whole."""
         component = live(job).components[index]
         if event.infrastructure and self._may_blame(job):
-            self._faults.infrastructure_failed(job, component, event.error, now)
-            return
+            return self._faults.infrastructure_failed(job, component, event.error, now)
         if job.ending is not None:
-            return
+            return job
         if is_launched(job):
             job = self._claiming.launched(job, now)
         result = program_result(job)
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
-            reason = f"the program exited with {result}" if result else ""
-            self._claiming.end(job, ends, reason, now, exit_code=result)
-        elif event.state == "ended" and self._ended_too_early(job):
+            return self._claiming.end(job, ends, _exit_reason(result, event.error), now, exit_code=result)
+        if event.state == "ended" and self._ended_too_early(job):
             error = event.error or "its nodes were given back before the program had ended"
-            self._faults.infrastructure_failed(job, component, error, now)
+            return self._faults.infrastructure_failed(job, component, error, now)
+        return job
 
     def _may_blame(self, job: Job) -> bool:
         """An infrastructure failure also overrides a failed program that it may have caused, until that is settled."""
         return job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
 
     def _ended_too_early(self, job: Job) -> bool:
-        attempt = live(job)
-        if attempt.barrier_at is None:
+        """Whether an exit code that is still wanted will never be told."""
+        if live(job).barrier_at is None:
             return True
-        head = attempt.head
-        return head.state is ComponentState.ENDED or all(c.state is ComponentState.ENDED for c in attempt.components)
+        return any(c.state is ComponentState.ENDED and c.exit_code is None for c in telling(job))
 
     def _disown(self, event: ComponentUpdated) -> None:
         """Nothing of an old generation may live on: ended ones are forgotten, others stopped."""
-        self._release_stray(event.token)
         if event.state == "ended":
+            self._strays.discard(event.token)
             self._ledger.command(ForgetComponent(event.cluster, event.token))
-        else:
+        elif event.token not in self._strays:
+            # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
+            self._strays.add(event.token)
             self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt"))
 
-    def _release_stray(self, token: Token) -> None:
-        for book in self._grid.books():
-            book.release(token)
+
+def _exit_reason(code: int, error: str) -> str:
+    if code == 0:
+        return ""
+    return f"the program exited with {code}" + (f": {error}" if error else "")

@@ -24,14 +24,18 @@ class ClusterBook:
         self.note = ""
         self.live: dict[Token, int] = {}
         """Size in nodes of each component that may hold nodes here."""
+        self.grew = False
+        """Whether nodes became available here since the grid was last asked."""
         self._idle = 0
         self._holding: frozenset[Token] = frozenset()
         self._promised = 0
 
     def report(self, total: int, idle: int, background: int, down: int, holding: frozenset[Token]) -> None:
+        before = self.available
         self.total, self._idle, self.background, self.down = total, idle, background, down
         self._holding = holding
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
+        self.grew |= self.available > before
 
     def promise(self, token: Token, size: int) -> None:
         """Nodes are given to a component; they stop being available now, not when the cluster says so."""
@@ -39,13 +43,13 @@ class ClusterBook:
         if token not in self._holding:
             self._promised += size
 
-    def release(self, token: Token) -> bool:
-        """The component has ended; says whether nodes became available by that."""
+    def release(self, token: Token) -> None:
+        """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
+        before = self.available
         size = self.live.pop(token, 0)
-        if size and token not in self._holding:
+        if token not in self._holding:
             self._promised -= size
-            return True
-        return False
+        self.grew |= self.available > before
 
     @property
     def available(self) -> int:
@@ -93,6 +97,13 @@ class GridBook:
 
     def books(self) -> list[ClusterBook]:
         return list(self._books.values())
+
+    def take_growth(self) -> bool:
+        """Whether there may be more room anywhere than when this was last asked."""
+        grown = [book for book in self._books.values() if book.grew]
+        for book in grown:
+            book.grew = False
+        return bool(grown)
 
     def view(self) -> GridView:
         return GridView(tuple(book.view() for book in self._books.values()), self._links)

@@ -5,11 +5,12 @@ sends the commands among them. It calls again at ``next_wakeup`` at the latest.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import assert_never
 
 from koalapy.model.cluster import GridView
-from koalapy.model.errors import BusyError, ConflictError, NotFoundError
-from koalapy.model.job import ComponentState, Job, JobId, JobState, Priority
+from koalapy.model.errors import BusyError, ConflictError, NotFoundError, UsageError
+from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Priority
 from koalapy.model.placement import Refusal
 from koalapy.model.request import shape_of
 from koalapy.placement.registry import Registry
@@ -25,6 +26,8 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timer, Timers
 
 Shape = tuple[object, ...]
+NEEDS_CONTACT = (Deadline.CLAIM_GRACE, Deadline.LAUNCH, Deadline.WALLTIME)
+"""Deadlines that say nothing while the clusters concerned are out of reach: what they wait for may have happened."""
 
 
 class Scheduler:
@@ -43,7 +46,6 @@ class Scheduler:
         self._queue_seq = 0
         self._arrivals: list[JobId] = []
         self._refusals: dict[Shape, Refusal] = {}
-        self._room_grew = False
         self._high_scans = 0
 
     # What a world does with it
@@ -131,12 +133,13 @@ class Scheduler:
             case ev.JobReleased():
                 self._enqueue(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
             case ev.ClusterReported():
-                self._report(event)
+                book = self.grid[event.cluster]
+                book.report(event.total, event.idle, event.background, event.down, event.holding)
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
             case ev.ClusterCleared():
                 self._faults.clear(event.cluster)
-                self._room_grew = True
+                self.grid[event.cluster].grew = True
             case ev.ComponentUpdated():
                 self._components.update(event, now)
                 self._settle(event.token, now)
@@ -152,18 +155,10 @@ class Scheduler:
         for timer in self._timers.due(now):
             self._fire(timer, now)
         arrivals, self._arrivals = self._arrivals, []
-        if self._room_grew and self.rules.event_driven:
-            self._room_grew = False
+        if self.grid.take_growth() and self.rules.event_driven:
             for priority in Priority:
                 self._scan(priority, now)
-        else:
-            self._try_arrivals(arrivals, now)
-
-    def _report(self, event: ev.ClusterReported) -> None:
-        book = self.grid[event.cluster]
-        before = book.available
-        book.report(event.total, event.idle, event.background, event.down, event.holding)
-        self._room_grew |= book.available > before
+        self._try_arrivals(arrivals, now)
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
         book = self.grid[event.cluster]
@@ -183,8 +178,8 @@ class Scheduler:
         book = self.grid[event.cluster]
         book.connected = True
         book.last_heard = now
+        book.grew = True
         self._ledger.cluster_changed(book.name)
-        self._room_grew = True
         for token in self._components.reconcile(event, now):
             self._settle(token, now)
 
@@ -230,9 +225,10 @@ class Scheduler:
             self._high_scans = 0
             self._scan(Priority.LOW, now)
             scanned.append(Priority.LOW)
-        self._room_grew = False
         for priority in scanned:
-            for job_id in [j for j in self._queues[priority] if self._try_limit(self._ledger.jobs[j]) is not None]:
+            # A scan that ends at the first refusal has tried nobody behind it.
+            refused = islice(self._queues[priority], None if self.rules.queue == "scan" else 1)
+            for job_id in [j for j in refused if self._try_limit(self._ledger.jobs[j]) is not None]:
                 self._count_try(self._ledger.jobs[job_id], now)
 
     def _try_arrivals(self, arrivals: list[JobId], now: float) -> None:
@@ -255,8 +251,10 @@ class Scheduler:
             self._count_try(job, now)
 
     def _place(self, job: Job, view: GridView, now: float) -> bool:
-        policy = self.policies.resolve(job.spec.policy, job.spec.request)
-        answer = policy.place(job.spec.request, view)
+        try:
+            answer = self.policies.resolve(job.spec.policy, job.spec.request).place(job.spec.request, view)
+        except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
+            answer = Refusal(error.message)
         shape = _shape(job)
         if isinstance(answer, Refusal):
             self._refusals[shape] = answer
@@ -287,12 +285,12 @@ class Scheduler:
 
     def _settle_job(self, job: Job, now: float) -> None:
         """When nothing of an ended attempt is left that can be waited for, the job becomes what it was to become."""
-        if job.ending is None or any(self._still_there(job)):
+        if job.ending is None or any(_must_be_awaited(job, component) for component in live(job).components):
             return
         attempt = live(job)
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
-                self._room_grew |= self.grid[component.cluster].release(job.token(component.index))
+                self.grid[component.cluster].release(job.token(component.index))
         becomes, reason = job.ending, attempt.end_reason
         if becomes is JobState.QUEUED:
             self._enqueue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None))
@@ -305,18 +303,13 @@ class Scheduler:
             job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code
         )
 
-    def _still_there(self, job: Job) -> Iterable[bool]:
-        """Components to wait for: not ended, on a cluster that can be reached."""
-        for component in live(job).components:
-            waits = component.state is not ComponentState.ENDED and component.unknown_since is None
-            if waits:
-                yield True
-
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
                 self.grid[component.cluster].promise(job.token(component.index), component.size)
+            if component.state is ComponentState.WAITING:
+                self._claiming.allow_grace(job, component, now)
         at = now + self.rules.barrier_timeout
         if job.ending is not None:
             self._timers.add(at, Deadline.STOP, job=job.id, generation=job.generation)
@@ -339,8 +332,18 @@ class Scheduler:
             return
         if timer.kind is Deadline.STOP:
             self._claiming.stop_components(job)
-        elif job.ending is None:
+        elif job.ending is not None:
+            return
+        elif timer.kind in NEEDS_CONTACT and not self._in_contact(job, timer):
+            self._timers.postpone(timer, now + self.rules.unreachable_after)
+        else:
             self._settle_job(self._deadline_passed(job, timer, now), now)
+
+    def _in_contact(self, job: Job, timer: Timer) -> bool:
+        components = live(job).components
+        if timer.kind is Deadline.CLAIM_GRACE:
+            components = (components[timer.component],)
+        return all(self.grid[c.cluster].connected for c in components if c.state is not ComponentState.ENDED)
 
     def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
         attempt = live(job)
@@ -352,7 +355,8 @@ class Scheduler:
                 reason = f"{CLAIM_FAILED}: local users of {component.cluster} were faster"
                 return self._claiming.end(job, JobState.QUEUED, reason, now)
             case Deadline.BARRIER if attempt.barrier_at is None:
-                late = next(c for c in attempt.components if c.state is not ComponentState.CLAIMED)
+                claimed = (ComponentState.CLAIMED, None)
+                late = next(c for c in attempt.components if (c.state, c.unknown_since) != claimed)
                 error = f"its nodes had not all reported after {self.rules.barrier_timeout:g} s"
                 return self._faults.infrastructure_failed(job, late, error, now)
             case Deadline.LAUNCH if attempt.launched_at is None:
@@ -367,7 +371,7 @@ class Scheduler:
         book = self.grid[timer.cluster]
         heard = book.last_heard
         span = self.rules.lost_after if timer.kind is Deadline.LOST else self.rules.unreachable_after
-        if book.connected or heard is None or now - heard < span:
+        if book.connected or heard is None or now < heard + span:
             return
         for token in list(book.live):
             if timer.kind is Deadline.LOST:
@@ -375,6 +379,18 @@ class Scheduler:
             else:
                 self._components.lose_sight(token, heard, now)
             self._settle(token, now)
+
+
+def _must_be_awaited(job: Job, component: Component) -> bool:
+    """Whether the job cannot go on before this component has ended.
+
+    One out of reach is not waited for, unless it may be running the program and the job is to be started again: no
+    job may live twice, so that has to wait until the cluster is back or counts as lost.
+    """
+    if component.state is ComponentState.ENDED:
+        return False
+    out_of_reach = component.unknown_since is not None
+    return not out_of_reach or (job.ending is JobState.QUEUED and live(job).barrier_at is not None)
 
 
 def _shape(job: Job) -> Shape:

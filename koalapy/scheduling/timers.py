@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from koalapy.model.job import JobId
@@ -41,6 +41,11 @@ class Timers:
             cluster: ClusterName = "") -> None:  # fmt: skip
         self._seq += 1
         heapq.heappush(self._heap, Timer(at, self._seq, kind, job, generation, component, cluster))
+
+    def postpone(self, timer: Timer, at: float) -> None:
+        """Have a deadline that was due come again."""
+        self._seq += 1
+        heapq.heappush(self._heap, replace(timer, at=at, seq=self._seq))
 
     def next_at(self) -> float | None:
         return self._heap[0].at if self._heap else None

@@ -7,6 +7,9 @@ from koalapy.model.job import Component, Job
 from koalapy.scheduling.commands import Command, ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
 
+STARTUP_ALLOWANCE = 60.0
+"""Seconds that the LRM gives a component beyond its walltime, which counts from the launch of the program."""
+
 
 def message(command: Command, job: Job | None, ident: int, epoch: int, slots: dict[str, int]) -> dict[str, Any]:
     """One command as a JSON message; ``slots`` gives each cluster's processes per node."""
@@ -25,7 +28,8 @@ def message(command: Command, job: Job | None, ident: int, epoch: int, slots: di
 def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
     component = live(job).components[int(token.rsplit(".", 1)[1])]
     name = job.spec.name or f"job-{job.id}"
-    return Submit(id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=job.spec.walltime)
+    walltime = job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None
+    return Submit(id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=walltime)
 
 
 def _open(token: str, job: Job, ident: int, epoch: int, slots: dict[str, int]) -> Open:

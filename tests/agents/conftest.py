@@ -86,6 +86,10 @@ class FakeDaemon:
     def said(self, kind: str, token: str | None = None) -> list[dict[str, Any]]:
         return [m for m in self.messages if m["type"] == kind and token in (None, m.get("token"))]
 
+    def report(self, cluster: str = "north") -> dict[str, Any]:
+        """The last one of a cluster."""
+        return next((m for m in reversed(self.said("report")) if m["cluster"] == cluster), {})
+
     def status(self, token: str) -> dict[str, Any]:
         return next(iter(reversed(self.said("status", token))), {})
 
@@ -116,7 +120,7 @@ class FakeDaemon:
             self._changed.set()
 
     async def _take(self, cluster: str, message: dict[str, Any]) -> None:
-        self.messages.append(message)
+        self.messages.append({**message, "cluster": cluster})
         token = message.get("token", "")
         match message["type"]:
             case "hello":

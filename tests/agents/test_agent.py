@@ -1,7 +1,10 @@
 """The agent between a stand-in daemon and an embedded cluster with real runners."""
 
+import asyncio
 import os
 import signal
+import sys
+from pathlib import Path
 
 from tests.agents.conftest import FakeDaemon, Site
 
@@ -23,13 +26,13 @@ async def test_a_component_from_submit_to_forget(site: Site, daemon: FakeDaemon)
 async def test_reports_say_which_of_ours_hold_nodes(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
-    await daemon.until(lambda: daemon.said("report")[-1]["holding"] == [T])
-    held = daemon.said("report")[-1]
+    await daemon.until(lambda: daemon.report()["holding"] == [T])
+    held = daemon.report()
     assert (held["total"], held["idle"], held["background"], held["down"]) == (4, 2, 0, 0)
     await daemon.command("stop", T, reason="test")
     await daemon.reaches(T, "ended")
-    await daemon.until(lambda: daemon.said("report")[-1]["idle"] == 4)
-    assert daemon.said("report")[-1]["holding"] == []
+    await daemon.until(lambda: daemon.report()["idle"] == 4)
+    assert daemon.report()["holding"] == []
 
 
 async def test_lines_of_several_nodes_are_kept_whole(site: Site, daemon: FakeDaemon) -> None:
@@ -54,8 +57,8 @@ async def test_a_submit_that_comes_twice_is_carried_out_once(site: Site, daemon:
     first, second = await daemon.submit(T), await daemon.submit(T)
     assert [await daemon.acknowledged(i) for i in (first, second)] == ["", ""]
     await daemon.reaches(T, "claimed")
-    await daemon.until(lambda: daemon.said("report")[-1]["holding"] == [T])
-    assert daemon.said("report")[-1]["idle"] == 3
+    await daemon.until(lambda: daemon.report()["holding"] == [T])
+    assert daemon.report()["idle"] == 3
 
 
 async def test_commands_of_an_older_epoch_are_refused(site: Site, daemon: FakeDaemon) -> None:
@@ -69,7 +72,7 @@ async def test_a_stop_ahead_of_its_submit_prevents_it(site: Site, daemon: FakeDa
     await daemon.reaches(T, "ended")
     await daemon.acknowledged(await daemon.submit(T))
     assert daemon.status(T)["state"] == "ended"
-    assert daemon.said("report")[-1]["idle"] == 4
+    assert daemon.report()["idle"] == 4
 
 
 async def test_stopping_one_that_waits_in_the_queue(site: Site, daemon: FakeDaemon) -> None:
@@ -98,7 +101,7 @@ async def test_a_killed_runner_fails_its_component_and_frees_the_rest(site: Site
     end = await daemon.reaches(T, "ended")
     assert end["infrastructure"]
     assert "runner killed by signal 9" in end["error"]
-    await daemon.until(lambda: daemon.said("report")[-1]["idle"] == 4)
+    await daemon.until(lambda: daemon.report()["idle"] == 4)
 
 
 async def test_walltime_is_the_programs_end(site: Site, daemon: FakeDaemon) -> None:
@@ -168,3 +171,47 @@ async def test_what_ended_while_no_agent_was_there_is_found(site: Site, daemon: 
     end = await daemon.reaches(T, "ended")
     assert end["infrastructure"]
     assert end["error"]
+
+
+async def test_an_agent_that_was_killed_loses_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
+    site = Site(tmp_path, daemon)
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
+    await daemon.until(lambda: len(daemon.inventories) == 1)
+    fifo = site.settings.directory / "go"
+    os.mkfifo(fifo)
+    await daemon.submit(T, 2)
+    await daemon.submit("8.1.0", 3)
+    await daemon.reaches(T, "claimed")
+    await daemon.reaches("8.1.0", "waiting")
+    script = f"echo $KOALA_NODE one; [ $KOALA_NODE_INDEX = 1 ] || read line < {fifo}; echo $KOALA_NODE two"
+    await daemon.open(["sh", "-c", script], T)
+    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 3)
+    killed.kill()
+    await killed.wait()
+    daemon.messages.clear()
+    try:
+        await site.start()
+        await daemon.reaches(T, "running")
+        with fifo.open("w") as file:
+            file.write("go on\n")
+        assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+        lines = daemon.output[T].decode().splitlines()
+        assert sorted(lines) == ["north-1 one", "north-1 two", "north-2 one", "north-2 two"]
+        assert (await daemon.reaches("8.1.0", "claimed"))["lrm_job"] == "2"
+        assert daemon.report()["holding"] == ["8.1.0"]
+    finally:
+        await site.stop()
+        site.cluster.stop()
+
+
+AGENT = """
+import asyncio, sys
+from pathlib import Path
+from tests.agents.conftest import FakeDaemon, Site
+from koalapy.agents.agent import run_agent
+from koalapy.agents.lrm.local import LocalLrm
+daemon = FakeDaemon()
+daemon.port = int(sys.argv[2])
+site = Site(Path(sys.argv[1]), daemon)
+asyncio.run(run_agent(site.settings, LocalLrm(site.cluster, "koala-")))
+"""

@@ -44,7 +44,7 @@ async def test_a_lost_runner_of_the_other_cluster_is_told(site: Site, other_site
     await daemon.command("stop", HEAD, reason="the other component was lost")
     head = await daemon.reaches(HEAD, "ended")
     assert head["program_exit"] != 0
-    await daemon.until(lambda: all(r["idle"] == 4 for r in daemon.said("report")[-2:]))
+    await daemon.until(lambda: all(daemon.report(c)["idle"] == 4 for c in ("north", "south")))
 
 
 async def test_a_cancelled_gang_leaves_no_process(site: Site, other_site: Site, daemon: FakeDaemon) -> None:

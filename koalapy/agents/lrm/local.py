@@ -9,7 +9,7 @@ from typing import Any
 
 from koalapy.agents.lrm.local_cluster import LocalCluster, raise_error
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 __all__ = ["LocalCluster", "LocalLrm"]
 
@@ -102,7 +102,7 @@ class LocalLrm:
             self._changed.clear()
             try:
                 await self._connected()
-            except (SiteUnavailable, SiteRejected):
+            except SiteError:
                 self._changed.set()
                 await asyncio.sleep(_RETRY_AFTER)
                 continue
@@ -138,14 +138,27 @@ class LocalLrm:
         deadline = time.monotonic() + self._cluster.start_within
         while True:
             try:
-                link = _Link(*await self._dial(), self._changed)
-                await link.request("watch")
-                return link
+                if link := await self._greet():
+                    return link
             except (OSError, SiteUnavailable) as error:
                 if time.monotonic() >= deadline:
                     raise SiteUnavailable(f"cluster {self._cluster.name}: locald does not answer: {error}") from error
             await asyncio.to_thread(self._cluster.start)
             await asyncio.sleep(0.01)  # another one may just be letting go of the directory
+
+    async def _greet(self) -> "_Link | None":
+        """A link to the locald that runs; None when that was one of other settings, without work, now told to go."""
+        async with contextlib.AsyncExitStack() as unfit:
+            link = _Link(*await self._dial(), self._changed)
+            unfit.push_async_callback(link.close)
+            hello = await link.request("hello")
+            if self._cluster.is_meant(hello):
+                await link.request("watch")
+                unfit.pop_all()
+                return link
+            if not (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
+                self._cluster.refuse(hello)
+        return None
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(self._cluster.socket_path(), limit=_LONGEST_LINE)
@@ -184,8 +197,7 @@ class _Link:
 
     async def close(self) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
 
     async def _read(self) -> None:
         try:

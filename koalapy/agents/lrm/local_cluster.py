@@ -53,25 +53,31 @@ class LocalCluster:
             raise SiteUnavailable(f"cluster {self.name}: locald: {done.stderr.decode(errors='replace').strip()}")
 
     def socket_path(self) -> str:
-        """Where its locald listens; raises ``SiteUnavailable`` when none runs, ``SiteRejected`` when it is another."""
+        """Where its locald listens, or did; raises ``SiteUnavailable`` when none has been started."""
         try:
-            facts = json.loads((self.directory / "locald.json").read_text())
-            path, cluster, nodes = facts["socket"], facts["cluster"], facts["nodes"]
+            return str(json.loads((self.directory / "locald.json").read_text())["socket"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SiteUnavailable(f"cluster {self.name}: locald does not run: {error}") from error
-        if (cluster, nodes) != (self.name, self.nodes):
-            raise SiteRejected(
-                f"cluster {self.name}: {self.directory} holds cluster {cluster} of {nodes} nodes, not of {self.nodes}",
-                hint="shut that one down first",
-            )
-        return str(path)
+
+    def is_meant(self, hello: dict[str, Any]) -> bool:
+        """Whether the locald that says so runs this cluster, and not one from before the settings were changed."""
+        return (hello["cluster"], hello["nodes"]) == (self.name, self.nodes)
+
+    def refuse(self, hello: dict[str, Any]) -> NoReturn:
+        """Raises ``SiteRejected``: the directory is in use by a cluster of other settings."""
+        raise SiteRejected(
+            f"cluster {self.name} of {self.nodes} nodes: {self.directory} is held by cluster {hello['cluster']} "
+            f"of {hello['nodes']} nodes",
+            hint="end its jobs and agents first",
+        )
 
     def connect(self) -> "LocalConnection":
         """A connection to its locald, which is started if it does not run. Raises ``SiteError``."""
         deadline = time.monotonic() + self.start_within
         while True:
             try:
-                return LocalConnection(self.socket_path())
+                if connection := self._greet():
+                    return connection
             except (SiteUnavailable, OSError) as error:
                 if time.monotonic() >= deadline:
                     raise SiteUnavailable(f"cluster {self.name}: locald does not answer: {error}") from error
@@ -89,6 +95,19 @@ class LocalCluster:
                 return False
             connection.wait_for_end()
         return True
+
+    def _greet(self) -> "LocalConnection | None":
+        """A connection to the locald that runs; None when that was one of other settings, without work, now gone."""
+        with contextlib.ExitStack() as unfit:
+            connection = unfit.enter_context(LocalConnection(self.socket_path()))
+            hello = connection.request("hello")  # one that is dying still takes connections
+            if self.is_meant(hello):
+                unfit.pop_all()
+                return connection
+            if not connection.request("shutdown", if_idle=True, if_alone=True)["shutdown"]:
+                self.refuse(hello)
+            connection.wait_for_end()
+        return None
 
     def _command(self) -> list[str]:
         options = {

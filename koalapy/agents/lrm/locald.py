@@ -60,7 +60,8 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     book = Book(_nodes(options), journal.load())
     journal.rewrite(book.remembered())
     listener, path = _listen(directory)
-    server = Server(book, deadlines, journal, listener, linger=options.linger)
+    facts = {"cluster": options.cluster, "nodes": options.nodes}
+    server = Server(book, deadlines, journal, listener, facts=facts, linger=options.linger)
 
     def release() -> None:
         server.release()
@@ -72,7 +73,7 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     runs.kill_grace = options.kill_grace
     pid = os.fork()
     if pid:
-        _tell(directory, lock, {"socket": path, "pid": pid, "cluster": options.cluster, "nodes": options.nodes})
+        _tell(directory, lock, {"socket": path, "pid": pid})
         return 0
     _detach(directory / "locald.log")
     adopt_orphans()
@@ -83,6 +84,8 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
         runs.kill_all()
         for leftover in (directory / "locald.json", Path(path)):
             leftover.unlink(missing_ok=True)
+        if Path(path).parent != directory:
+            Path(path).parent.rmdir()
     return 0
 
 

@@ -177,7 +177,7 @@ def _job_of(request: dict[str, Any], id: int, most_nodes: int) -> Job:
     argv = request.get("argv")
     if not isinstance(argv, list) or not argv:
         raise Rejected("argv: a list of at least one string is needed")
-    env = request.get("env") or {}
+    env = request.get("env", {})
     if not isinstance(env, dict):
         raise Rejected("env: an object of strings is needed")
     if any(not key or "=" in key for key in env):

@@ -65,18 +65,27 @@ class Server:
     _runs: Runs
 
     def __init__(
-        self, book: Book, deadlines: Deadlines, journal: Journal, listener: socket.socket, *, linger: float
+        self,
+        book: Book,
+        deadlines: Deadlines,
+        journal: Journal,
+        listener: socket.socket,
+        *,
+        facts: dict[str, Any],
+        linger: float,
     ) -> None:
         self._book = book
         self._deadlines = deadlines
         self._journal = journal
         self._listener = listener
+        self._facts = facts
         self._linger = linger
         self._clients: set[Client] = set()
         self._waiting: defaultdict[Job, list[tuple[Client, Any]]] = defaultdict(list)
         self._told = self._journalled = book.seq
         self._stopping = self._done = self._terminated = False
         self._operations: dict[str, Callable[[Client, dict[str, Any]], dict[str, Any] | None]] = {
+            "hello": self._hello,
             "submit": self._submit,
             "cancel": self._cancel,
             "find": self._find,
@@ -169,6 +178,9 @@ class Server:
             id = request.get("id") if isinstance(request, dict) else None
             client.send(reply if id is None else {"id": id, **reply})
 
+    def _hello(self, _: Client, __: dict[str, Any]) -> dict[str, Any]:
+        return self._facts
+
     def _submit(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         if self._stopping:
             raise Rejected("the cluster is shutting down", "unavailable")
@@ -242,7 +254,8 @@ class Server:
 
     def _shutdown(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         active = len(self._book.active)
-        if request.get("if_idle") and active:
+        shared = bool(request.get("if_alone")) and len(self._clients) > 1
+        if (request.get("if_idle") and active) or shared:
             return {"shutdown": False, "jobs": active}
         self._stop_everything()
         return {"shutdown": True, "jobs": active}

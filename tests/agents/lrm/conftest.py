@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from koalapy.agents.lrm.local_cluster import LocalCluster, LocalConnection
-from koalapy.agents.lrm.processes import mark_of
+from koalapy.agents.lrm.processes import kill_marked, mark_of
 
 WITHIN = 20.0
 """Seconds after which something that should happen has failed to."""
@@ -92,7 +92,10 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
     for cluster in made:
         cluster.stop()
     for cluster in made:
-        eventually(lambda directory=cluster.directory: not processes_of(directory))
+        try:
+            eventually(lambda directory=cluster.directory: not processes_of(directory))
+        finally:
+            kill_marked(f"@{cluster.directory.resolve()}", within=5)
 
 
 @pytest.fixture

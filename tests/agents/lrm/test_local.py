@@ -104,6 +104,19 @@ async def test_a_directory_held_by_another_cluster_is_refused(
 ) -> None:
     with pytest.raises(SiteRejected, match="of 4 nodes"):
         await LocalLrm(make_cluster(nodes=5), "koala-").open()
+    with pytest.raises(SiteRejected, match="of 4 nodes"):
+        make_cluster(nodes=5).connect()
+    assert site.list()["total"] == 4
+
+
+async def test_other_settings_replace_a_locald_without_work(make_cluster: Callable[..., LocalCluster]) -> None:
+    make_cluster(nodes=4).connect().close()
+    lrm = LocalLrm(make_cluster(nodes=5), "koala-")
+    await lrm.open()
+    assert (await lrm.snapshot()).total == 5
+    await lrm.close()
+    with make_cluster(nodes=6).connect() as connection:
+        assert connection.request("list")["total"] == 6
 
 
 async def test_a_preload_without_main_is_told(make_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:

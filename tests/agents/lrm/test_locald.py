@@ -209,8 +209,7 @@ def test_no_client_brings_it_down(site: Site) -> None:
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(path)
         with pytest.raises(OSError):
-            for _ in range(100):
-                rude.sendall(b"x" * (1 << 20))
+            rude.sendall(b"x" * (100 << 20))
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.connect(path)
         deaf.sendall(b'{"op": "list"}\n' * 1000)

@@ -11,7 +11,7 @@ from koalapy.agents.lrm.local import LocalCluster, LocalLrm
 from koalapy.agents.lrm.port import Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
 
-from .conftest import WITHIN, eventually, numbers_in
+from .conftest import WITHIN, eventually, is_alive, numbers_in
 
 NODES = 4
 
@@ -101,7 +101,7 @@ async def test_cancel_ends_a_running_job_and_all_it_has_started(lrm: Lrm, tmp_pa
     await lrm.cancel(job, "koala-a")
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, ended.lost) == (True, False)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in pids if is_alive(pid)]
 
 
 async def test_a_cancelled_job_that_waits_never_starts(lrm: Lrm, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""The routes of jobs."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from koalapy.api import schemas
+from koalapy.api.conversion import job_view, spec_of, timeline_view
+from koalapy.api.problems import declared
+from koalapy.model.job import FINAL_STATES, JobId, JobState
+from koalapy.ports import JobFilter, JobRecord, JobService
+
+LONGEST_WAIT = 60.0
+LARGEST_PAGE = 1000
+
+Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
+States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
+
+
+def jobs_router(service: JobService) -> APIRouter:
+    """Submit, look at, and act on jobs."""
+    router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+    @router.post("", status_code=201, response_model=schemas.JobView, operation_id="submit_job",
+                 responses={200: {"model": schemas.JobView, "description": "the first job of this Idempotency-Key"},
+                            **declared(400, 401, 409, 413, 422, 429, 503)})  # fmt: skip
+    async def submit(submission: schemas.JobSubmission, idempotency_key: Key = None) -> Response:
+        """Submit a job. With an Idempotency-Key a repeated submission returns the first job."""
+        record, created = await service.submit(spec_of(submission), idempotency_key)
+        headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
+        return JSONResponse(job_view(record), 201 if created else 200, headers)
+
+    @router.get("", response_model=schemas.JobPage, operation_id="list_jobs", responses=declared(401, 422, 503))
+    async def page(
+        state: States = [],  # noqa: B006
+        active: bool = False, owner: str = "", name: str = "", cluster: str = "",
+        before: Annotated[int | None, Query(description="only jobs with smaller ids")] = None,
+        limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
+    ) -> Any:  # fmt: skip
+        """Jobs, newest first. ``active`` stands for every state that is not final."""
+        states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
+        which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
+        records = await service.list(which)
+        return {"jobs": [job_view(r) for r in records], "next": _next_page(which, active, state, records)}
+
+    @router.get("/{job}", response_model=schemas.JobWithTimeline, operation_id="show_job",
+                responses=declared(401, 404, 422, 503))  # fmt: skip
+    async def show(job: JobId, wait: Wait = 0.0) -> Any:
+        """One job with its timeline; with ``wait``, as soon as it is over or the time has passed."""
+        record = await (service.wait(job, wait) if wait else service.get(job))
+        return await _with_timeline(service, record)
+
+    @router.get("/{job}/timeline", response_model=schemas.Timeline, operation_id="show_timeline",
+                responses=declared(401, 404, 422, 503))  # fmt: skip
+    async def timeline(job: JobId) -> Any:
+        """Everything that happened to a job, in order."""
+        return {"timeline": [timeline_view(entry) for entry in await service.timeline(job)]}
+
+    @router.get("/{job}/logs", operation_id="read_logs", response_class=StreamingResponse,
+                responses={200: {"content": {"text/plain": {}}, "description": "the program's output"},
+                           **declared(401, 404, 422, 503)})  # fmt: skip
+    async def logs(job: JobId, follow: bool = False, component: int | None = None) -> StreamingResponse:
+        """The output of the job's last attempt; with ``follow`` as it comes, until the job is over."""
+        await service.get(job)
+        chunks = service.output(job, follow, component)
+
+        async def body() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                yield chunk.data
+
+        return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
+
+    acted = declared(400, 401, 404, 409, 422, 503)
+
+    @router.post("/{job}/cancel", response_model=schemas.JobView, operation_id="cancel_job", responses=acted)
+    async def cancel(job: JobId, why: schemas.Why | None = None) -> Any:
+        """End a job; it is ``cancelled`` when all its nodes are given back."""
+        return job_view(await service.cancel(job, why.reason if why else ""))
+
+    @router.post("/{job}/hold", response_model=schemas.JobView, operation_id="hold_job", responses=acted)
+    async def hold(job: JobId, why: schemas.Why | None = None) -> Any:
+        """Keep a queued job from being placed."""
+        return job_view(await service.hold(job, why.reason if why else ""))
+
+    @router.post("/{job}/release", response_model=schemas.JobView, operation_id="release_job", responses=acted)
+    async def release(job: JobId) -> Any:
+        """Let a held job be placed again."""
+        return job_view(await service.release(job))
+
+    return router
+
+
+async def _with_timeline(service: JobService, record: JobRecord) -> dict[str, Any]:
+    entries = await service.timeline(record.job.id)
+    return job_view(record) | {"timeline": [timeline_view(entry) for entry in entries]}
+
+
+def _next_page(which: JobFilter, active: bool, states: list[JobState], records: Any) -> str | None:
+    if len(records) < which.limit:
+        return None
+    query: dict[str, Any] = {"before": records[-1].job.id, "limit": which.limit}
+    query |= {n: v for n, v in (("owner", which.owner), ("name", which.name), ("cluster", which.cluster)) if v}
+    if active:
+        query["active"] = "true"
+    if states:
+        query["state"] = [str(state) for state in states]
+    return f"/api/v1/jobs?{urlencode(query, doseq=True)}"

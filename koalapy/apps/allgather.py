@@ -1,0 +1,52 @@
+"""Repeats MPI_Allgather and verifies what came, as the communication-bound program of sonmez-2010."""
+
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from koalapy.apps import report
+
+
+def pattern(rank: int, turn: int, count: int) -> NDArray[np.int64]:
+    """What a rank sends in a turn."""
+    return np.arange(count, dtype=np.int64) + 1_000_003 * rank + turn
+
+
+def is_right(received: NDArray[np.int64], turn: int) -> bool:
+    """Whether each row is what its rank sent."""
+    return all(np.array_equal(row, pattern(rank, turn, len(row))) for rank, row in enumerate(received))
+
+
+def main() -> int:
+    world = MPI.COMM_WORLD
+    options = report.parser(__doc__)
+    options.add_argument("--count", type=int, default=1000, help="numbers of 8 bytes from each rank")
+    options.add_argument("--repeats", type=int, default=100)
+    given = report.parse(options, world)
+    if given.count < 1 or given.repeats < 1:
+        if world.rank == 0:
+            print("--count and --repeats must be at least 1", file=sys.stderr)
+        return 2
+    received = np.empty((world.size, given.count), dtype=np.int64)
+    right = 0
+    spent = 0.0
+    for turn in range(given.repeats):
+        mine = pattern(world.rank, turn, given.count)
+        started = time.perf_counter()
+        world.Allgather(mine, received)
+        spent += time.perf_counter() - started
+        right += is_right(received, turn)
+    total = world.allreduce(right, op=MPI.SUM)
+    wanted = given.repeats * world.size
+    mean = world.allreduce(spent, op=MPI.SUM) / wanted
+    result = f"allgather: {given.count * 8} bytes from each of {world.size} ranks, {1e6 * mean:.0f} µs a call"
+    return report.finish(
+        world, result, f"{total} of {wanted} calls brought what was sent", total == wanted, given.where
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Counts the primes up to a limit, each rank sieving its share."""
+
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from koalapy.apps import report
+from koalapy.apps.partition import block
+
+KNOWN = {10: 4, 100: 25, 1000: 168, 10**4: 1229, 10**5: 9592, 10**6: 78498, 10**7: 664579, 10**8: 5761455}
+"""The prime-counting function at powers of ten."""
+
+
+def small_primes(limit: int) -> NDArray[np.int64]:
+    """All primes up to ``limit``, by Eratosthenes."""
+    sieve = np.ones(limit + 1, dtype=bool)
+    sieve[:2] = False
+    for number in range(2, int(limit**0.5) + 1):
+        if sieve[number]:
+            sieve[number * number :: number] = False
+    return np.flatnonzero(sieve)
+
+
+def count_between(start: int, end: int) -> int:
+    """Primes p with start <= p < end."""
+    start = max(start, 2)
+    if end <= start:
+        return 0
+    sieve = np.ones(end - start, dtype=bool)
+    for prime in small_primes(int(end**0.5) + 1).tolist():
+        sieve[max(prime * prime, -(-start // prime) * prime) - start :: prime] = False
+    return int(sieve.sum())
+
+
+def legendre(limit: int) -> int:
+    """The same count by another way: sums over the distinct values of limit // k (Lucy Hedgehog)."""
+    root = int(limit**0.5)
+    values = [limit // k for k in range(1, root + 1)]
+    values += list(range(values[-1] - 1, 0, -1)) if values else []
+    counts = {v: v - 1 for v in values}
+    for p in range(2, root + 1):
+        if counts[p] > counts[p - 1]:
+            before = counts[p - 1]
+            for v in values:
+                if v < p * p:
+                    break
+                counts[v] -= counts[v // p] - before
+    return counts.get(limit, 0)
+
+
+def main() -> int:
+    world = MPI.COMM_WORLD
+    options = report.parser(__doc__)
+    options.add_argument("--limit", type=int, default=10**7)
+    options.add_argument("--expect", type=int, help="the count to check against; default: the known one")
+    given = report.parse(options, world)
+    if given.limit < 1:
+        if world.rank == 0:
+            print(f"--limit is {given.limit}, but must be at least 1", file=sys.stderr)
+        return 2
+    started = time.perf_counter()
+    first, last = block(given.limit + 1, world.rank, world.size)
+    count = world.allreduce(count_between(first, last), op=MPI.SUM)
+    took = time.perf_counter() - started
+    expected = given.expect
+    if expected is None and world.rank == 0:
+        expected = KNOWN.get(given.limit) or legendre(given.limit)
+    expected = world.bcast(expected, root=0)
+    result = f"prime: {count} primes up to {given.limit}, {world.size} ranks, {took:.2f} s"
+    return report.finish(world, result, f"{count} = {expected}", count == expected, given.where)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

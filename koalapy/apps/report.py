@@ -1,0 +1,43 @@
+"""How every program tells its result: what, how long, the check, and which rank ran where."""
+
+import argparse
+import os
+import sys
+
+from mpi4py import MPI
+
+
+def where(world: MPI.Intracomm) -> str:
+    """This rank's node and process, as its runner named them."""
+    cluster, node = os.environ.get("KOALA_CLUSTER", ""), os.environ.get("KOALA_NODE", "")
+    place = f"{cluster}/{node}" if cluster and node else MPI.Get_processor_name()
+    return f"rank {world.rank} on {place} (pid {os.getpid()})"
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """Options that every program has."""
+    options = argparse.ArgumentParser(description=text)
+    options.add_argument("--no-where", dest="where", action="store_false", help="do not tell which rank ran where")
+    return options
+
+
+def parse(options: argparse.ArgumentParser, world: MPI.Intracomm) -> argparse.Namespace:
+    """Parse on every rank; only rank 0 says what is wrong."""
+    if world.rank != 0:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        return options.parse_args()
+    finally:
+        sys.stderr = sys.__stderr__
+
+
+def finish(world: MPI.Intracomm, result: str, check: str, passed: bool, places: bool) -> int:
+    """Print the report on rank 0; the exit code for every rank: 0 when the check has passed."""
+    told = world.gather(where(world), root=0)
+    passed = world.bcast(passed, root=0)
+    if told is not None:
+        if places:
+            print("\n".join(told))
+        print(result)
+        print(f"check: {check}: {'passed' if passed else 'FAILED'}", flush=True)
+    return 0 if passed else 1

@@ -1,0 +1,282 @@
+"""The commands for jobs and clusters."""
+
+import json
+import sys
+import time
+import uuid
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from koalapy.cli import submission, tables
+from koalapy.cli.client import FINAL, Client
+from koalapy.cli.errors import EPILOG, CliError, Exit
+
+app = typer.Typer(
+    name="koala",
+    help="One parallel job over several clusters at the same moment.",
+    epilog=EPILOG,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DEFAULT_URL = "http://127.0.0.1:8642"
+
+Url = Annotated[str, typer.Option("--url", envvar="KOALA_URL", help="where the daemon is")]
+Token = Annotated[str | None, typer.Option("--token", envvar="KOALA_TOKEN", help="what to show it", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="the daemon's JSON, for programs")]
+Job = Annotated[int, typer.Argument(help="the job's id")]
+Jobs = Annotated[list[int], typer.Argument(help="ids of jobs")]
+Timeout = Annotated[float | None, typer.Option("--timeout", help="seconds to wait at most")]
+Why = Annotated[str, typer.Option("--reason", help="why; kept in the job's timeline")]
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    NDJSON = "ndjson"
+
+
+class PriorityOption(StrEnum):
+    HIGH = "high"
+    LOW = "low"
+
+
+class LauncherOption(StrEnum):
+    OPENMPI = "openmpi"
+    PROCESSES = "processes"
+
+
+def show_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    command: Annotated[list[str] | None, typer.Argument(help="the program and its arguments, after --")] = None,
+    flexible: Annotated[int | None, typer.Option(help="nodes in all; the scheduler splits them")] = None,
+    nonfixed: Annotated[str | None, typer.Option(help="sizes of components, as 2,4")] = None,
+    fixed: Annotated[str | None, typer.Option(help="clusters and sizes, as north:2,south:4")] = None,
+    min_component: Annotated[int | None, typer.Option(help="flexible: smallest component")] = None,
+    max_components: Annotated[int | None, typer.Option(help="flexible: most components")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="flexible: a way to split, best first")] = None,
+    policy: Annotated[str | None, typer.Option(help="placement policy")] = None,
+    priority: Annotated[PriorityOption | None, typer.Option(help="default: low")] = None,
+    ppn: Annotated[int | None, typer.Option(help="MPI processes on each node")] = None,
+    name: Annotated[str | None, typer.Option(help="a name for people")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, or NAME for its value here")] = None,
+    launcher: Annotated[LauncherOption | None, typer.Option(help="default: openmpi")] = None,
+    walltime: Annotated[str | None, typer.Option(help="seconds, 90m, 1:30:00")] = None,
+    output: Annotated[str | None, typer.Option(help="file for the output, on the execution site")] = None,
+    chdir: Annotated[str | None, typer.Option(help="where to run; default: here")] = None,
+    max_restarts: Annotated[int | None, typer.Option(help="tries after failures of the infrastructure")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="a job in YAML; options override it")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="the same key never makes a second job")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="until it is over; exit with the job's code")] = False,
+    timeout: Timeout = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the bare id")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
+    options = {
+        "request": submission.request_of(flexible, nonfixed, fixed, min_component, max_components, split or []),
+        "command": command,
+        "policy": policy,
+        "priority": priority,
+        "processes_per_node": ppn,
+        "name": name,
+        "launcher": launcher,
+        "walltime": walltime,
+        "output": output,
+        "workdir": chdir,
+        "max_restarts": max_restarts,
+    }
+    body = submission.body_of(file, options, submission.environment_of(env or []))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    client = Client(url, token)
+    job = client.submit(body, idempotency_key or str(uuid.uuid4()))
+    if quiet:
+        print(job["id"], flush=True)
+    elif not as_json:
+        _announce(job, wait)
+    if wait:
+        _end_with(client, job["id"], deadline, as_json=as_json, show_output=not quiet)
+    if as_json:
+        show_json(client.get(f"/api/v1/jobs/{job['id']}"))
+
+
+def _announce(job: dict[str, Any], wait: bool) -> None:
+    request = job["request"]
+    kind = f"{request['type']}, {submission.nodes_of(request)} nodes, {job['priority']} priority"
+    # The program's output goes to standard output alone when it is waited for.
+    print(f"Submitted job {job['id']}: {kind}", file=sys.stderr if wait else sys.stdout, flush=True)
+    if not wait and sys.stdout.isatty():
+        print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")
+
+
+def _end_with(client: Client, job: int, deadline: float | None, *, as_json: bool, show_output: bool) -> None:
+    """Wait for a job and exit with its code."""
+    try:
+        if show_output and not as_json and deadline is None:
+            _print_logs(client, job, follow=True, component=None)
+        over = client.wait(job, deadline)
+    except KeyboardInterrupt:
+        raise CliError(f"job {job} goes on", Exit.INTERRUPTED, f"end it with koala cancel {job}") from None
+    if as_json:
+        show_json(over)
+    elif over["state"] != "succeeded":
+        print(f"koala: job {job} {over['state']}: {over['reason']}", file=sys.stderr)
+    raise typer.Exit(_code_of(over))
+
+
+def _code_of(job: dict[str, Any]) -> int:
+    """The program's own code where there is one."""
+    if job["state"] == "succeeded":
+        return Exit.OK
+    return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED
+
+
+@app.command()
+def queue(
+    everyone: Annotated[bool, typer.Option("--all", help="jobs of all users")] = False,
+    user: Annotated[str | None, typer.Option(help="jobs of this user; default: you")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="jobs in this state, final ones too")] = None,
+    name: Annotated[str | None, typer.Option(help="jobs of this name")] = None,
+    cluster: Annotated[str | None, typer.Option(help="jobs with a component there")] = None,
+    limit: Annotated[int, typer.Option(help="how many at most")] = 100,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print bare ids")] = False,
+    form: Annotated[Format, typer.Option("-o", "--output", help="how to print")] = Format.TABLE,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """List jobs, newest first: yours that are not over, or what the options ask for."""
+    import getpass
+
+    owner = user or ("" if everyone else getpass.getuser())
+    query = {"owner": owner, "state": state, "name": name, "cluster": cluster, "limit": limit}
+    answer = Client(url, token).get("/api/v1/jobs", active=None if state else True, **query)
+    jobs = answer["jobs"]
+    if as_json or form is Format.JSON:
+        show_json(answer)
+    elif form is Format.NDJSON:
+        print("\n".join(json.dumps(job) for job in jobs))
+    elif quiet:
+        print("\n".join(str(job["id"]) for job in jobs))
+    else:
+        print(tables.queue(jobs, wide=form is Format.WIDE))
+
+
+@app.command()
+def show(job: Job, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Everything about one job: where it is, and what happened to it."""
+    found = Client(url, token).get(f"/api/v1/jobs/{job}")
+    if as_json:
+        show_json(found)
+    else:
+        print(tables.job_page(found))
+
+
+@app.command()
+def logs(
+    job: Job,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="as it comes, until the job is over")] = False,
+    component: Annotated[int | None, typer.Option(help="of this component only")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Print the output of a job."""
+    _print_logs(Client(url, token), job, follow, component)
+
+
+def _print_logs(client: Client, job: int, follow: bool, component: int | None) -> None:
+    for piece in client.logs(job, follow, component):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+
+@app.command()
+def wait(
+    jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
+) -> None:
+    """Wait until jobs are over; exit with the code of the first that did not succeed."""
+    client = Client(url, token)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    over = [client.wait(job, deadline) for job in jobs]
+    if as_json:
+        show_json(over if len(over) > 1 else over[0])
+    else:
+        for job in over:
+            print(f"job {job['id']} {job['state']}" + (f": {job['reason']}" if job["reason"] else ""))
+    raise typer.Exit(next((code for job in over if (code := _code_of(job))), 0))
+
+
+@app.command()
+def cancel(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """End jobs; a running one gives all its nodes back."""
+    _act("cancel", jobs, {"reason": reason}, Client(url, token))
+
+
+@app.command()
+def hold(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Keep queued jobs from being placed."""
+    _act("hold", jobs, {"reason": reason}, Client(url, token))
+
+
+@app.command()
+def release(jobs: Jobs, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Let held jobs be placed again."""
+    _act("release", jobs, None, Client(url, token))
+
+
+def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Client) -> None:
+    """Act on each job, and go on after errors; the last error is the exit code."""
+    failed: CliError | None = None
+    for job in jobs:
+        try:
+            now = client.post(f"/api/v1/jobs/{job}/{action}", body)
+        except CliError as error:
+            if failed is not None:
+                print(f"koala: {failed}", file=sys.stderr)
+            failed = error
+        else:
+            done = now["state"] if now["state"] in (*FINAL, "held", "queued") else "is being cancelled"
+            print(f"job {job} {done}")
+    if failed is not None:
+        raise failed
+
+
+clusters_app = typer.Typer(help="Show clusters, or act on one.", invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(clusters_app, name="clusters")
+
+
+@clusters_app.callback()
+def clusters(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Show the clusters and their nodes."""
+    context.obj = (url, token)
+    if context.invoked_subcommand is not None:
+        return
+    answer = Client(url, token).get("/api/v1/clusters")
+    if as_json:
+        show_json(answer)
+    else:
+        print(tables.clusters(answer["clusters"]))
+
+
+@clusters_app.command()
+def clear(context: typer.Context, name: Annotated[str, typer.Argument(help="the cluster")]) -> None:
+    """Use a cluster again that was given up after errors."""
+    url, token = context.obj
+    cluster = Client(url, token).post(f"/api/v1/clusters/{name}/clear")
+    print(f"cluster {name} is {cluster['state']}")
+
+
+from koalapy.cli import processes as _processes  # noqa: E402
+
+_processes.register(app)

@@ -1,0 +1,180 @@
+"""``koala demo``: one MPI program as a single job over two clusters, seen from beginning to end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from koalapy.cli import tables
+from koalapy.cli.client import FINAL, Client
+from koalapy.cli.errors import CliError, Exit
+
+NODES = 6
+PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
+PATIENCE = 60.0
+"""Seconds for anything that should take one."""
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+def run_demo(keep: bool) -> int:
+    """The whole demonstration; 0 only when the program's own check has passed."""
+    if os.environ.get("KOALA_CONFIG"):
+        raise CliError("the demo brings its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
+    directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with _daemon(directory, keep) as url:
+            client = Client(url, None)
+            _show_grid(client)
+            job = _run(client)
+            output = b"".join(client.logs(job["id"], False, None)).decode(errors="replace")
+            _show_result(job, output)
+            passed = job["state"] == "succeeded" and any(_is_passed_check(line) for line in output.splitlines())
+        if not keep:
+            _prove_nothing_is_left(directory)
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    _say("")
+    _say("The program's own check passed." if passed else "The program's own check did not pass.")
+    return Exit.OK if passed else Exit.FAILED
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _heading(text: str) -> None:
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    _say(f"\n{bold}{text}{plain}")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _daemon(directory: Path, keep: bool) -> Iterator[str]:
+    """A daemon of its own on a free port, ended afterwards."""
+    started = time.monotonic()
+    log = (directory / "daemon.log").open("w")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")}
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "koalapy.cli.main", "serve", "--port", "0", "--data-dir", str(directory / "data")],
+        stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+    finished = False
+    try:
+        assert daemon.stdout is not None
+        words = daemon.stdout.readline().split()
+        if words[:2] != ["koala", "serves"]:
+            told = (directory / "daemon.log").read_text().strip().splitlines()
+            raise CliError(f"the daemon did not start: {told[-1] if told else 'it said nothing'}", Exit.FAILED)
+        _say(f"A daemon serves {words[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
+        yield words[2]
+        finished = True
+        if keep:
+            _say(f"\nThe daemon goes on: export KOALA_URL={words[2]}\nEnd it with: kill {daemon.pid}")
+    finally:
+        if not (keep and finished):
+            _end(daemon, directory)
+        log.close()
+
+
+def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+    for pid in _processes_of(directory):
+        if f"locald.py\0--dir\0{directory}" in _read(pid, "cmdline"):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _until(look: Callable[[], T | None], what: str) -> T:
+    end = time.monotonic() + PATIENCE
+    while (found := look()) is None:
+        if time.monotonic() > end:
+            raise CliError(f"waited {PATIENCE:g} s in vain for {what}", Exit.TIMEOUT)
+        time.sleep(0.05)
+    return found
+
+
+def _show_grid(client: Client) -> None:
+    def ready() -> list[Json] | None:
+        found: list[Json] = client.get("/api/v1/clusters")["clusters"]
+        return found if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in found) else None
+
+    clusters = _until(ready, "idle clusters")
+    _heading("Two clusters, each with its own resource manager:")
+    _say(tables.clusters(clusters))
+
+
+def _run(client: Client) -> Json:
+    """Submit the job and show what happens to it, as it happens."""
+    body = {
+        "request": {"type": "flexible", "total_size": NODES},
+        "command": PROGRAM,
+        "name": "poisson",
+        "launcher": "openmpi",
+    }
+    _heading(f"One job of {NODES} nodes, more than either cluster has:")
+    _say(f"$ koala submit --flexible {NODES} -- {' '.join(PROGRAM)}")
+    job = client.submit(body, f"demo-{os.getpid()}-{time.monotonic_ns()}")
+    shown = 0
+
+    def over() -> Json | None:
+        nonlocal shown
+        now = client.get(f"/api/v1/jobs/{job['id']}")
+        for entry in now["timeline"][shown:]:
+            at = tables.seconds_since(now["submitted_at"], entry["at"])
+            _say(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
+        shown = len(now["timeline"])
+        return now if now["state"] in FINAL else None
+
+    return _until(over, "the job to be over")
+
+
+def _is_passed_check(line: str) -> bool:
+    return line.startswith("check:") and line.rstrip().endswith("passed")
+
+
+def _show_result(job: Json, output: str) -> None:
+    lines = output.splitlines()
+    _heading("What the program printed:")
+    _say("\n".join(line for line in lines if not line.startswith("rank ")))
+    _heading("Which rank ran where:")
+    _say("\n".join(line for line in lines if line.startswith("rank ")))
+    _heading("The job and its timeline:")
+    _say(tables.job_page(job))
+
+
+def _prove_nothing_is_left(directory: Path) -> None:
+    """Look at the process table until nothing of the demo is there."""
+    _until(lambda: True if not _processes_of(directory) else None, "every process of the demo to end")
+    _say("\nNothing is left running.")
+
+
+def _processes_of(directory: Path) -> list[int]:
+    """Processes that were started with the demo's directory in their environment or command line."""
+    needle = str(directory)
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [p for p in pids if p != os.getpid() and needle in _read(p, "cmdline") + _read(p, "environ")]
+
+
+def _read(pid: int, what: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,96 @@
+"""The commands that start something here: the daemon, an agent, a local user's load, the demo."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit
+
+Config = Annotated[Path | None, typer.Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
+DATA = Path("~/.local/share/koala")
+DEFAULT_URL = "http://127.0.0.1:8642"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)
+    app.command()(agent)
+    app.command(name="local-run", context_settings={"allow_interspersed_args": False})(local_run)
+    app.command()(demo)
+
+
+def serve(
+    port: Annotated[int, typer.Option(help="0: any free one", min=0, max=65535)] = 8642,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    data_dir: Annotated[Path, typer.Option(envvar="KOALA_DATA_DIR", help="database and embedded clusters")] = DATA,
+    config: Config = None,
+) -> None:
+    """Run the daemon; without a configuration with the embedded clusters north and south, 4 nodes each."""
+    from koalapy import bootstrap
+    from koalapy.model.errors import KoalaError
+
+    directory = data_dir.expanduser()
+    try:
+        bootstrap.serve(host, port, directory, config, lambda url: _announce(url, directory))
+    except KoalaError as error:
+        raise CliError(error.message, Exit.USAGE, error.hint) from error
+
+
+def _announce(url: str, directory: Path) -> None:
+    print(f"koala serves {url} (data in {directory})", flush=True)
+
+
+def agent(
+    cluster: Annotated[str, typer.Argument(help="the cluster, as the configuration names it")],
+    url: Annotated[str, typer.Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    directory: Annotated[Path | None, typer.Option(help="what must survive a restart; default: in the data")] = None,
+    config: Config = None,
+    embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
+) -> None:
+    """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
+    from koalapy import bootstrap
+    from koalapy.model.errors import KoalaError
+
+    where = directory or DATA.expanduser() / "clusters" / cluster
+    try:
+        bootstrap.agent(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""), embedded)
+    except KoalaError as error:
+        raise CliError(error.message, Exit.USAGE, error.hint) from error
+
+
+def local_run(
+    cluster: Annotated[str, typer.Argument(help="an embedded cluster")],
+    nodes: Annotated[int, typer.Argument(help="how many nodes")],
+    command: Annotated[list[str], typer.Argument(help="the program and its arguments")],
+    user: Annotated[str | None, typer.Option(help="who runs it; default: you")] = None,
+    url: Annotated[str, typer.Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    token: Annotated[str | None, typer.Option(envvar="KOALA_TOKEN", show_default=False)] = None,
+) -> None:
+    """Run something on an embedded cluster as its local users do, past the scheduler."""
+    import getpass
+
+    from koalapy.agents.lrm.local_cluster import LocalCluster
+    from koalapy.agents.lrm.local_run import local_run as run
+    from koalapy.model.errors import KoalaError
+
+    found = Client(url, token).get(f"/api/v1/clusters/{cluster}")
+    directory = found["details"].get("directory")
+    if directory is None:
+        raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
+    try:
+        local = LocalCluster(Path(directory), cluster, found["total"])
+        code = run(local, nodes, command, user or getpass.getuser(), dict(os.environ), Path.cwd())
+    except KoalaError as error:
+        raise CliError(error.message, Exit.FAILED, error.hint) from error
+    raise typer.Exit(code)
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="leave the daemon running, and say where")] = False,
+) -> None:
+    """Show one MPI program running as a single job over two clusters, from beginning to end."""
+    from koalapy.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(keep))

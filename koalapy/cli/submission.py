@@ -1,0 +1,96 @@
+"""From options to the body of a submission."""
+
+import getpass
+import os
+from pathlib import Path
+from typing import Any
+
+from koalapy.cli.errors import CliError, Exit
+
+Json = dict[str, Any]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4") from None
+
+
+def _fixed(text: str) -> list[Json]:
+    components = []
+    for part in text.split(","):
+        cluster, colon, size = part.rpartition(":")
+        if not colon or not cluster or not size.lstrip("-").isdigit():
+            raise CliError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
+        components.append({"cluster": cluster, "size": int(size)})
+    return components
+
+
+def request_of(
+    flexible: int | None,
+    nonfixed: str | None,
+    fixed: str | None,
+    least: int | None,
+    most: int | None,
+    splits: list[str],
+) -> Json | None:
+    """The request that the options describe; None when they describe none."""
+    given = [o for o, v in (("--flexible", flexible), ("--nonfixed", nonfixed), ("--fixed", fixed)) if v is not None]
+    if len(given) > 1:
+        raise CliError(f"{' and '.join(given)} cannot be given together", Exit.USAGE, "choose one kind of request")
+    bounds = {"min_component_size": least, "max_components": most}
+    bounds_given: Json = {name: value for name, value in bounds.items() if value is not None}
+    if splits:
+        bounds_given["split_options"] = [_numbers("--split", split) for split in splits]
+    if flexible is not None:
+        return {"type": "flexible", "total_size": flexible, **bounds_given}
+    if bounds_given:
+        raise CliError(
+            "--min-component, --max-components and --split are for flexible requests", Exit.USAGE, "add --flexible N"
+        )
+    if nonfixed is not None:
+        return {"type": "nonfixed", "components": [{"size": n} for n in _numbers("--nonfixed", nonfixed)]}
+    return {"type": "fixed", "components": _fixed(fixed)} if fixed is not None else None
+
+
+def environment_of(pairs: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as given, or ``NAME`` for what it is here."""
+    environment = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals and name not in os.environ:
+            raise CliError(f"--env {name}: there is no such variable here", Exit.USAGE, "give --env NAME=VALUE")
+        environment[name] = value if equals else os.environ[name]
+    return environment
+
+
+def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
+    """What a job file says, overridden by what the options say."""
+    body = _read(file) if file else {}
+    body |= {name: value for name, value in options.items() if value not in (None, [], "")}
+    if environment:
+        body["environment"] = dict(body.get("environment") or {}) | environment
+    body.setdefault("owner", getpass.getuser())
+    body.setdefault("workdir", str(Path.cwd()))
+    if "request" not in body:
+        raise CliError("no nodes are asked for", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
+    return body
+
+
+def _read(file: Path) -> Json:
+    import yaml
+
+    try:
+        body = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CliError(f"cannot read {file}: {error}", Exit.USAGE) from error
+    if not isinstance(body, dict):
+        raise CliError(f"{file} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+    return body
+
+
+def nodes_of(request: Json) -> int:
+    if request["type"] == "flexible":
+        return int(request["total_size"])
+    return sum(int(component["size"]) for component in request["components"])

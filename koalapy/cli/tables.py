@@ -1,0 +1,121 @@
+"""Tables and pages for people: plain text that fits a terminal."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from koalapy.cli.submission import nodes_of
+
+Json = dict[str, Any]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: bool = True) -> str:
+    """Columns as wide as needed; the last one is cut to the terminal where there is one."""
+    text = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in text) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in text]
+    if cut and sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns
+        lines = [line if len(line) <= room else line[: room - 1] + "…" for line in lines]
+    return "\n".join(lines)
+
+
+def seconds_since(start: str, end: str | None) -> float:
+    """From one moment of the API to another, or to now."""
+    until = _moment(end) if end else datetime.now(UTC)
+    return max(0.0, (until - _moment(start)).total_seconds())
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def duration(seconds: float | None) -> str:
+    """``0:07``, ``1:02:03``, ``2-00:00:00``."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
+    clock = f"{hours}:{minutes:02}:{left:02}" if hours or days else f"{minutes}:{left:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _where(job: Json) -> str:
+    return ",".join(f"{c['cluster']}:{c['size']}" for c in job["components"]) or "-"
+
+
+def _reason(job: Json) -> str:
+    return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
+
+
+def _running_time(job: Json) -> str:
+    return duration(seconds_since(job["started_at"], job["ended_at"])) if job["started_at"] else "-"
+
+
+def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
+    """Jobs as squeue users expect them."""
+    header = ["ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS"]
+    rows = [
+        [j["id"], j["name"] or "-", j["owner"], j["priority"], j["state"], nodes_of(j["request"]), _running_time(j),
+         _where(j) if j["state"] != "queued" else "-"]
+        for j in jobs
+    ]  # fmt: skip
+    if wide:
+        header += ["SUBMITTED", "TYPE", "POLICY", "RESTARTS", "EXIT"]
+        for row, j in zip(rows, jobs, strict=True):
+            code = "-" if j["exit_code"] is None else j["exit_code"]
+            row += [j["submitted_at"], j["request"]["type"], j["policy"], j["restarts"], code]
+    rows = [[*row, _reason(j)] for row, j in zip(rows, jobs, strict=True)]
+    return table([*header, "REASON"], rows, cut=not wide)
+
+
+def clusters(found: Sequence[Json]) -> str:
+    header = ["NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON"]
+    rows = [[c[name.lower()] if c[name.lower()] != "" else "-" for name in header] for c in found]
+    return table(header, rows)
+
+
+def timeline(job: Json) -> str:
+    """What happened, in seconds since the submission."""
+    rows = []
+    for entry in job["timeline"]:
+        at = seconds_since(job["submitted_at"], entry["at"])
+        where = "" if entry["cluster"] is None else f"{entry['cluster']}"
+        rows.append([f"+{at:.3f}s", entry["event"], where, entry["reason"]])
+    return table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
+
+
+def job_page(job: Json) -> str:
+    """Everything about one job."""
+    request = job["request"]
+    facts = [
+        ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
+        ("user", job["owner"]),
+        ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
+        ("request", f"{request['type']}, {nodes_of(request)} nodes, {job['priority']} priority"),
+        ("policy", job["policy"]),
+        ("command", " ".join(job["command"]) or "(one for each component)"),
+        ("submitted", job["submitted_at"]),
+        ("queued", _s(job["queue_time"])),
+        ("start-up", _s(job["startup_overhead"])),
+        ("in all", _s(job["response_time"])),
+        ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
+        ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
+    ]  # fmt: skip
+    width = max(len(name) for name, _ in facts)
+    parts = ["\n".join(f"{name.rjust(width)}  {value}" for name, value in facts)]
+    if job["components"]:
+        rows = [
+            [c["index"], c["cluster"], c["size"], c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
+            for c in job["components"]
+        ]
+        parts.append(table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+    parts.append(timeline(job))
+    return "\n\n".join(parts)
+
+
+def _s(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"

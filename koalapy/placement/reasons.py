@@ -1,0 +1,40 @@
+"""The words of refusals, which every policy uses alike."""
+
+from koalapy.model.cluster import ClusterState, ClusterView, GridView
+from koalapy.model.placement import ClusterReason
+from koalapy.model.wording import SHOWN, listed
+
+
+def not_usable(cluster: ClusterView) -> str:
+    """Why nothing may be placed on a cluster; empty when it is usable."""
+    if cluster.state is ClusterState.USABLE:
+        return ""
+    return f"{cluster.state}: {cluster.note}" if cluster.note else str(cluster.state)
+
+
+def idle_nodes(grid: GridView) -> str:
+    """The clusters with the most idle nodes, then those that are not usable: ``north 3, south 2; east unreachable``."""
+    most = [f"{c.name} {c.idle}" for c in grid.by_idle[:SHOWN]]
+    return "; ".join(filter(None, (listed(most, len(grid.by_idle)), unusable_clusters(grid))))
+
+
+def unusable_clusters(grid: GridView) -> str:
+    """The clusters that are not usable and their state: ``east unreachable, west drained``; often empty."""
+    if len(grid.by_idle) == len(grid.clusters):
+        return ""
+    return listed([f"{c.name} {c.state}" for c in grid.clusters if c.state is not ClusterState.USABLE])
+
+
+def nothing_usable(grid: GridView) -> str:
+    """The summary of a refusal when there is nothing to choose from."""
+    return f"no cluster is usable ({unusable_clusters(grid)})" if grid.clusters else "there are no clusters"
+
+
+def reason_for(cluster: ClusterView, needs: str, wanted: int | None) -> ClusterReason:
+    """Why a cluster did not serve; with ``wanted`` idle nodes instead of those it has, it would have."""
+    unusable = not_usable(cluster)
+    if unusable:
+        return ClusterReason(cluster.name, unusable)
+    within_reach = wanted is not None and cluster.idle < wanted <= cluster.total
+    missing = wanted - cluster.idle if wanted is not None and within_reach else None
+    return ClusterReason(cluster.name, f"{cluster.idle} of {cluster.total} nodes idle, {needs}", missing)

@@ -1,0 +1,100 @@
+"""Policies by name."""
+
+from typing import cast, get_args
+
+from koalapy.model.errors import UsageError
+from koalapy.model.request import Request, RequestType
+from koalapy.model.wording import known_names
+from koalapy.placement.cluster_minimization import ClusterMinimization
+from koalapy.placement.fixed import Fixed
+from koalapy.placement.policy import Policy
+from koalapy.placement.worst_fit import WorstFit
+
+DEFAULTS: dict[RequestType, str] = {
+    "fixed": Fixed.name,
+    "nonfixed": WorstFit.name,
+    "flexible": ClusterMinimization.name,
+}
+"""The policy of a request that names none."""
+
+REQUEST_TYPES: frozenset[str] = frozenset(get_args(RequestType))
+
+
+class Registry:
+    """The policies a daemon knows."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, Policy] = {}
+
+    def register(self, policy: object) -> None:
+        """Add a policy; ``UsageError`` when the object is none or its name is taken."""
+        problem = _problem(policy)
+        if problem:
+            raise UsageError(
+                f"{policy!r} is no placement policy: {problem}",
+                field="policy",
+                hint="koalapy.placement.policy.Policy says what a policy has",
+            )
+        known = cast(Policy, policy)
+        if known.name in self._policies:
+            raise UsageError(
+                f"there is a policy named {known.name} already",
+                field="policy",
+                value=known.name,
+                hint="give the new one another name",
+            )
+        self._policies[known.name] = known
+
+    def names(self) -> list[str]:
+        return sorted(self._policies)
+
+    def get(self, name: str) -> Policy:
+        """The policy of that name; ``UsageError`` with the nearest name when there is none."""
+        policy = self._policies.get(name)
+        if policy is None:
+            hint = known_names(name, self._policies)
+            raise UsageError(f"there is no policy {name}", field="policy", value=name, hint=hint)
+        return policy
+
+    def resolve(self, name: str, request: Request) -> Policy:
+        """The policy to place a request by; an empty name stands for the default of its type."""
+        policy = self.get(name or DEFAULTS[request.type])
+        if request.type not in policy.serves:
+            fitting = [other for other in self.names() if request.type in self._policies[other].serves]
+            raise UsageError(
+                f"policy {policy.name} does not serve {request.type} requests",
+                field="policy",
+                value=policy.name,
+                hint=f"those that do: {', '.join(fitting) or 'none'}",
+            )
+        return policy
+
+    def describe(self) -> list[dict[str, object]]:
+        """Of each policy, by name: ``name``, the request types it ``serves``, a one-line ``summary``."""
+        policies = (self._policies[name] for name in self.names())
+        return [{"name": p.name, "serves": sorted(p.serves), "summary": _summary(p)} for p in policies]
+
+
+def builtin() -> Registry:
+    """A registry of the policies that ship with koalapy."""
+    registry = Registry()
+    for policy in (Fixed(), WorstFit(), ClusterMinimization()):
+        registry.register(policy)
+    return registry
+
+
+def _problem(policy: object) -> str:
+    """What keeps an object from being a policy; empty when nothing does."""
+    if isinstance(policy, type):
+        return "it is a class; register an instance of it"
+    name, serves = getattr(policy, "name", None), getattr(policy, "serves", None)
+    if not isinstance(name, str) or not name.replace("-", "").isalnum() or name != name.lower():
+        return f"its name is {name!r}, not lower-case words joined by hyphens"
+    if not isinstance(serves, frozenset) or not serves or not serves <= REQUEST_TYPES:
+        return f"its serves is {serves!r}, not a frozenset of some of {', '.join(sorted(REQUEST_TYPES))}"
+    lacking = [method for method in ("place", "explain") if not callable(getattr(policy, method, None))]
+    return f"it has no method {' and no method '.join(lacking)}" if lacking else ""
+
+
+def _summary(policy: Policy) -> str:
+    return (type(policy).__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,130 @@
+"""Worst Fit (sonmez-2010 IV-A): keeps the load of the clusters balanced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
+from koalapy.model.wording import SHOWN, listed, nodes
+from koalapy.placement.policy import does_not_serve
+from koalapy.placement.reasons import nothing_usable, reason_for, unusable_clusters
+
+Heap = list[tuple[int, ClusterName]]
+"""Clusters as (minus the idle nodes left, name), so that the first is the one worst fit takes."""
+
+
+class WorstFit:
+    """Components by decreasing size, each on the cluster with the most idle nodes left."""
+
+    name = "worst-fit"
+    serves: frozenset[RequestType] = frozenset({"nonfixed"})
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        sizes = self._sizes(request)
+        fit = fit_in_turn(sizes, grid.by_idle)
+        if isinstance(fit, Stuck):
+            if not grid.by_idle:
+                return Refusal(nothing_usable(grid))
+            return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({_most(fit, grid)})")
+        placed = tuple(
+            PlacedComponent(size, site, index) for index, (size, (site, _)) in enumerate(zip(sizes, fit, strict=True))
+        )
+        return Placement(placed, _why(sizes, fit))
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        sizes = self._sizes(request)
+        fit = fit_in_turn(sizes, grid.by_idle)
+        if not isinstance(fit, Stuck):
+            return ()
+        left = {name: -idle for idle, name in fit.left}
+        reasons = []
+        for cluster in sorted(grid, key=lambda c: c.name):
+            taken = cluster.usable_idle - left.get(cluster.name, 0)
+            beside = f"{taken} of them for larger components, " if taken else ""
+            needs = f"{beside}component {fit.index} needs {sizes[fit.index]}"
+            reasons.append(reason_for(cluster, needs, idle_wanted(sizes, grid, cluster)))
+        return tuple(reasons)
+
+    def _sizes(self, request: Request) -> list[int]:
+        if not isinstance(request, NonFixedRequest):
+            raise does_not_serve(self, request)
+        return [component.size for component in request.components]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """The first component that fits nowhere, and what those placed before it left."""
+
+    index: int
+    placed: int
+    left: Heap
+
+
+def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tuple[ClusterName, int]] | Stuck:
+    """For each size its site and the idle nodes that site had left before it; larger sizes choose first."""
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    heap = [(-cluster.idle, cluster.name) for cluster in by_idle]
+    sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
+    for placed, index in enumerate(order):
+        if not heap or -heap[0][0] < sizes[index]:
+            return Stuck(index, placed, heap)
+        idle, name = heap[0]
+        heapreplace(heap, (idle + sizes[index], name))
+        sites[index] = (name, -idle)
+    return sites
+
+
+def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> int | None:
+    """The fewest idle nodes of ``cluster``, above those it has, with which worst fit would place the sizes.
+
+    None when that is more than the cluster has, or when the cluster is not usable. Room for all sizes is always
+    enough; fewer nodes may do, but not in a monotone way, as more of them also draw larger components here.
+    """
+    if cluster not in grid.by_idle:
+        return None
+    others: Heap = [(-c.idle, c.name) for c in grid.by_idle if c.name != cluster.name]
+    falling = sorted(sizes, reverse=True)
+    wanted = max(cluster.idle + 1, sum(sizes) + sum(idle for idle, _ in others))
+    while wanted <= cluster.total:
+        more = _lacking(falling, others.copy(), cluster.name, wanted)
+        if more == 0:
+            return wanted
+        wanted += more
+    return None
+
+
+def _lacking(falling: Sequence[int], others: Heap, name: ClusterName, idle: int) -> int:
+    """0 when the sizes fit with ``idle`` nodes on the cluster ``name``; else how many more change anything at all."""
+    changes = []
+    for size in falling:
+        if not others or (-idle, name) < others[0]:
+            if idle < size:
+                return min([*changes, size - idle])
+            idle -= size
+            continue
+        taken, rival = others[0]
+        changes.append(-taken - idle + (name > rival))
+        if -taken < size:
+            return min(changes)
+        heapreplace(others, (taken + size, rival))
+    return 0
+
+
+def summary_of(sizes: Sequence[int], stuck: Stuck) -> str:
+    """What the component that fits nowhere lacks."""
+    left = " left" if stuck.placed else ""
+    return f"no cluster has {nodes(sizes[stuck.index], 'idle')}{left}"
+
+
+def _most(stuck: Stuck, grid: GridView) -> str:
+    idle, name = stuck.left[0]
+    return "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
+
+
+def _why(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
+    if len(sites) == 1:
+        return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
+    shown = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:SHOWN], sites, strict=False)]
+    return f"the largest first, each where most nodes were idle: {listed(shown, len(sites))}"

@@ -1,0 +1,144 @@
+"""What must hold at every step, whatever happens: semantics 2 to 6 and 13."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from koalapy.model.job import TRANSITIONS, Attempt, ComponentState, Job, JobId, JobState, Token, parse_token
+from koalapy.model.request import FixedRequest, FlexibleRequest
+from koalapy.scheduling.commands import Effects, OpenBarrier, SubmitComponent
+
+if TYPE_CHECKING:
+    from tests.scheduling.world import World
+
+Gang = tuple[JobId, int]
+
+
+class Gangs:
+    """Every attempt there ever was: its components, and those of them that were claimed."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[Gang, set[Token]] = {}
+        self.claimed: defaultdict[Gang, set[Token]] = defaultdict(set)
+        self.opened: set[Gang] = set()
+
+
+def check_effects(world: "World", effects: Effects) -> None:
+    """One step's effects, before they are written."""
+    for job in effects.jobs.values():
+        _state_changes_are_told(world.jobs.get(job.id), job, effects)
+    gangs = world.gangs
+    for entry in effects.timeline:
+        assert entry.job in effects.jobs or entry.job in world.jobs
+        if entry.event == "claimed":
+            gangs.claimed[entry.job, entry.generation].add(f"{entry.job}.{entry.generation}.{entry.component}")
+    submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
+    for gang, tokens in submits.items():
+        job = effects.jobs[gang[0]]
+        assert job.attempt is not None
+        assert gang not in gangs.tokens, "an attempt is begun once"
+        gangs.tokens[gang] = {job.token(c.index) for c in job.attempt.components}
+        assert sorted(tokens) == sorted(gangs.tokens[gang]), "all components, each once"
+        _fits_request(job, job.attempt)
+    opens = _by_gang(c.token for c in effects.commands if isinstance(c, OpenBarrier))
+    for gang, tokens in opens.items():
+        _barrier_may_open(world, gang, tokens)
+
+
+def _by_gang(tokens: Iterable[Token]) -> dict[Gang, list[Token]]:
+    gangs: dict[Gang, list[Token]] = defaultdict(list)
+    for token in tokens:
+        job, generation, _ = parse_token(token)
+        gangs[job, generation].append(token)
+    return gangs
+
+
+def _state_changes_are_told(before: Job | None, after: Job, effects: Effects) -> None:
+    state = before.state if before else JobState.QUEUED
+    for entry in effects.timeline:
+        if entry.job == after.id:
+            assert entry.state is state or entry.state in TRANSITIONS[state], f"{state} → {entry.state}"
+            state = entry.state
+    assert state is after.state, "a change of state without a timeline entry"
+
+
+def _fits_request(job: Job, attempt: Attempt) -> None:
+    request = job.spec.request
+    sizes = [c.size for c in attempt.components]
+    assert sum(sizes) == request.total_size
+    if isinstance(request, FlexibleRequest) and request.split_options:
+        assert sorted(sizes) in [sorted(option) for option in request.split_options]
+    elif isinstance(request, FlexibleRequest):
+        assert min(sizes) >= request.min_component_size
+        assert request.max_components is None or len(sizes) <= request.max_components
+        assert len({c.cluster for c in attempt.components}) == len(sizes)
+    else:
+        asked = [(c.size, c.cluster) for c in request.components]
+        fixed = isinstance(request, FixedRequest)
+        assert asked == [(c.size, c.cluster if fixed else None) for c in attempt.components]
+
+
+def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
+    """All or nothing, once, and with no earlier attempt of the job still running its program."""
+    gangs = world.gangs
+    assert sorted(tokens) == sorted(gangs.tokens[gang]), "a subset was told to start"
+    assert gangs.claimed[gang] == gangs.tokens[gang]
+    assert gang not in gangs.opened
+    gangs.opened.add(gang)
+    for token in tokens:
+        assert any(token in site.claimed for site in world.sites.values())
+    for site in world.sites.values():
+        away = not site.connected and world.now - world.away_since[site.name] >= world.rules.lost_after
+        for token in site.in_phase("running"):
+            job, generation, _ = parse_token(token)
+            if job == gang[0] and generation != gang[1] and not away:
+                assert token in world.lost, f"{token} still runs while attempt {gang[1]} starts"
+
+
+def check_books(world: "World") -> None:
+    """The scheduler's books, after each step."""
+    scheduler = world.scheduler
+    active = {job.id: job for job in scheduler.jobs()}
+    unfinished = {ident for ident, job in world.jobs.items() if not job.state.is_final}
+    assert active.keys() == unfinished
+    assert all(world.jobs[ident] is job for ident, job in active.items()), "a change was not handed out"
+    assert scheduler.queued == sum(job.state is JobState.QUEUED for job in active.values())
+    wakeup = scheduler.next_wakeup()
+    assert wakeup is None or wakeup > world.now, "something due was left undone"
+    held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
+    for job in active.values():
+        _job_is_sound(job)
+        if job.state.is_active and job.attempt:
+            for c in job.attempt.components:
+                if c.state is not ComponentState.ENDED:
+                    held[c.cluster][job.token(c.index)] = c.size
+    for book in scheduler.grid.books():
+        assert book.live == held[book.name], "the book and the jobs disagree on who has nodes"
+        assert book.used <= world.sites[book.name].total, "a node is promised twice"
+        assert book.available == 0 or book.available + book.used <= book.total - book.background
+
+
+def _job_is_sound(job: Job) -> None:
+    if not job.state.is_active:
+        assert job.ending is None
+        return
+    assert job.attempt is not None
+    assert job.attempt.generation == job.generation
+    states = {c.state for c in job.attempt.components}
+    if job.ending is None:
+        assert not states & {ComponentState.STOPPING}, "a component is being stopped for no reason"
+        if job.attempt.barrier_at is None and job.state is JobState.CLAIMING:
+            assert states != {ComponentState.CLAIMED}, "all are in and the barrier is shut"
+    else:
+        assert states != {ComponentState.ENDED}, "nothing is left of the attempt and the job does not go on"
+
+
+def check_quiet(world: "World") -> None:
+    """When everything had time to be answered: nobody holds what is not theirs, and every command was carried out."""
+    assert not world.outbox
+    for site in world.sites.values():
+        for token in site.runners:
+            job, generation, _ = parse_token(token)
+            assert world.jobs[job].state.is_active, f"{token} outlives its job"
+            assert world.jobs[job].generation == generation, f"{token} outlives its attempt"
+        assert site.held.keys() <= site.runners.keys() | site.locals.keys()

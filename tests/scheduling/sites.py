@@ -1,0 +1,213 @@
+"""Clusters in memory: local users, a resource manager with a queue of its own, runners, and an agent that tells of them."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from koalapy.model.job import Token
+from koalapy.scheduling.commands import Command, ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduling.events import ClusterReported, ComponentUpdated, InventoryReceived
+
+
+@dataclass(frozen=True)
+class Ack:
+    """The agent has noted a command."""
+
+    ident: int
+
+
+Told = ComponentUpdated | ClusterReported | InventoryReceived | Ack
+
+
+@dataclass
+class Runner:
+    """What the agent knows of one component."""
+
+    token: Token
+    size: int
+    phase: str = "waiting"
+    stopped: bool = False
+    exit_code: int | None = None
+    error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase == "ended"
+
+
+class Site:
+    """One cluster: what an agent would know and do, with every delay in the hands of whoever drives it.
+
+    What the agent tells stands in ``stream`` and what it was told in ``inbox``, each in order, until taken from there.
+    The resource manager is strict: nothing overtakes the first in its queue.
+    """
+
+    def __init__(self, name: str, total: int, size_of: Callable[[Token], int]) -> None:
+        self.name = name
+        self.total = total
+        self.connected = False
+        self.stream: deque[Told] = deque()
+        self.inbox: deque[tuple[int, Command]] = deque()
+        self.runners: dict[Token, Runner] = {}
+        self.queue: list[str] = []
+        self.held: dict[str, int] = {}
+        """Nodes by the name of who has them: a component's token, or a local user."""
+        self.locals: dict[str, int] = {}
+        self.claimed: set[Token] = set()
+        """Every component that ever had all of its nodes."""
+        self.allocated: list[Token] = []
+        self.opened: list[Token] = []
+        """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
+        self._size_of = size_of
+        self._local_users = 0
+        self._reported: ClusterReported | None = None
+
+    # The resource manager
+
+    @property
+    def idle(self) -> int:
+        return self.total - sum(self.held.values())
+
+    def local_user(self, size: int) -> str:
+        """A local user goes straight to the resource manager; the answer is for ``local_user_leaves``."""
+        self._local_users += 1
+        name = f"user-{self._local_users}"
+        self.locals[name] = size
+        self.queue.append(name)
+        self._allocate()
+        return name
+
+    def local_user_leaves(self, name: str) -> None:
+        del self.locals[name]
+        self._free(name)
+
+    def _size(self, name: str) -> int:
+        return self.locals[name] if name in self.locals else self.runners[name].size
+
+    def _allocate(self) -> None:
+        while self.queue and self._size(self.queue[0]) <= self.idle:
+            name = self.queue.pop(0)
+            self.held[name] = self._size(name)
+            if name in self.runners:
+                self.allocated.append(name)
+        assert self.idle >= 0
+
+    def _free(self, name: str) -> None:
+        self.held.pop(name, None)
+        if name in self.queue:
+            self.queue.remove(name)
+        self._allocate()
+
+    # Runners and programs
+
+    def startable(self) -> list[Token]:
+        """Components that have their nodes, and whose runners have not reported yet."""
+        return [t for t, r in self.runners.items() if r.phase == "waiting" and t in self.held and not r.stopped]
+
+    def in_phase(self, *phases: str) -> list[Token]:
+        return [token for token, runner in self.runners.items() if runner.phase in phases]
+
+    def runners_report(self, token: Token) -> None:
+        assert token in self.held
+        self.claimed.add(token)
+        self._enter(token, "claimed")
+
+    def program_exits(self, token: Token, code: int) -> None:
+        self.runners[token].exit_code = code
+        self.tell(token)
+
+    def fails(self, token: Token, error: str) -> None:
+        """The infrastructure breaks; the nodes come back separately."""
+        runner = self.runners[token]
+        if not runner.stopped and not runner.error:
+            runner.error = error
+            self.tell(token)
+
+    def ends(self, token: Token) -> None:
+        """The resource manager has the nodes back."""
+        if not self.runners[token].ended:
+            self._enter(token, "ended")
+            self._free(token)
+
+    def vanishes(self, token: Token) -> None:
+        """Resource manager and agent lose every trace of a component without a word."""
+        del self.runners[token]
+        self._free(token)
+
+    def _enter(self, token: Token, phase: str) -> None:
+        self.runners[token].phase = phase
+        self.tell(token)
+
+    # The agent
+
+    def carry_out(self, ident: int, command: Command) -> None:
+        match command:
+            case SubmitComponent(token=token):
+                self._submit(token)
+            case OpenBarrier(token=token):
+                if (runner := self.runners.get(token)) and runner.phase == "claimed" and not runner.stopped:
+                    self._enter(token, "running")
+                    self.opened.append(token)
+            case StopComponent(token=token):
+                self._stop(token)
+            case ForgetComponent(token=token):
+                if (runner := self.runners.get(token)) and runner.ended:
+                    del self.runners[token]
+        self._say(Ack(ident))
+
+    def _submit(self, token: Token) -> None:
+        if token not in self.runners:
+            self.runners[token] = Runner(token, self._size_of(token))
+            self.queue.append(token)
+            self._allocate()
+        self.tell(token)
+
+    def _stop(self, token: Token) -> None:
+        runner = self.runners.setdefault(token, Runner(token, 0))
+        first, runner.stopped = not runner.stopped, True
+        if first and not runner.ended:
+            self.ends(token)
+        else:
+            self.tell(token)
+
+    def tell(self, token: Token) -> None:
+        """Say all that is known of a component; may be said again at any time."""
+        self._say(self._status(self.runners[token]))
+
+    def look(self) -> ClusterReported:
+        """The cluster as it is now; what is told of it may arrive when it is no longer so."""
+        ours = {name: size for name, size in self.held.items() if name in self.runners}
+        background = sum(size for name, size in self.held.items() if name in self.locals)
+        return ClusterReported(self.name, self.total, self.idle, background, 0, frozenset(ours))
+
+    def report(self, seen: ClusterReported | None = None) -> None:
+        """Tell what was seen, or what is to be seen now if that is news."""
+        now = self.look()
+        if seen is not None or now != self._reported:
+            self._reported = seen or now
+            self._say(self._reported)
+
+    def connect(self) -> None:
+        self.connected = True
+        self._say(InventoryReceived(self.name, tuple(self._status(r) for r in self.runners.values())))
+        self._reported = None
+        self.report()
+
+    def disconnect(self) -> None:
+        """Whatever is on its way is lost."""
+        self.connected = False
+        self.stream.clear()
+        self.inbox.clear()
+
+    def _status(self, runner: Runner) -> ComponentUpdated:
+        hosts: Iterable[str] = ()
+        if runner.token in self.claimed:
+            hosts = (f"{self.name}-{n}" for n in range(runner.size))
+        return ComponentUpdated(
+            runner.token, self.name, runner.phase, tuple(hosts), f"lrm-{runner.token}",
+            runner.exit_code, runner.error, bool(runner.error),
+        )  # fmt: skip
+
+    def _say(self, message: Told) -> None:
+        if self.connected:
+            self.stream.append(message)

@@ -1,0 +1,316 @@
+"""A virtual world around the scheduler: a clock that only moves when told, a store, an outbox, and clusters in memory.
+
+It does what the daemon does: writes effects down before it sends commands, keeps each command until the cluster's agent
+has noted it, and tells a cluster everything anew when it comes back. All laws are checked at each step.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority, TimelineEntry, Token, parse_token
+from koalapy.model.request import Request
+from koalapy.placement.registry import Registry, builtin
+from koalapy.scheduling.commands import Command, Effects, ForgetComponent, SubmitComponent
+from koalapy.scheduling.events import (
+    ClusterDisconnected,
+    Event,
+    InventoryReceived,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    PeriodicScan,
+)
+from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from tests.scheduling import laws
+from tests.scheduling.sites import Ack, Site
+
+START_DELAY = 0.125
+"""Seconds from an allocation until all runners have reported."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a job's program does: how long it runs and how it ends; ``lasts`` may differ between components."""
+
+    lasts: tuple[float, ...] = (10.0,)
+    code: int = 0
+    lingers: bool = False
+    """Whether the components that are not the head stay until they are stopped."""
+
+
+class World:
+    """Everything outside the scheduler. ``manual``: nothing happens at a site that the test does not do itself."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], rules: Rules | None = None, *, policies: Registry | None = None,
+        manual: bool = False, strict: bool = True, now: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.now = now
+        self.rules = rules or Rules()
+        self.policies = policies or builtin()
+        self.manual = manual
+        self.strict = strict
+        self.sites = {name: Site(name, total, self._size_of) for name, total in sizes.items()}
+        self.scheduler = Scheduler(self.rules, self.policies, [ClusterBook(name) for name in sizes])
+        self.jobs: dict[JobId, Job] = {}
+        self.timeline: list[TimelineEntry] = []
+        self.outbox: dict[int, tuple[str, Command]] = {}
+        self.sent: list[Command] = []
+        self.programs: dict[JobId, Program] = {}
+        self.gangs = laws.Gangs()
+        self.away_since = dict.fromkeys(sizes, now)
+        self.lost: set[Token] = set()
+        """Components whose clusters were away for longer than ``lost_after``."""
+        self._ready: set[str] = set()
+        self._clusters: dict[str, tuple[int, bool, str]] = {}
+        self._sizes: dict[Token, int] = {}
+        self._idents = count(1)
+        self._order = count()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._next_scan = now + self.rules.scan_interval
+        for name in sizes:
+            self.connect(name)
+
+    # What users do
+
+    def submit(
+        self, request: Request, *, lasts: float | tuple[float, ...] = 10.0, code: int = 0, lingers: bool = False,
+        launcher: Launcher = Launcher.PROCESSES, priority: Priority = Priority.LOW, **spec: Any,
+    ) -> JobId:  # fmt: skip
+        """Submit a job whose program will do as told; returns its id."""
+        self.scheduler.admit()
+        ident = len(self.jobs) + 1
+        self.programs[ident] = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
+        job = Job(ident, JobSpec(request, ("program",), priority=priority, launcher=launcher, **spec), self.now)
+        self.step([JobSubmitted(job)])
+        return ident
+
+    def cancel(self, job: JobId) -> None:
+        self.step([JobCancelled(job)])
+
+    def hold(self, job: JobId) -> None:
+        self.step([JobHeld(job)])
+
+    def release(self, job: JobId) -> None:
+        self.step([JobReleased(job)])
+
+    # What is seen
+
+    def job(self, job: JobId) -> Job:
+        return self.jobs[job]
+
+    def state(self, job: JobId) -> JobState:
+        return self.jobs[job].state
+
+    def story(self, job: JobId) -> list[str]:
+        """The events of a job's timeline, in order."""
+        return [entry.event for entry in self.timeline if entry.job == job]
+
+    def reasons(self, job: JobId, event: str) -> list[str]:
+        return [entry.reason for entry in self.timeline if entry.job == job and entry.event == event]
+
+    def commands(self, job: JobId) -> list[tuple[str, Token]]:
+        """Kind and token of everything that was ordered for a job, in order."""
+        ours = [c for c in self.sent if parse_token(c.token)[0] == job]
+        return [(type(c).__name__.removesuffix("Component").removesuffix("Barrier"), c.token) for c in ours]
+
+    def site_of(self, token: Token) -> Site:
+        return next(site for site in self.sites.values() if token in site.runners)
+
+    def tokens(self, job: JobId) -> list[Token]:
+        """The components of a job's last attempt."""
+        attempt = self.jobs[job].attempt
+        return [self.jobs[job].token(c.index) for c in attempt.components] if attempt else []
+
+    # What the daemon does
+
+    def step(self, events: Sequence[Event] = ()) -> Effects:
+        """One transaction: the scheduler's step, written down, and only then sent."""
+        effects = self.scheduler.step(events, self.now)
+        laws.check_effects(self, effects)
+        self.jobs |= effects.jobs
+        self.timeline += effects.timeline
+        for name in effects.clusters:
+            book = self.scheduler.grid[name]
+            self._clusters[name] = (book.errors, book.unusable, book.note)
+        for command in effects.commands:
+            self._send(command)
+        if self.strict:
+            laws.check_books(self)
+        return effects
+
+    def _send(self, command: Command) -> None:
+        self.sent.append(command)
+        if isinstance(command, SubmitComponent):
+            job, _, index = parse_token(command.token)
+            attempt = self.jobs[job].attempt
+            assert attempt is not None
+            self._sizes[command.token] = attempt.components[index].size
+        ident = next(self._idents)
+        if not isinstance(command, ForgetComponent):
+            self.outbox[ident] = (command.cluster, command)
+        if command.cluster in self._ready:
+            self.sites[command.cluster].inbox.append((ident, command))
+
+    def _size_of(self, token: Token) -> int:
+        return self._sizes[token]
+
+    def restart(self) -> None:
+        """The daemon dies and another takes over with nothing but what was written."""
+        books = []
+        for name, site in self.sites.items():
+            site.disconnect()
+            self.away_since[name] = self.now
+            book = ClusterBook(name)
+            book.errors, book.unusable, book.note = self._clusters.get(name, (0, False, ""))
+            books.append(book)
+        self._ready.clear()
+        self.scheduler = Scheduler(self.rules, self.policies, books)
+        self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now)
+        self.step()
+
+    # What clusters and the network do
+
+    def connect(self, name: str) -> None:
+        site = self.sites[name]
+        if self.now - self.away_since[name] >= self.rules.lost_after:
+            self.lost |= site.runners.keys()
+        site.connect()
+        if not self.manual:
+            self.settle()
+
+    def disconnect(self, name: str, reason: str = "its agent is not connected") -> None:
+        self.sites[name].disconnect()
+        self.away_since[name] = self.now
+        self._ready.discard(name)
+        self.step([ClusterDisconnected(name, reason)])
+
+    def deliver(self, name: str, most: int | None = None) -> None:
+        """Bring what a cluster's agent has told to the scheduler, message by message."""
+        stream = self.sites[name].stream
+        for _ in range(len(stream) if most is None else min(most, len(stream))):
+            message = stream.popleft()
+            if isinstance(message, Ack):
+                self.outbox.pop(message.ident, None)
+            elif isinstance(message, InventoryReceived):
+                self._take_inventory(message)
+            else:
+                self.step([message])
+
+    def _take_inventory(self, inventory: InventoryReceived) -> None:
+        name = inventory.cluster
+        waiting = [(ident, command) for ident, (cluster, command) in self.outbox.items() if cluster == name]
+        undelivered = frozenset(command.token for _, command in waiting if isinstance(command, SubmitComponent))
+        self.step([replace(inventory, undelivered=undelivered)])
+        self._ready.add(name)
+        self.sites[name].inbox.extend((i, c) for i, (cluster, c) in self.outbox.items() if cluster == name)
+
+    def obey(self, name: str, most: int | None = None) -> None:
+        """Have a cluster's agent carry out what it was told."""
+        site = self.sites[name]
+        for _ in range(len(site.inbox) if most is None else min(most, len(site.inbox))):
+            site.carry_out(*site.inbox.popleft())
+
+    # Time
+
+    def later(self, delay: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self.now + delay, next(self._order), act))
+
+    def settle(self) -> None:
+        """Let everything happen that needs no time: messages, commands, starts."""
+        while True:
+            for site in self.sites.values():
+                site.report()
+            for name in [name for name, site in self.sites.items() if site.stream]:
+                self._deliver_together(name)
+            busy = any(site.inbox for site in self.sites.values())
+            for name in self.sites:
+                self.obey(name)
+            self._start_what_can_start()
+            if not busy and not any(site.stream for site in self.sites.values()):
+                return
+
+    def _deliver_together(self, name: str) -> None:
+        """Like ``deliver``, with everything between two inventories in one transaction."""
+        stream, events = self.sites[name].stream, []
+        while stream and not isinstance(stream[0], InventoryReceived):
+            message = stream.popleft()
+            if isinstance(message, Ack):
+                self.outbox.pop(message.ident, None)
+            elif not isinstance(message, InventoryReceived):
+                events.append(message)
+        if events:
+            self.step(events)
+        if stream:
+            self.deliver(name, 1)
+
+    def _start_what_can_start(self) -> None:
+        for site in self.sites.values():
+            allocated, site.allocated = site.allocated, []
+            opened, site.opened = site.opened, []
+            for token in allocated:
+                self.later(START_DELAY, lambda site=site, token=token: self._reports(site, token))  # type: ignore[misc]
+            for token in opened:
+                self._start_program(site, token)
+
+    def _reports(self, site: Site, token: Token) -> None:
+        if token in site.startable():
+            site.runners_report(token)
+
+    def _start_program(self, site: Site, token: Token) -> None:
+        ident, _, index = parse_token(token)
+        job = self.jobs[ident]
+        attempt = job.attempt
+        if job.spec.launcher is Launcher.OPENMPI and (attempt is None or attempt.head.index != index):
+            return
+        lasts = self.programs[ident].lasts
+        self.later(lasts[min(index, len(lasts) - 1)], lambda: self.program_ends(site, token))
+
+    def program_ends(self, site: Site, token: Token) -> None:
+        """The program of a component exits, and with that of the head, under Open MPI, the whole gang."""
+        runner = site.runners.get(token)
+        if runner is None or runner.phase != "running" or runner.stopped:
+            return
+        ident, generation, _ = parse_token(token)
+        program = self.programs[ident]
+        site.program_exits(token, program.code)
+        site.ends(token)
+        if self.jobs[ident].spec.launcher is Launcher.OPENMPI and not program.lingers:
+            for other in self.sites.values():
+                for one in [t for t in other.runners if parse_token(t)[:2] == (ident, generation)]:
+                    other.ends(one)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and everything happen that is due meanwhile."""
+        end = self.now + seconds
+        self.settle()
+        while (at := self._next()) <= end:
+            self.now = max(self.now, at)
+            while self._agenda and self._agenda[0][0] <= self.now:
+                heapq.heappop(self._agenda)[2]()
+            scan = self.now >= self._next_scan
+            if scan:
+                self._next_scan += self.rules.scan_interval
+            wakeup = self.scheduler.next_wakeup()
+            if scan or (wakeup is not None and wakeup <= self.now):
+                self.step([PeriodicScan()] if scan else [])
+            self.settle()
+        self.now = end
+
+    def _next(self) -> float:
+        wakeup = self.scheduler.next_wakeup()
+        agenda = self._agenda[0][0] if self._agenda else self._next_scan
+        return min(agenda, self._next_scan, self._next_scan if wakeup is None else wakeup)
+
+    def take_over(self) -> None:
+        """From manual to automatic: whatever a test left undone is done from now on."""
+        self.manual = False
+        self._next_scan = self.now + self.rules.scan_interval
+        for site in self.sites.values():
+            site.allocated, site.opened = site.startable(), site.in_phase("running")
