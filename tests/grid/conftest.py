@@ -1,11 +1,13 @@
 """A real daemon with embedded clusters, as ``koala serve`` starts it, and a look at the process table afterwards."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-DEADLINE = 60.0
+DEADLINE = 45.0
 
 T = TypeVar("T")
 
@@ -26,6 +28,28 @@ def until(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
             pytest.fail(f"waited {deadline:g} s in vain: {what}")
         time.sleep(0.02)
     return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process as it was when it was seen; it may be gone by now."""
+
+    process: psutil.Process
+    parent: int
+    command: list[str]
+    environment: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        return " ".join([*self.command, *(f"{name}={value}" for name, value in self.environment.items())])
+
+    @property
+    def node(self) -> str:
+        return self.environment.get("LOCALD_NODE_NAME", "")
+
+    def kill(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.process.kill()
 
 
 class Grid:
@@ -120,26 +144,38 @@ class Grid:
 
     # What is really there
 
-    def processes(self, *needles: str) -> list[psutil.Process]:
+    def processes(self, *needles: str) -> list["Seen"]:
         """Processes of this grid's clusters and agents whose environment or command line has all the needles."""
         found = []
         for process in psutil.process_iter():
             try:
-                text = " ".join(process.cmdline()) + " " + " ".join(f"{k}={v}" for k, v in process.environ().items())
+                seen = Seen(process, process.ppid(), process.cmdline(), process.environ())
                 gone = process.status() == psutil.STATUS_ZOMBIE
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            except psutil.Error:
                 continue
-            if not gone and str(self.directory) in text and all(n in text for n in needles):
-                found.append(process)
+            if not gone and str(self.directory) in seen.text and all(n in seen.text for n in needles):
+                found.append(seen)
         return found
 
-    def workers(self, token: str = "") -> list[psutil.Process]:
-        """Processes that run on nodes, of one component or of all."""
+    def workers(self, token: str = "") -> list["Seen"]:
+        """Programs and MPI daemons on the nodes, of one component or of all."""
         return self.processes("LOCALD_MARK=", f"KOALA_COMPONENT_TOKEN={token}")
+
+    def runners(self, token: str = "", node: str = "") -> list[psutil.Process]:
+        """Runners with something to do: forked by their cluster's resource manager, parents of what runs on a node."""
+        workers = {w.process.pid: w for w in self.workers(token) if not node or w.node == node}
+        return [
+            psutil.Process(p) for p in {w.parent for w in workers.values()} - workers.keys() if psutil.pid_exists(p)
+        ]
+
+    def forks(self) -> list["Seen"]:
+        """All runners: children of a resource manager that are copies of it."""
+        managers = {seen.process.pid: seen for seen in self.processes("locald.py")}
+        return [seen for seen in managers.values() if seen.parent in managers]
 
     def settle(self) -> None:
         """Nothing runs, nothing is held, every node is idle."""
-        until(lambda: not self.workers(), "every process on the nodes to be gone")
+        until(lambda: not self.workers() and not self.forks(), "every process on the nodes to be gone")
         until(lambda: all(c["idle"] == c["total"] for c in self.clusters()), f"idle nodes: {self.clusters()}")
         assert [c["used"] for c in self.clusters()] == [0] * len(self.clusters())
 

@@ -4,10 +4,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.grid.conftest import Grid, until
+from tests.grid.conftest import Grid, Seen, until
 
 MakeGrid = Callable[..., Grid]
 FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
@@ -20,27 +19,18 @@ def grid(make_grid: MakeGrid) -> Grid:
     return make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
 
 
-def runs(grid: Grid, ident: int) -> list[psutil.Process]:
+def runs(grid: Grid, ident: int) -> list[Seen]:
     """The programs themselves, not the runners and MPI daemons around them."""
-    return [p for p in grid.workers(f"{ident}.") if "sleep 0.05; done" in " ".join(p.cmdline())]
+    return [
+        p for p in grid.workers(f"{ident}.") if p.command[:2] == ["sh", "-c"] and "sleep 0.05; done" in p.command[2]
+    ]
 
 
 def start(grid: Grid, go: Path, launcher: str) -> int:
     ident = grid.submit(FLEXIBLE_6, "sh", "-c", HOLD.format(go=go), launcher=launcher)
     grid.wait_state(ident, "running")
-    until(lambda: {p.name() for p in runs(grid, ident)} and len(on_nodes(grid, ident)) == 6, "six ranks to run")
+    until(lambda: len({p.node for p in runs(grid, ident)}) == 6, "six ranks to run")
     return ident
-
-
-def on_nodes(grid: Grid, ident: int) -> set[str]:
-    nodes = set()
-    for process in grid.workers(f"{ident}."):
-        try:
-            if process.cmdline()[:1] == ["sh"]:
-                nodes.add(process.environ()["LOCALD_NODE_NAME"])
-        except psutil.Error:
-            continue
-    return nodes
 
 
 def finish(grid: Grid, ident: int, go: Path, restarts: int) -> None:
@@ -51,19 +41,13 @@ def finish(grid: Grid, ident: int, go: Path, restarts: int) -> None:
     grid.settle()
 
 
-def runners(grid: Grid, ident: int, node: str) -> list[psutil.Process]:
-    """Processes of a job on a node that have no parent on it: its runner."""
-    here = {p.pid: p for p in grid.workers(f"{ident}.") if p.environ().get("LOCALD_NODE_NAME") == node}
-    return [p for p in here.values() if p.ppid() not in here]
-
-
 @pytest.mark.parametrize("launcher", ["processes", MPI])
 @pytest.mark.parametrize("node", ["north-1", "south-2"])
 def test_a_runner_is_killed(grid: Grid, tmp_path: Path, launcher: str, node: str) -> None:
     go = tmp_path / "go"
     ident = start(grid, go, launcher)
-    for runner in runners(grid, ident, node):
-        runner.kill()
+    (runner,) = grid.runners(f"{ident}.", node)
+    runner.kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
     finish(grid, ident, go, restarts=1)
     errors = {c["name"]: c["errors"] for c in grid.clusters()}
@@ -74,8 +58,10 @@ def test_a_runner_is_killed(grid: Grid, tmp_path: Path, launcher: str, node: str
 def test_a_nodes_processes_are_killed(grid: Grid, tmp_path: Path, launcher: str) -> None:
     go = tmp_path / "go"
     ident = start(grid, go, launcher)
+    for runner in grid.runners(f"{ident}.", "south-1"):
+        runner.kill()
     for process in grid.workers(f"{ident}."):
-        if process.environ().get("LOCALD_NODE_NAME") == "south-1":
+        if process.node == "south-1":
             process.kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
     finish(grid, ident, go, restarts=1)
@@ -85,7 +71,7 @@ def test_a_nodes_processes_are_killed(grid: Grid, tmp_path: Path, launcher: str)
 def test_an_agent_is_killed(grid: Grid, tmp_path: Path, launcher: str) -> None:
     go = tmp_path / "go"
     ident = start(grid, go, launcher)
-    agents = [p for p in grid.processes("agent", "--embedded") if "south" in p.cmdline()]
+    agents = [p for p in grid.processes("agent", "--embedded") if "south" in p.command]
     assert len(agents) == 1
     agents[0].kill()
     until(lambda: grid.cluster("south")["state"] == "unreachable", "the loss to be noticed")
@@ -118,9 +104,9 @@ def test_jobs_end_while_no_daemon_is_there(grid: Grid, tmp_path: Path) -> None:
 def test_the_local_resource_manager_is_killed(grid: Grid, tmp_path: Path) -> None:
     go = tmp_path / "go"
     ident = start(grid, go, "processes")
-    lrm = [p for p in grid.processes("locald.py") if "south" in p.cmdline()]
-    assert len(lrm) == 1
-    lrm[0].kill()
+    forks = {p.process.pid for p in grid.forks()}
+    (lrm,) = [p for p in grid.processes("locald.py") if "south" in p.command and p.process.pid not in forks]
+    lrm.kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
     finish(grid, ident, go, restarts=1)
 
@@ -143,11 +129,8 @@ def test_a_cluster_whose_starts_all_fail_becomes_unusable(make_grid: MakeGrid) -
     ident = grid.submit(request, "sleep", "300")
 
     def sabotage() -> bool:
-        for process in grid.workers(f"{ident}."):
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
+        for runner in grid.runners(f"{ident}."):
+            runner.kill()
         return bool(grid.cluster("south")["state"] == "unusable")
 
     until(sabotage, "three errors in a row")

@@ -1,0 +1,71 @@
+"""From options to what is sent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.submission import body_of, environment_of, request_of
+
+
+def request(**options: Any) -> Any:
+    given = {"flexible": None, "nonfixed": None, "fixed": None, "least": None, "most": None, "splits": []} | options
+    return request_of(**given)
+
+
+def test_each_kind_of_request() -> None:
+    assert request(flexible=6) == {"type": "flexible", "total_size": 6}
+    assert request(flexible=6, least=2, most=3, splits=["4,2", "3,3"]) == {
+        "type": "flexible", "total_size": 6, "min_component_size": 2, "max_components": 3,
+        "split_options": [[4, 2], [3, 3]],
+    }  # fmt: skip
+    assert request(nonfixed="2,4") == {"type": "nonfixed", "components": [{"size": 2}, {"size": 4}]}
+    assert request(fixed="north:2,south:4") == {
+        "type": "fixed",
+        "components": [{"cluster": "north", "size": 2}, {"cluster": "south", "size": 4}],
+    }
+    assert request() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"flexible": 6, "nonfixed": "2"}, "--flexible and --nonfixed cannot be given together"),
+        ({"nonfixed": "2,x"}, "--nonfixed is '2,x'"),
+        ({"fixed": "north"}, "--fixed is 'north'"),
+        ({"fixed": ":2"}, "--fixed is ':2'"),
+        ({"nonfixed": "2", "most": 1}, "are for flexible requests"),
+        ({"flexible": 2, "splits": ["1;1"]}, "--split is '1;1'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(CliError, match=says) as refusal:
+        request(**options)
+    assert refusal.value.code is Exit.USAGE
+    assert refusal.value.hint
+
+
+def test_options_override_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("request: {type: flexible, total_size: 2}\nname: mine\ncommand: [a]\nenvironment: {X: 1, Y: 2}\n")
+    body = body_of(file, {"name": "other", "command": None}, {"Y": "3"})
+    assert (body["name"], body["command"], body["environment"]) == ("other", ["a"], {"X": 1, "Y": "3"})
+
+
+@pytest.mark.parametrize("content", ["- 1", "a: [", "\xff"])
+def test_a_bad_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(CliError) as refusal:
+        body_of(file, {}, {})
+    assert str(file) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "yes")
+    monkeypatch.delenv("NOT_HERE", raising=False)
+    assert environment_of(["A=1=2", "B=", "HERE"]) == {"A": "1=2", "B": "", "HERE": "yes"}
+    with pytest.raises(CliError, match="NOT_HERE"):
+        environment_of(["NOT_HERE"])
