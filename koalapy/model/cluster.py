@@ -54,9 +54,14 @@ class GridView:
 
     @cached_property
     def by_idle(self) -> tuple[ClusterView, ...]:
-        """The usable clusters by decreasing idle nodes, ties by name; worked out once for the many requests of a scan."""
+        """The usable clusters by decreasing idle nodes, ties by name; worked out once for all requests of a scan."""
         usable = [c for c in self.clusters if c.state is ClusterState.USABLE]
         return tuple(sorted(usable, key=lambda c: (-c.idle, c.name)))
+
+    @cached_property
+    def usable_idle(self) -> int:
+        """All nodes that may be promised now."""
+        return sum(cluster.idle for cluster in self.by_idle)
 
     def get(self, name: ClusterName) -> ClusterView | None:
         return next((c for c in self.clusters if c.name == name), None)

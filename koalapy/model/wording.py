@@ -19,6 +19,10 @@ def nodes(count: int, kind: str = "") -> str:
     return f"{count} {kind}{' ' if kind else ''}{'node' if count == 1 else 'nodes'}"
 
 
+def are_idle(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'} idle"
+
+
 def known_names(wrong: str, names: Iterable[str]) -> str:
     """The way out after a wrong name: the nearest one there is, then all of them."""
     known = sorted(names)

@@ -3,7 +3,7 @@
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import SHOWN, listed, nodes
+from koalapy.model.wording import SHOWN, are_idle, listed, nodes
 from koalapy.placement.filling import Filled, fill_in_turn
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
@@ -21,7 +21,8 @@ class ClusterMinimization:
             raise does_not_serve(self, request)
         if request.split_options:
             return place_options(request, grid)
-        filled = fill_in_turn(request, grid.by_idle)
+        enough = request.total_size <= grid.usable_idle
+        filled = fill_in_turn(request, grid.by_idle) if enough else None
         if filled is None:
             return Refusal(_summary(request, grid))
         return Placement(tuple(PlacedComponent(size, cluster.name) for cluster, size in filled), _why(filled))
@@ -48,21 +49,16 @@ def _summary(request: FlexibleRequest, grid: GridView) -> str:
     total, least, most = request.total_size, request.min_component_size, request.max_components
     if not grid.by_idle:
         return nothing_usable(grid)
-    idle = [cluster.idle for cluster in grid.by_idle]
-    roomy = [count for count in idle if count >= least]
-    if sum(idle) < total:
-        problem = f"needs {nodes(total)}; {_are_idle(sum(idle))}"
-    elif sum(roomy) < total:
-        problem = f"needs {nodes(total)}; {_are_idle(sum(roomy))} on clusters with at least {least}"
+    if grid.usable_idle < total:
+        return f"needs {nodes(total)}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})"
+    roomy = [cluster.idle for cluster in grid.by_idle if cluster.idle >= least]
+    if sum(roomy) < total:
+        problem = f"needs {nodes(total)}; {are_idle(sum(roomy))} on clusters with at least {least}"
     elif sum(roomy[:most]) < total:
-        problem = f"needs {nodes(total)} on at most {most} clusters; {_are_idle(sum(roomy[:most]))} on the largest"
+        problem = f"needs {nodes(total)} on at most {most} clusters; {are_idle(sum(roomy[:most]))} on the largest"
     else:
         problem = f"{nodes(total)} cannot be split into components of at least {least}"
     return f"{problem} ({idle_nodes(grid)})"
-
-
-def _are_idle(count: int) -> str:
-    return f"{count} {'is' if count == 1 else 'are'} idle"
 
 
 def _reason(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> ClusterReason:

@@ -9,7 +9,7 @@ Filled = list[tuple[ClusterView, int]]
 
 
 def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Filled | None:
-    """Fill the clusters in turn, the last one partly; None when they run out or the split breaks a bound.
+    """Fill usable clusters in turn, the last one partly; None when they run out or the split breaks a bound.
 
     Clusters with fewer idle nodes than ``min_component_size`` are left out. When the last component would be smaller
     than that, the earlier ones give up nodes, beginning with the one filled last, none going below it itself.
@@ -24,8 +24,9 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
     for cluster in order:
         if left == 0 or len(filled) == most:
             break
-        if cluster.usable_idle >= least:
-            size = min(left, cluster.usable_idle)
+        idle = cluster.idle
+        if idle >= least:
+            size = min(left, idle)
             filled.append((cluster, size))
             left -= size
     if left or not filled:

@@ -5,7 +5,7 @@ from collections import Counter
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FixedRequest, Request, RequestType
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import are_idle, listed, nodes
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import not_usable, reason_for
 
@@ -64,4 +64,4 @@ def _problem(name: ClusterName, size: int, grid: GridView) -> str:
         return f"there is no cluster {name}"
     if cluster.state is not ClusterState.USABLE:
         return f"needs {nodes(size)} on {name}, which is {not_usable(cluster)}"
-    return f"needs {nodes(size)} on {name}; {cluster.idle} {'is' if cluster.idle == 1 else 'are'} idle"
+    return f"needs {nodes(size)} on {name}; {are_idle(cluster.idle)}"

@@ -22,7 +22,7 @@ def unusable_clusters(grid: GridView) -> str:
     """The clusters that are not usable and their state: ``east unreachable, west drained``; often empty."""
     if len(grid.by_idle) == len(grid.clusters):
         return ""
-    return listed([f"{c.name} {c.state}" for c in grid.clusters if c.state is not ClusterState.USABLE])
+    return listed(sorted(f"{c.name} {c.state}" for c in grid.clusters if c.state is not ClusterState.USABLE))
 
 
 def nothing_usable(grid: GridView) -> str:

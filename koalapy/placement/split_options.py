@@ -40,7 +40,7 @@ def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterRe
 
 def _why(request: FlexibleRequest, sizes: Sequence[int]) -> str:
     index = request.split_options.index(tuple(sizes))
-    which = "the first split option" if index == 0 else f"split option {index}, the first that fits"
+    which = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
     return f"{_name(sizes)} is {which}"
 
 

@@ -1,10 +1,12 @@
 """Worst Fit (sonmez-2010 IV-A): keeps the load of the clusters balanced."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
 
-from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.cluster import ClusterState, ClusterView, GridView
+from koalapy.model.packing import fits_by_worst_fit
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
 from koalapy.model.wording import SHOWN, listed, nodes
@@ -79,37 +81,14 @@ def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tu
 def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> int | None:
     """The fewest idle nodes of ``cluster``, above those it has, with which worst fit would place the sizes.
 
-    None when that is more than the cluster has, or when the cluster is not usable. Room for all sizes is always
-    enough; fewer nodes may do, but not in a monotone way, as more of them also draw larger components here.
+    None when that is more than the cluster has, or when the cluster is not usable.
     """
-    if cluster not in grid.by_idle:
+    if cluster.state is not ClusterState.USABLE:
         return None
-    others: Heap = [(-c.idle, c.name) for c in grid.by_idle if c.name != cluster.name]
-    falling = sorted(sizes, reverse=True)
-    wanted = max(cluster.idle + 1, sum(sizes) + sum(idle for idle, _ in others))
-    while wanted <= cluster.total:
-        more = _lacking(falling, others.copy(), cluster.name, wanted)
-        if more == 0:
-            return wanted
-        wanted += more
-    return None
-
-
-def _lacking(falling: Sequence[int], others: Heap, name: ClusterName, idle: int) -> int:
-    """0 when the sizes fit with ``idle`` nodes on the cluster ``name``; else how many more change anything at all."""
-    changes = []
-    for size in falling:
-        if not others or (-idle, name) < others[0]:
-            if idle < size:
-                return min([*changes, size - idle])
-            idle -= size
-            continue
-        taken, rival = others[0]
-        changes.append(-taken - idle + (name > rival))
-        if -taken < size:
-            return min(changes)
-        heapreplace(others, (taken + size, rival))
-    return 0
+    others = [c.idle for c in grid.by_idle if c.name != cluster.name]
+    candidates = range(max(cluster.idle + 1, sum(sizes) - sum(others)), cluster.total + 1)
+    place = bisect_left(candidates, True, key=lambda idle: fits_by_worst_fit(sizes, [*others, idle]))
+    return candidates[place] if place < len(candidates) else None
 
 
 def summary_of(sizes: Sequence[int], stuck: Stuck) -> str:

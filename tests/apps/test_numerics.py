@@ -1,0 +1,71 @@
+"""The pure parts of the applications."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.apps.allgather import is_right, pattern
+from koalapy.apps.partition import block
+from koalapy.apps.poisson import conjugate_gradients, minus_laplace, solution, source
+from koalapy.apps.prime import KNOWN, count_between, legendre, small_primes
+from koalapy.apps.wave import closed_form, step
+
+
+@given(st.integers(0, 500), st.integers(1, 40))
+def test_blocks_cover_everything_once_and_evenly(total: int, ranks: int) -> None:
+    blocks = [block(total, rank, ranks) for rank in range(ranks)]
+    assert [n for start, end in blocks for n in range(start, end)] == list(range(total))
+    sizes = [end - start for start, end in blocks]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000))
+def test_counting_primes_agrees_with_trial_division(start: int, end: int) -> None:
+    naive = sum(1 for n in range(max(start, 2), end) if all(n % d for d in range(2, int(n**0.5) + 1)))
+    assert count_between(start, end) == naive
+
+
+@given(st.integers(1, 20_000))
+def test_two_ways_to_count_primes_agree(limit: int) -> None:
+    assert legendre(limit) == len(small_primes(limit))
+
+
+@pytest.mark.parametrize("limit", [n for n in KNOWN if n <= 10**6])
+def test_known_counts(limit: int) -> None:
+    assert legendre(limit) == KNOWN[limit]
+
+
+def test_the_poisson_error_falls_with_the_square_of_the_spacing() -> None:
+    errors = []
+    for points in (20, 40):
+        spacing = 1 / (points + 1)
+        inner = np.arange(1, points + 1) * spacing
+        x, y = np.meshgrid(inner, inner)
+        border = np.zeros(points)
+        u, _ = conjugate_gradients(
+            lambda v, b=border, h=spacing: minus_laplace(v, b, b, h),  # type: ignore[misc]
+            lambda a, b: float(np.vdot(a, b)),
+            source(x, y),
+            1e-10,
+            1000,
+        )
+        errors.append(float(np.abs(u - solution(x, y)).max()))
+    assert 3.5 < errors[0] / errors[1] < 4.5
+
+
+def test_a_wave_of_one_rank_follows_the_closed_form() -> None:
+    points, courant = 400, 0.9
+    spacing = 1 / (points + 1)
+    x = np.arange(1, points + 1) * spacing
+    before, now = closed_form(x, 0), closed_form(x, courant * spacing)
+    for _ in range(300):
+        before, now = now, step(now, before, 0.0, 0.0, courant)
+    assert np.abs(now - closed_form(x, 301 * courant * spacing)).max() < 2e-2
+
+
+def test_a_wrong_row_is_noticed() -> None:
+    rows = np.array([pattern(rank, 3, 10) for rank in range(4)])
+    assert is_right(rows, 3)
+    rows[2, 5] += 1
+    assert not is_right(rows, 3)

@@ -1,0 +1,74 @@
+"""The applications under a real mpirun, with one rank and several."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(MPIRUN is None, reason="needs Open MPI (pip install 'koalapy[mpi]')"),
+]
+
+
+def run(ranks: int, name: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+    command = [str(MPIRUN), *flags, "-np", str(ranks), sys.executable, "-m", f"koalapy.apps.{name}", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, start_new_session=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 6])
+@pytest.mark.parametrize("name", ["prime", "poisson", "wave", "allgather"])
+def test_the_check_passes(name: str, ranks: int) -> None:
+    done = run(ranks, name)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("check: ")
+    assert lines[-1].endswith(": passed")
+    assert sorted(int(line.split()[1]) for line in lines if line.startswith("rank ")) == list(range(ranks))
+
+
+def test_pingpong_measures_every_pair() -> None:
+    done = run(3, "pingpong", "--no-where")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:3]] == ["0 - 1", "0 - 2"]
+    assert done.stdout.endswith("passed\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("poisson", ("--tolerance", "0")),
+        ("poisson", ("--iterations", "3")),
+        ("wave", ("--tolerance", "0")),
+        ("prime", ("--limit", "1000", "--expect", "167")),
+    ],
+)
+def test_a_wrong_result_is_exit_code_1(name: str, options: tuple[str, ...]) -> None:
+    done = run(2, name, *options)
+    assert done.returncode == 1
+    assert done.stdout.rstrip().endswith("FAILED")
+
+
+def test_a_limit_without_a_known_count_is_counted_in_another_way() -> None:
+    assert "check: 1001 = 1001: passed" in run(2, "prime", "--limit", "7927").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("prime", ("--limit", "0")), ("poisson", ("--grid", "1")), ("wave", ("--steps", "0")), ("allgather", ("--x",))],
+)
+def test_bad_options_are_exit_code_2_and_told_once(name: str, options: tuple[str, ...]) -> None:
+    done = run(2, name, *options)
+    assert done.returncode == 2
+    assert done.stderr.count(options[0]) == 1
+
+
+def test_pingpong_needs_two_ranks() -> None:
+    done = run(1, "pingpong")
+    assert done.returncode == 2
+    assert "needs 2 ranks" in done.stderr

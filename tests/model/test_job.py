@@ -1,0 +1,102 @@
+"""The state machine of jobs, attempts and tokens."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.job import (
+    ACTIVE_STATES,
+    FINAL_STATES,
+    TRANSITIONS,
+    Attempt,
+    Component,
+    Job,
+    JobSpec,
+    JobState,
+    parse_token,
+    token_of,
+)
+from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
+
+numbers = st.integers(0, 10**9)
+
+
+def _reachable(start: JobState) -> set[JobState]:
+    seen: set[JobState] = set()
+    ahead = [start]
+    while ahead:
+        state = ahead.pop()
+        if state not in seen:
+            seen.add(state)
+            ahead += TRANSITIONS[state]
+    return seen
+
+
+def test_every_state_has_its_exits_and_only_final_ones_have_none() -> None:
+    assert set(TRANSITIONS) == set(JobState)
+    assert {state for state, exits in TRANSITIONS.items() if not exits} == FINAL_STATES
+
+
+def test_every_state_is_reached_from_queued() -> None:
+    assert _reachable(JobState.QUEUED) == set(JobState)
+
+
+@pytest.mark.parametrize("state", set(JobState) - FINAL_STATES)
+def test_every_unfinished_job_can_come_to_each_end_and_be_cancelled_at_once(state: JobState) -> None:
+    assert _reachable(state) >= FINAL_STATES
+    assert JobState.CANCELLED in TRANSITIONS[state]
+
+
+def test_no_state_follows_itself() -> None:
+    assert all(state not in exits for state, exits in TRANSITIONS.items())
+
+
+def test_only_a_job_whose_nodes_are_claimed_can_succeed() -> None:
+    before = {state for state, exits in TRANSITIONS.items() if JobState.SUCCEEDED in exits}
+    assert before == {JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN}
+
+
+def test_every_active_job_can_go_back_to_the_queue() -> None:
+    assert all(JobState.QUEUED in TRANSITIONS[state] for state in ACTIVE_STATES)
+
+
+def test_states_are_final_or_active_or_waiting() -> None:
+    assert {state for state in JobState if state.is_final} == FINAL_STATES
+    assert {state for state in JobState if state.is_active} == ACTIVE_STATES
+    assert set(JobState) - FINAL_STATES - ACTIVE_STATES == {JobState.QUEUED, JobState.HELD}
+    assert not FINAL_STATES & ACTIVE_STATES
+
+
+@given(numbers, numbers, numbers)
+def test_a_token_says_what_it_was_made_of(job: int, generation: int, index: int) -> None:
+    assert parse_token(token_of(job, generation, index)) == (job, generation, index)
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers), unique=True, min_size=2))
+def test_no_two_components_share_a_token(parts: list[tuple[int, int, int]]) -> None:
+    assert len({token_of(*part) for part in parts}) == len(parts)
+
+
+@pytest.mark.parametrize("token", ["", "1.2", "1.2.3.4", "a.b.c", "1..3"])
+def test_foreign_tokens_are_refused(token: str) -> None:
+    with pytest.raises(ValueError):
+        parse_token(token)
+
+
+def test_a_jobs_tokens_are_of_its_present_generation() -> None:
+    job = Job(7, JobSpec(FlexibleRequest(2), ("true",)), submitted_at=0.0, generation=3)
+    assert job.token(1) == "7.3.1"
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_the_head_is_the_largest_component_and_among_equals_the_first(sizes: list[int]) -> None:
+    components = tuple(Component(index, "north", size) for index, size in enumerate(sizes))
+    assert Attempt(1, components, placed_at=0.0).head.index == sizes.index(max(sizes))
+
+
+def test_a_spec_knows_the_components_its_user_spelled_out() -> None:
+    first, second = ComponentRequest(1), ComponentRequest(2, command=("hostname",))
+    spec = JobSpec(NonFixedRequest((first, second)), ("true",))
+    assert spec.component(1) is second
+    assert spec.component(None) is None
+    assert JobSpec(FlexibleRequest(3), ("true",)).component(0) is None
