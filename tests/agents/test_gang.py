@@ -51,12 +51,13 @@ async def test_a_cancelled_gang_leaves_no_process(site: Site, other_site: Site, 
     await claim(daemon, 2, 1)
     await daemon.open(["sh", "-c", "setsid sleep 1000 & echo $!; wait"], HEAD, TAIL, launcher="openmpi")
     await daemon.until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)
+    pids = daemon.output[HEAD]
     for token in (TAIL, HEAD):
         await daemon.command("stop", token, reason="cancelled")
     for token in (TAIL, HEAD):
         end = await daemon.reaches(token, "ended")
         assert not end["infrastructure"]
-    assert alive(daemon.output[HEAD]) == []
+    assert alive(pids) == []
 
 
 def runner_above(pid: int) -> int:

@@ -87,13 +87,12 @@ class LocalCluster:
     def stop(self, *, if_idle: bool = False) -> bool:
         """Shut its locald down with all its jobs and wait until it is gone; False when it is busy and ``if_idle``."""
         try:
-            connection = LocalConnection(self.socket_path())
-        except (SiteUnavailable, OSError):
-            return True
-        with connection:
-            if not connection.request("shutdown", if_idle=if_idle)["shutdown"]:
-                return False
-            connection.wait_for_end()
+            with LocalConnection(self.socket_path()) as connection:
+                if not connection.request("shutdown", if_idle=if_idle)["shutdown"]:
+                    return False
+                connection.wait_for_end()
+        except (SiteUnavailable, OSError):  # it does not run, or has just ended
+            pass
         return True
 
     def _greet(self) -> "LocalConnection | None":

@@ -86,6 +86,7 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
             leftover.unlink(missing_ok=True)
         if Path(path).parent != directory:
             Path(path).parent.rmdir()
+        server.release()  # last, as clients take the end of their connections for the end of everything
     return 0
 
 

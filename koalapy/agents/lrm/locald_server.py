@@ -15,6 +15,8 @@ from koalapy.agents.lrm.locald_runs import Deadlines, Runs
 
 _LONGEST_LINE = 4 << 20
 _MOST_UNSENT = 64 << 20
+_BUSY_READING = 1 << 16
+"""Bytes not yet read by a client that make its notices of change wait."""
 _NOTICE_GAP = 0.01
 """Seconds between two notices of change."""
 
@@ -28,6 +30,8 @@ class Client:
         self.received = bytearray()
         self.unsent = bytearray()
         self.watching = False
+        self.told = 0
+        """The book's ``seq`` of which this client has been told."""
 
     def receive(self) -> list[bytes] | None:
         """Whole lines that have arrived; None when the client is gone or its line is too long."""
@@ -82,7 +86,7 @@ class Server:
         self._linger = linger
         self._clients: set[Client] = set()
         self._waiting: defaultdict[Job, list[tuple[Client, Any]]] = defaultdict(list)
-        self._told = self._journalled = book.seq
+        self._journalled = book.seq
         self._stopping = self._done = self._terminated = False
         self._operations: dict[str, Callable[[Client, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._hello,
@@ -117,7 +121,6 @@ class Server:
             for key, _ in self._selector.select(self._deadlines.timeout()):
                 key.data()
             self._deadlines.run_due()
-        self.release()
 
     def release(self) -> None:
         """Close everything, here only: a forked process must not touch what epoll watches for the other."""
@@ -238,7 +241,8 @@ class Server:
 
     def _watch(self, client: Client, _: dict[str, Any]) -> dict[str, Any]:
         client.watching = True
-        return {"seq": self._book.seq}
+        client.told = self._book.seq
+        return {"seq": client.told}
 
     def _node(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         node = self._book.node(request.get("node"))
@@ -293,13 +297,16 @@ class Server:
                 self._journal.rewrite(self._book.remembered())
 
     def _tell_watchers(self) -> None:
-        if self._told == self._book.seq or "notice" in self._deadlines:
+        if "notice" in self._deadlines:
             return
-        self._told = self._book.seq
-        self._deadlines.set("notice", _NOTICE_GAP, lambda: None)
-        for client in self._clients:
-            if client.watching and not client.unsent:
-                client.send({"changed": self._told})
+        seq = self._book.seq
+        unaware = [client for client in self._clients if client.watching and client.told != seq]
+        for client in unaware:
+            if len(client.unsent) < _BUSY_READING:
+                client.told = seq
+                client.send({"changed": seq})
+        if unaware:
+            self._deadlines.set("notice", _NOTICE_GAP, lambda: None)
 
     def _flush(self, client: Client) -> None:
         if not client.flush():
