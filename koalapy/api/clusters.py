@@ -29,13 +29,13 @@ def clusters_router(service: JobService) -> APIRouter:
         return {"clusters": [cluster_view(record) for record in service.clusters()]}
 
     @router.get("/clusters/{name}", response_model=schemas.ClusterView, tags=["clusters"], operation_id="show_cluster",
-                responses=declared(401, 404))  # fmt: skip
+                responses=declared(401, 404, 422))  # fmt: skip
     async def cluster(name: str) -> Any:
         """One cluster."""
         return cluster_view(find(name))
 
     @router.post("/clusters/{name}/clear", response_model=schemas.ClusterView, tags=["clusters"],
-                 operation_id="clear_cluster", responses=declared(401, 404, 503))  # fmt: skip
+                 operation_id="clear_cluster", responses=declared(401, 404, 422, 503))  # fmt: skip
     async def clear(name: str) -> Any:
         """Count a cluster's errors from zero again, and use it again."""
         find(name)

@@ -17,17 +17,15 @@ exit "$code"
 
 
 class Desk:
-    """Where the launch agents that mpirun starts hand in (host, command) and wait for the answer.
+    """Where the launch agents that mpirun starts hand in (host, command), and learn how that ended.
 
-    Pipes in a folder of our own, so that a launch agent is a shell script without any child: mpirun starts one for
-    each node, all at once.
+    Pipes in a folder, so that a launch agent is a shell script without any child: mpirun starts one for each node, all
+    at once. Like the ssh it stands for, it lives as long as what it started.
     """
 
-    def __init__(self, loop: Loop, hosts: list[str], asked: Callable[[str, str], None]) -> None:
-        self._loop, self._asked = loop, asked
-        self.folder = f"{os.environ.get('TMPDIR', '/tmp')}/koala-{os.getpid()}-{os.urandom(4).hex()}"
-        os.mkdir(self.folder, 0o700)
-        with open(f"{self.folder}/launch", "w", encoding="ascii") as file:
+    def __init__(self, loop: Loop, folder: str, hosts: list[str], asked: Callable[[str, str], None]) -> None:
+        self._loop, self._folder, self._asked = loop, folder, asked
+        with open(f"{folder}/launch", "w", encoding="ascii") as file:
             file.write(LAUNCH_AGENT)
         self._requests = self._pipe("requests")
         self._answers = {host: self._pipe(f"{host}.answer") for host in hosts}
@@ -36,25 +34,23 @@ class Desk:
 
     @property
     def agent(self) -> str:
-        return f"/bin/sh {self.folder}/launch"
+        return f"/bin/sh {self._folder}/launch"
 
     def answer(self, host: str, error: str = "") -> None:
+        """What was asked for that host has ended, or could not be started."""
         os.write(self._answers[host], f"{1 if error else 0} {error[:1000]}\n".encode())
 
     def close(self) -> None:
         self._loop.forget(self._requests)
         for file in (self._requests, *self._answers.values()):
             os.close(file)
-        for name in os.listdir(self.folder):
-            os.unlink(f"{self.folder}/{name}")
-        os.rmdir(self.folder)
 
     def _pipe(self, name: str) -> int:
-        os.mkfifo(f"{self.folder}/{name}", 0o600)
-        return os.open(f"{self.folder}/{name}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.mkfifo(f"{self._folder}/{name}", 0o600)
+        return os.open(f"{self._folder}/{name}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _ready(self, _events: int) -> None:
         *hosts, self._rest = (self._rest + os.read(self._requests, 65536)).split(b"\n")
         for host in map(os.fsdecode, hosts):
-            with open(f"{self.folder}/{host}.command", encoding="utf-8") as file:
+            with open(f"{self._folder}/{host}.command", encoding="utf-8") as file:
                 self._asked(host, file.read().rstrip("\n"))

@@ -30,6 +30,8 @@ def mpirun_options(mpirun: str, launch_agent: str) -> list[str]:
             "plm_ssh_agent": launch_agent,
             "plm_ssh_no_tree_spawn": "1",
         }
+        # Its launch threads lose track of a process that ends at once, and mpirun then hangs (seen in 5.0.11).
+        options["odls_base_max_threads"] = "0"
         flag, more = "--prtemca", ["--leave-session-attached"]
     elif os.access(os.path.join(folder, "orterun"), os.X_OK):
         options = {
@@ -42,6 +44,12 @@ def mpirun_options(mpirun: str, launch_agent: str) -> list[str]:
     else:
         raise Failure(f"{mpirun} is not Open MPI's: set the cluster's prefix")
     return [*(word for k, v in options.items() for word in (flag, k, v)), *more, "--bind-to", "none"]
+
+
+def give_temporary_folder(node: Node) -> str:
+    """Let Open MPI have its session files in a folder of ours: what it leaves when killed would hurt a later run."""
+    node.environment["TMPDIR"] = folder = node.make_folder()
+    return folder
 
 
 def how_it_ended(code: int) -> str:
@@ -64,6 +72,7 @@ class Follower:
 
     def start(self) -> None:
         """The head node will ask."""
+        give_temporary_folder(self._runner)
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         if payload["op"] == "launch":
@@ -123,7 +132,7 @@ class Head:
         if mpirun is None:
             name = self._runner.settings.name
             raise Failure(f"mpirun not found on node {name}: install Open MPI or set the cluster's prefix")
-        self._desk = Desk(self._runner.loop, list(self._by_host), self._asked)
+        self._desk = Desk(self._runner.loop, give_temporary_folder(self._runner), list(self._by_host), self._asked)
         if os.geteuid() == 0:
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         argv = [mpirun, *mpirun_options(mpirun, self._desk.agent), *self._plan.mpirun_contexts()]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
             """Start a command of the program's on this node; ``Failure`` when it cannot be."""
             ...
 
+        def make_folder(self) -> str:
+            """A folder for this run on this node, gone when the run is over."""
+            ...
+
         def tell_running(self) -> None:
             """What this node is to start was started."""
 

@@ -23,7 +23,7 @@ from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
-from koalapy.runtime.processes import Processes, find_program
+from koalapy.runtime.processes import Processes, find_program, remove_tree
 from koalapy.runtime.role import Single
 from koalapy.runtime.settings import Failure, Settings
 
@@ -51,6 +51,7 @@ class Runner:
         self._processes = Processes()
         self._output = Output(f"{settings.spool}/output.{settings.node}")
         self._copy = -1
+        self._folder = ""
         self._role: Role | None = None
         self._early: list[dict[str, Any]] = []
         self._result: dict[str, Any] | None = None
@@ -82,6 +83,15 @@ class Runner:
             return self._processes.start([program, *command[1:]], self.environment, self._writing)
         except OSError as error:
             raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
+
+    def make_folder(self) -> str:
+        base = self.environment.get("TMPDIR", "/tmp")
+        self._folder = f"{base}/koala-{self.settings.token}-{self.settings.node}-{os.urandom(4).hex()}"
+        try:
+            os.mkdir(self._folder, 0o700)
+        except OSError as error:
+            raise Failure(f"cannot make a folder in {base} on {self.settings.name}: {error.strerror}") from error
+        return self._folder
 
     def tell_running(self) -> None:
         if self._phase == "opened":
@@ -251,6 +261,8 @@ class Runner:
             pass
         self._phase = "ended"
         self.loop.cancel("sweep")
+        if self._folder:
+            remove_tree(self._folder)
         self._write_result()
         self.loop.after("give-up", self._patience, self._give_up)
         self._pump()

@@ -125,3 +125,26 @@ async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
     for node in nodes:
         assert await node.ended() == 0
     assert alive(" ".join(map(str, below))) == []
+
+
+async def test_programs_that_end_at_once_do_not_hang(agent: FakeAgent) -> None:
+    """Open MPI 5's launch threads lose track of such processes; three of ten runs hung before they were turned off."""
+    for attempt in range(5):
+        nodes = [await agent.start(f"{attempt}.1.0", i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(6)]
+        await run(agent, nodes, ["true"])
+        assert (await nodes[0].expect("exit"))["code"] == 0
+        for node in nodes:
+            assert await node.ended() == 0
+
+
+async def test_nothing_is_left_in_the_temporary_folder(agent: FakeAgent, tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    node = await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT, TMPDIR=str(folder))
+    await run(agent, [node], ["sh", "-c", 'touch "$TMPDIR/mine"; echo $TMPDIR $PPID; exec sleep 1000'])
+    await agent.until(lambda: node.output.endswith(b"\n"), "the program")
+    os.kill(int(node.output.split()[1]), signal.SIGKILL)
+    assert (await node.expect("exit"))["infrastructure"]
+    assert node.output.startswith(bytes(folder))
+    assert await node.ended() == 0
+    assert list(folder.iterdir()) == []

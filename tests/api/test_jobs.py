@@ -1,0 +1,165 @@
+"""The REST API: what it answers, and how it refuses."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Open
+
+Body = dict[str, Any]
+
+
+async def test_a_submitted_job_is_there(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/jobs", json=body)
+    assert answer.status_code == 201
+    assert answer.headers["location"] == "/api/v1/jobs/1"
+    job = (await api.get("/api/v1/jobs/1")).json()
+    assert {k: job[k] for k in ("id", "state", "owner", "policy", "exit_code", "components")} == {
+        "id": 1, "state": "queued", "owner": "ada", "policy": "cluster-minimization", "exit_code": None, "components": [],
+    }  # fmt: skip
+    assert job["request"]["total_size"] == 6
+    assert [entry["event"] for entry in job["timeline"]] == ["submitted"]
+    assert "no cluster is usable" in job["reason"]
+    assert (await api.get("/api/v1/jobs/1/timeline")).json()["timeline"] == job["timeline"]
+
+
+async def test_the_same_key_is_the_same_job_even_at_once(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    same = [api.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "k"}) for _ in range(5)]
+    answers = await asyncio.gather(*same)
+    assert sorted(a.status_code for a in answers) == [200, 200, 200, 200, 201]
+    assert {a.json()["id"] for a in answers} == {1}
+    other = await api.post("/api/v1/jobs", json=body | {"name": "x"}, headers={"Idempotency-Key": "k"})
+    assert (other.status_code, other.json()["field"]) == (409, "Idempotency-Key")
+
+
+async def test_hold_release_cancel(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+
+    async def act(action: str) -> Any:
+        return await api.post(f"/api/v1/jobs/1/{action}", json={"reason": "because"})
+
+    assert (await act("release")).status_code == 409
+    assert (await act("hold")).json()["state"] == "held"
+    assert (await act("hold")).status_code == 409
+    assert (await api.post("/api/v1/jobs/1/release")).json()["state"] == "queued"
+    cancelled = (await act("cancel")).json()
+    assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "because")
+    again = await act("cancel")
+    assert again.status_code == 409
+    assert again.json()["detail"] == "job 1 is cancelled already"
+
+
+async def test_waiting_ends_with_the_job(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    waiting = asyncio.create_task(api.get("/api/v1/jobs/1", params={"wait": 30}))
+    await api.post("/api/v1/jobs/1/cancel")
+    assert (await waiting).json()["state"] == "cancelled"
+    assert (await api.get("/api/v1/jobs/1/logs", params={"follow": True})).content == b""
+
+
+async def test_pages(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    for owner in ("ada", "bob") * 4:
+        await api.post("/api/v1/jobs", json=body | {"owner": owner})
+    url: str | None = "/api/v1/jobs?owner=ada&limit=3&active=true"
+    seen: list[int] = []
+    while url:
+        page = (await api.get(url)).json()
+        seen += [job["id"] for job in page["jobs"]]
+        url = page["next"]
+    assert seen == [7, 5, 3, 1]
+    assert (await api.get("/api/v1/jobs", params={"state": "running"})).json() == {"jobs": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "field", "says"),
+    [
+        ({"siez": 1}, 422, "siez", "unknown field"),
+        ({"request": {"type": "flexible", "total_size": 6, "total": 1}}, 422, "request.total", "unknown field"),
+        ({"request": {"type": "flexible"}}, 422, "request.total_size", "required"),
+        ({"request": {"type": "big"}}, 422, "request.type", "tag"),
+        ({"request": {"total_size": 6}}, 422, "request.type", ""),
+        ({"request": {"type": "fixed", "components": [{"size": "x", "cluster": "north"}]}}, 422,
+         "request.components[0].size", "integer"),
+        ({"request": {"type": "fixed", "components": [{"size": 1, "cluster": "nroth"}]}}, 422,
+         "request.components[0].cluster", "nroth"),
+        ({"request": {"type": "flexible", "total_size": 9}}, 422, "request.total_size", "8 nodes"),
+        ({"request": {"type": "flexible", "total_size": 0}}, 422, "request.total_size", ""),
+        ({"policy": "worst-fitt"}, 422, "policy", "worst-fitt"),
+        ({"policy": "worst-fit"}, 422, "policy", "flexible"),
+        ({"command": []}, 422, "command", ""),
+        ({"walltime": "soon"}, 422, "walltime", ""),
+        ({"priority": "urgent"}, 422, "priority", ""),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_is_refused_by_field(
+    open_api: Open, body: Body, change: Body, status: int, field: str, says: str
+) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/jobs", json=body | change)
+    problem = answer.json()
+    assert (answer.status_code, problem["field"]) == (status, field), problem
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert says in problem["detail"]
+    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
+
+
+async def test_no_json_no_job_no_route(open_api: Open) -> None:
+    api = await open_api()
+    garbage = await api.post("/api/v1/jobs", content=b"{", headers={"content-type": "application/json"})
+    assert (garbage.status_code, garbage.json()["status"]) == (400, 400)
+    for path in (
+        "/api/v1/jobs/99",
+        "/api/v1/jobs/99/logs",
+        "/api/v1/jobs/99/timeline",
+        "/api/v1/clusters/x",
+        "/nowhere",
+    ):
+        answer = await api.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    large = await api.post("/api/v1/jobs", content=b"x" * 1_100_000)
+    assert large.status_code == 413
+
+
+async def test_a_full_queue_says_when_to_come_back(open_api: Open, body: Body) -> None:
+    api = await open_api(placement_queue_limit=2)
+    answers = [await api.post("/api/v1/jobs", json=body) for _ in range(3)]
+    assert [a.status_code for a in answers] == [201, 201, 429]
+    assert int(answers[2].headers["retry-after"]) > 0
+    assert len((await api.get("/api/v1/jobs")).json()["jobs"]) == 2
+
+
+async def test_tokens(open_api: Open) -> None:
+    api = await open_api(tokens=["secret"])
+    refused = await api.get("/api/v1/jobs", headers={"Authorization": "Bearer wrong"})
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert (await api.get("/api/v1/jobs", headers={"Authorization": "Bearer secret"})).status_code == 200
+    assert (await api.get("/healthz")).status_code == 200
+
+
+async def test_health_clusters_policies(open_api: Open) -> None:
+    api = await open_api()
+    assert (await api.get("/healthz")).json()["status"] == "degraded"
+    clusters = (await api.get("/api/v1/clusters")).json()["clusters"]
+    assert [c["name"] for c in clusters] == ["north", "south"]
+    assert (await api.get("/api/v1/clusters/north")).json() == clusters[0]
+    assert (await api.post("/api/v1/clusters/north/clear")).status_code == 200
+    names = {p["name"] for p in (await api.get("/api/v1/policies")).json()["policies"]}
+    assert names == {"fixed", "worst-fit", "cluster-minimization"}
+
+
+async def test_every_route_declares_its_problems(open_api: Open) -> None:
+    schema = (await (await open_api()).get("/openapi.json")).json()
+    assert "Problem" in schema["components"]["schemas"]
+    assert "HTTPValidationError" not in schema["components"]["schemas"]
+    operations = [op for path in schema["paths"].values() for op in path.values()]
+    assert len({op["operationId"] for op in operations}) == len(operations) == 13
+    for operation in operations:
+        for status, answer in operation["responses"].items():
+            if int(status) >= 400:
+                assert list(answer["content"]) == ["application/problem+json"], (operation["operationId"], status)
