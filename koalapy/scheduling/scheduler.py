@@ -94,7 +94,7 @@ class Scheduler:
     def waiting_reason(self, job: Job) -> str:
         """Why a queued job is not placed: what its shape was last refused for."""
         refusal = self._refusals.get(_shape(job))
-        return refusal.summary if refusal else job.reason
+        return refusal.summary if refusal else job.reason or "waits for its turn in the queue"
 
     def admit(self) -> None:
         """Refuse a submission while the placement queues are full; nothing is kept of it."""

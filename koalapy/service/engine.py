@@ -48,6 +48,8 @@ class Item:
     committed: asyncio.Future[None] | None = None
     after: Callable[[], None] | None = None
     """Called once everything is written."""
+    inventory_of: str = ""
+    """The cluster that becomes ready for commands by this item."""
 
 
 @dataclass(slots=True)
@@ -186,7 +188,10 @@ class Engine:
         return ident is not None and self.outbox.acknowledge(ident)
 
     def _job_of(self, command: Command, effects: Effects) -> Job | None:
-        job = parse_token(command.token)[0]
+        try:
+            job = parse_token(command.token)[0]
+        except ValueError:
+            return None  # a stray that never was one of ours: to be stopped or forgotten all the same
         return effects.jobs.get(job) or self.scheduler.job(job)
 
     async def _write(self, batch: Batch) -> None:
@@ -203,18 +208,24 @@ class Engine:
         self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:  # fmt: skip
         self.outbox.add(batch.outbox)
-        if self.dispatcher is not None:
-            for cluster, wanted in messages.items():
-                self.dispatcher.send(cluster, wanted)
+        # A cluster that has just told its inventory is sent its outbox by ``after``; what has none comes after that.
+        greeted = {item.inventory_of for item in this.items if item.inventory_of}
+        self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})
         for item in this.items:
             if item.after is not None:
                 item.after()
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
+        self._send({c: [m for m in messages.get(c, ()) if m["type"] == "forget"] for c in greeted})
         if self._watchers:
             for job in {*effects.jobs, *(job for job, _ in batch.output)}:
                 for changed in self._watchers.get(job, ()):
                     changed.set()
+
+    def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
+        if self.dispatcher is not None:
+            for cluster, wanted in messages.items():
+                self.dispatcher.send(cluster, wanted)
 
 
 def inventory_item(engine: Engine, inventory: InventoryReceived, after: Callable[[], None]) -> Item:
@@ -224,4 +235,4 @@ def inventory_item(engine: Engine, inventory: InventoryReceived, after: Callable
         undelivered = engine.outbox.undelivered_submits(inventory.cluster)
         return (InventoryReceived(inventory.cluster, inventory.components, undelivered),)
 
-    return Item(prepare=prepare, after=after)
+    return Item(prepare=prepare, after=after, inventory_of=inventory.cluster)

@@ -17,7 +17,8 @@ async def test_a_submitted_job_is_there(open_api: Open, body: Body) -> None:
     assert answer.headers["location"] == "/api/v1/jobs/1"
     job = (await api.get("/api/v1/jobs/1")).json()
     assert {k: job[k] for k in ("id", "state", "owner", "policy", "exit_code", "components")} == {
-        "id": 1, "state": "queued", "owner": "ada", "policy": "cluster-minimization", "exit_code": None, "components": [],
+        "id": 1, "state": "queued", "owner": "ada", "policy": "cluster-minimization",
+        "exit_code": None, "components": [],
     }  # fmt: skip
     assert job["request"]["total_size"] == 6
     assert [entry["event"] for entry in job["timeline"]] == ["submitted"]

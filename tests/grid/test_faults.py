@@ -21,9 +21,7 @@ def grid(make_grid: MakeGrid) -> Grid:
 
 def runs(grid: Grid, ident: int) -> list[Seen]:
     """The programs themselves, not the runners and MPI daemons around them."""
-    return [
-        p for p in grid.workers(f"{ident}.") if p.command[:2] == ["sh", "-c"] and "sleep 0.05; done" in p.command[2]
-    ]
+    return [p for p in grid.workers(f"{ident}.") if p.command[1:2] == ["-c"] and "sleep 0.05; done" in p.command[2]]
 
 
 def start(grid: Grid, go: Path, launcher: str) -> int:
@@ -148,17 +146,21 @@ def test_a_cluster_whose_starts_all_fail_becomes_unusable(make_grid: MakeGrid) -
 
 def test_local_users_who_are_faster_make_the_claim_fail(make_grid: MakeGrid) -> None:
     grid = make_grid(KOALA_RULES__CLAIM_GRACE="1")
-    local = [local_run(grid, "2", "sleep", "300")]
-    until(lambda: grid.cluster("south")["background"] == 2, "local users to have two nodes")
-    # Strict order in the cluster's own queue: who comes after this one waits, though two nodes are idle.
-    local.append(local_run(grid, "4", "true"))
+    (agent,) = [p for p in grid.processes("agent", "--embedded") if "south" in p.command]
+    agent.process.suspend()
+    local = local_run(grid, "4", "sleep", "300")
+    until(lambda: len([p for p in grid.processes("LOCALD_MARK=") if "300" in p.command]) >= 4, "local users to run")
+    assert grid.cluster("south")["idle"] == 4, "the scheduler does not know yet"
     ident = grid.submit({"type": "fixed", "components": [{"size": 2, "cluster": "south"}]}, "true")
+    assert grid.job(ident)["state"] == "claiming"
+    agent.process.resume()
     until(lambda: "claim-failed" in str(grid.job(ident)["timeline"]), "the claim to fail")
-    local[0].terminate()
-    assert grid.wait(ident)["state"] == "succeeded"
-    assert local[1].wait(timeout=60) == 0
-    local[0].wait(timeout=60)
-    assert grid.cluster("south")["errors"] == 0
+    until(lambda: grid.cluster("south")["background"] == 4, "the load to be seen")
+    grid.wait_state(ident, "queued")
+    local.terminate()
+    local.wait(timeout=60)
+    job = grid.wait(ident)
+    assert (job["state"], job["restarts"], grid.cluster("south")["errors"]) == ("succeeded", 0, 0)
     grid.settle()
 
 

@@ -88,7 +88,7 @@ def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
     for token in tokens:
         assert any(token in site.claimed for site in world.sites.values())
     for site in world.sites.values():
-        away = not site.connected and world.now - world.away_since[site.name] >= world.rules.lost_after
+        away = not site.connected and world.now >= world.away_since[site.name] + world.rules.lost_after
         for token in site.in_phase("running"):
             job, generation, _ = parse_token(token)
             if job == gang[0] and generation != gang[1] and not away:

@@ -2,8 +2,10 @@
 
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 
+Split = tuple[tuple[int, ...], ...]
 
-def flexible(total: int, least: int = 1, most: int | None = None, split: tuple[tuple[int, ...], ...] = ()) -> FlexibleRequest:  # fmt: skip  # noqa: E501
+
+def flexible(total: int, least: int = 1, most: int | None = None, split: Split = ()) -> FlexibleRequest:
     return FlexibleRequest(total, least, most, split)
 
 

@@ -1,4 +1,4 @@
-"""Clusters in memory: local users, a resource manager with a queue of its own, runners, and an agent that tells of them."""
+"""Clusters in memory: local users, a resource manager with its queue, runners, and an agent that tells of them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -59,8 +59,9 @@ class Site:
         self.opened: list[Token] = []
         """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
         self._size_of = size_of
+        self._unseen = True
         self._local_users = 0
-        self._reported: ClusterReported | None = None
+        self.last_report: ClusterReported | None = None
 
     # The resource manager
 
@@ -84,7 +85,12 @@ class Site:
     def _size(self, name: str) -> int:
         return self.locals[name] if name in self.locals else self.runners[name].size
 
+    def grows(self, nodes: int) -> None:
+        self.total += nodes
+        self._allocate()
+
     def _allocate(self) -> None:
+        self._unseen = True
         while self.queue and self._size(self.queue[0]) <= self.idle:
             name = self.queue.pop(0)
             self.held[name] = self._size(name)
@@ -181,17 +187,16 @@ class Site:
         return ClusterReported(self.name, self.total, self.idle, background, 0, frozenset(ours))
 
     def report(self, seen: ClusterReported | None = None) -> None:
-        """Tell what was seen, or what is to be seen now if that is news."""
-        now = self.look()
-        if seen is not None or now != self._reported:
-            self._reported = seen or now
-            self._say(self._reported)
+        """Tell what was seen, or what is to be seen now if that may be news."""
+        if seen is None and not self._unseen:
+            return
+        self.last_report, self._unseen = seen or self.look(), seen is not None
+        self._say(self.last_report)
 
     def connect(self) -> None:
         self.connected = True
         self._say(InventoryReceived(self.name, tuple(self._status(r) for r in self.runners.values())))
-        self._reported = None
-        self.report()
+        self.report(self.look())
 
     def disconnect(self) -> None:
         """Whatever is on its way is lost."""

@@ -165,8 +165,7 @@ class World:
         """The daemon dies and another takes over with nothing but what was written."""
         books = []
         for name, site in self.sites.items():
-            site.disconnect()
-            self.away_since[name] = self.now
+            self._goes_away(site)
             book = ClusterBook(name)
             book.errors, book.unusable, book.note = self._clusters.get(name, (0, False, ""))
             books.append(book)
@@ -179,17 +178,24 @@ class World:
 
     def connect(self, name: str) -> None:
         site = self.sites[name]
-        if self.now - self.away_since[name] >= self.rules.lost_after:
-            self.lost |= site.runners.keys()
+        self._note_lost(site)
         site.connect()
         if not self.manual:
             self.settle()
 
     def disconnect(self, name: str, reason: str = "its agent is not connected") -> None:
-        self.sites[name].disconnect()
-        self.away_since[name] = self.now
+        self._goes_away(self.sites[name])
         self._ready.discard(name)
         self.step([ClusterDisconnected(name, reason)])
+
+    def _goes_away(self, site: Site) -> None:
+        self._note_lost(site)
+        site.disconnect()
+        self.away_since[site.name] = self.now
+
+    def _note_lost(self, site: Site) -> None:
+        if not site.connected and self.now >= self.away_since[site.name] + self.rules.lost_after:
+            self.lost |= site.runners.keys()
 
     def deliver(self, name: str, most: int | None = None) -> None:
         """Bring what a cluster's agent has told to the scheduler, message by message."""
@@ -207,9 +213,11 @@ class World:
         name = inventory.cluster
         waiting = [(ident, command) for ident, (cluster, command) in self.outbox.items() if cluster == name]
         undelivered = frozenset(command.token for _, command in waiting if isinstance(command, SubmitComponent))
-        self.step([replace(inventory, undelivered=undelivered)])
+        effects = self.step([replace(inventory, undelivered=undelivered)])
         self._ready.add(name)
         self.sites[name].inbox.extend((i, c) for i, (cluster, c) in self.outbox.items() if cluster == name)
+        forgets = [c for c in effects.commands if isinstance(c, ForgetComponent) and c.cluster == name]
+        self.sites[name].inbox.extend((next(self._idents), c) for c in forgets)
 
     def obey(self, name: str, most: int | None = None) -> None:
         """Have a cluster's agent carry out what it was told."""

@@ -1,0 +1,268 @@
+"""From a placement to an open barrier, and the way back."""
+
+import pytest
+
+from koalapy.model.job import ComponentState, JobState, Launcher
+from koalapy.scheduling.events import ComponentUpdated
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.laws import check_quiet
+from tests.scheduling.requests import fixed, flexible, nonfixed
+from tests.scheduling.world import START_DELAY, World
+
+BOTH = pytest.mark.parametrize("launcher", list(Launcher))
+
+
+@BOTH
+def test_a_gang_over_two_clusters_from_its_submission_to_its_end(launcher: Launcher) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    assert world.state(job) is JobState.CLAIMING
+    world.advance(START_DELAY)
+    assert world.state(job) is JobState.RUNNING
+    world.advance(20)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.story(job) == [
+        "submitted", "placed", "claiming", "claimed", "claimed", "started", "running", "ending", "succeeded"
+    ]  # fmt: skip
+    assert world.commands(job) == [
+        ("Submit", "1.1.0"), ("Submit", "1.1.1"), ("Open", "1.1.0"), ("Open", "1.1.1"),
+        ("Forget", "1.1.0"), ("Forget", "1.1.1"),
+    ]  # fmt: skip
+    done = world.job(job)
+    assert (done.submitted_at, done.placed_at, done.started_at, done.ended_at) == (
+        0, 0, START_DELAY, START_DELAY + 10
+    )  # fmt: skip
+    assert (done.exit_code, done.restarts, done.generation, done.claiming_tries) == (0, 0, 1, 1)
+    assert world.reasons(job, "claiming") == ["4 on north, 2 on south"]
+    check_quiet(world)
+
+
+def test_the_barrier_stays_shut_until_the_last_component_is_claimed() -> None:
+    world = World({"north": 4, "south": 4}, manual=True)
+    _reach_all(world)
+    job = world.submit(nonfixed(4, 4))
+    _reach_all(world)
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    assert world.state(job) is JobState.CLAIMING
+    assert ("Open", "1.1.0") not in world.commands(job)
+    world.sites["south"].runners_report("1.1.1")
+    world.deliver("south")
+    assert world.state(job) is JobState.STARTING
+    hosts = [c.hosts for c in world.job(job).attempt.components]  # type: ignore[union-attr]
+    assert hosts == [tuple(f"{name}-{n}" for n in range(4)) for name in ("north", "south")]
+
+
+def test_local_users_are_faster() -> None:
+    """The grid said idle, but somebody else was at the cluster's own queue before us."""
+    world = World({"north": 4, "south": 4}, Rules(claim_grace=10))
+    world.sites["south"].local_user(2)  # not yet reported
+    first = world.submit(fixed(north=2, south=4))
+    second = world.submit(fixed(north=4))
+    world.advance(9)
+    assert world.state(first) is JobState.CLAIMING
+    assert world.state(second) is JobState.QUEUED
+    world.advance(2)
+    assert world.state(first) is JobState.QUEUED
+    assert world.reasons(first, "requeued") == ["claim-failed: local users of south were faster"]
+    assert [kind for kind, _ in world.commands(first)] == ["Submit", "Submit", "Stop", "Stop", "Forget", "Forget"]
+    assert world.state(second) is JobState.RUNNING, "its nodes are free for others at once"
+    assert world.scheduler.grid["south"].errors == 0
+    assert world.job(first).restarts == 0
+    assert world.job(first).queue_seq > world.job(second).queue_seq, "back at the tail"
+    world.sites["south"].local_user_leaves("user-1")
+    world.advance(60)
+    assert world.state(first) is JobState.SUCCEEDED
+    assert (world.job(first).generation, world.job(first).claiming_tries) == (2, 2)
+    check_quiet(world)
+
+
+def test_a_failed_claim_makes_room_that_is_used_at_once() -> None:
+    """A runner that never had nodes gives back a promise, which no report of its cluster would show as growth."""
+    world = World({"north": 4}, Rules(claim_grace=10, scan_interval=1000))
+    world.sites["north"].local_user(1)
+    first = world.submit(fixed(north=4))
+    second = world.submit(fixed(north=2))
+    world.advance(5)
+    assert (world.state(first), world.state(second)) == (JobState.CLAIMING, JobState.QUEUED)
+    world.advance(6)
+    assert (world.state(first), world.state(second)) == (JobState.QUEUED, JobState.RUNNING)
+
+
+def test_a_runner_that_waits_only_for_a_moment_is_no_failed_claim() -> None:
+    world = World({"north": 4})
+    world.sites["north"].local_user(2)
+    job = world.submit(fixed(north=4))
+    world.advance(5)
+    world.sites["north"].local_user_leaves("user-1")
+    world.advance(30)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.job(job).generation == 1
+
+
+def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> None:
+    world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
+    _reach_all(world)
+    job = world.submit(fixed(north=4, south=4))
+    world.obey("north")
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    world.now = 59.0
+    world.step()
+    assert world.job(job).ending is None
+    world.now = 60.0
+    world.step()
+    assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
+    assert {n: world.scheduler.grid[n].errors for n in ("north", "south")} == {"north": 0, "south": 1}
+    assert world.commands(job)[-2:] == [("Stop", "1.1.0"), ("Stop", "1.1.1")]
+    world.take_over()
+    world.advance(60)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
+    check_quiet(world)
+
+
+def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
+    """All are claimed, but one of them cannot be reached: the barrier opens when it can."""
+    world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
+    _reach_all(world)
+    job = world.submit(fixed(north=4, south=4))
+    _reach_all(world)
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    world.disconnect("north")
+    world.now = 6.0
+    world.step()
+    assert world.state(job) is JobState.UNKNOWN
+    world.sites["south"].runners_report("1.1.1")
+    world.deliver("south")
+    assert "started" not in world.story(job)
+    world.connect("north")
+    world.deliver("north")
+    assert world.state(job) is JobState.STARTING
+    world.take_over()
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    check_quiet(world)
+
+
+def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
+    world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
+    _reach_all(world)
+    job = world.submit(fixed(north=4, south=4))
+    _reach_all(world)
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    world.disconnect("north")
+    world.now = 6.0
+    world.step()
+    world.sites["south"].runners_report("1.1.1")
+    world.deliver("south")
+    world.now = 60.0
+    world.step()
+    assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
+    assert {n: world.scheduler.grid[n].errors for n in ("north", "south")} == {"north": 1, "south": 0}
+    world.obey("south")
+    world.deliver("south")
+    assert world.state(job) is JobState.QUEUED, "the barrier never opened: nothing of it can run in north"
+
+
+def test_a_component_that_breaks_as_it_comes_in_keeps_the_barrier_shut() -> None:
+    world = World({"north": 4}, manual=True)
+    _reach_all(world)
+    job = world.submit(fixed(north=4))
+    world.step([ComponentUpdated("1.1.0", "north", "claimed", error="a runner is gone", infrastructure=True)])
+    assert [kind for kind, _ in world.commands(job)] == ["Submit", "Stop"]
+    assert world.job(job).ending is JobState.QUEUED
+
+
+def test_a_program_that_is_not_launched_in_time_is_the_infrastructures_fault() -> None:
+    world = World({"north": 4}, Rules(barrier_timeout=60), manual=True)
+    _reach_all(world)
+    job = world.submit(fixed(north=4))
+    _reach_all(world)
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    assert world.state(job) is JobState.STARTING
+    world.now = 60.0
+    world.step()
+    assert world.reasons(job, "error") == ["the program was not launched within 60 s"]
+    assert world.scheduler.grid["north"].errors == 1
+    world.obey("north", 1)
+    world.take_over()
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.job(job).restarts == 1
+
+
+@BOTH
+def test_after_a_success_components_end_by_themselves_or_are_told_to(launcher: Launcher) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), lasts=5, launcher=launcher, lingers=launcher is Launcher.OPENMPI)
+    world.advance(5.5)
+    if launcher is Launcher.OPENMPI:
+        assert world.state(job) is JobState.RUNNING
+        assert world.job(job).ending is JobState.SUCCEEDED
+        world.advance(2)
+        assert ("Stop", "1.1.1") in world.commands(job)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.job(job).ended_at == START_DELAY + 5
+    check_quiet(world)
+
+
+def test_components_of_one_job_may_share_a_cluster() -> None:
+    world = World({"north": 8})
+    job = world.submit(nonfixed(3, 3, 2))
+    assert world.scheduler.grid["north"].available == 0
+    world.advance(20)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.scheduler.grid["north"].available == 8
+
+
+def test_plain_processes_of_different_length_all_have_to_end_well() -> None:
+    """The head component may be done long before the others."""
+    world = World({"north": 4, "south": 4})
+    job = world.submit(nonfixed(4, 2), lasts=(1.0, 30.0))
+    world.advance(10)
+    assert world.state(job) is JobState.RUNNING
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert [c.state for c in attempt.components] == [ComponentState.ENDED, ComponentState.RUNNING]
+    assert world.scheduler.grid["north"].available == 4, "its nodes are free already"
+    world.advance(30)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.job(job).restarts == 0
+
+
+def test_walltime_counts_from_the_launch_and_ends_the_job() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), lasts=100, walltime=30)
+    world.advance(30)
+    assert world.state(job) is JobState.RUNNING
+    world.advance(1)
+    assert world.state(job) is JobState.FAILED
+    assert world.job(job).reason == "walltime of 30 s exceeded"
+    assert world.job(job).exit_code is None
+    assert all(world.scheduler.grid[name].errors == 0 for name in world.sites)
+    check_quiet(world)
+
+
+def test_walltime_of_a_job_out_of_sight_waits_for_word_of_it() -> None:
+    """Its program may have ended well in time."""
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4), lasts=20, walltime=30)
+    world.advance(10)
+    world.disconnect("north")
+    world.advance(60)
+    assert world.state(job) is JobState.UNKNOWN
+    world.connect("north")
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def _reach_all(world: World) -> None:
+    """Bring everybody up to date in a world where nothing happens by itself."""
+    for name, site in world.sites.items():
+        world.deliver(name)
+        world.obey(name)
+        world.deliver(name)
+        site.report()
+        world.deliver(name)

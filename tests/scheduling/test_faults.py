@@ -1,0 +1,216 @@
+"""Whose fault was it, and what follows."""
+
+import pytest
+
+from koalapy.model.cluster import ClusterState
+from koalapy.model.job import JobState, Launcher, parse_token
+from koalapy.scheduling.events import ClusterCleared, ComponentUpdated
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.laws import check_quiet
+from tests.scheduling.requests import fixed, flexible
+from tests.scheduling.world import World
+
+
+def break_component(world: World, token: str, error: str = "node lost") -> None:
+    world.settle()
+    site = world.site_of(token)
+    site.fails(token, error)
+    site.ends(token)
+    world.settle()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    world.advance(5)
+    broken = world.job(job).token(index)
+    cluster = world.site_of(broken).name
+    break_component(world, broken)
+    assert world.reasons(job, "error") == ["node lost"]
+    assert world.reasons(job, "requeued") == [f"infrastructure-failure: {cluster}: node lost"]
+    assert ("Stop", f"1.1.{1 - index}") in world.commands(job)
+    assert world.scheduler.grid[cluster].errors == 1
+    assert world.state(job) is JobState.CLAIMING, "tried again at once"
+    world.advance(30)
+    done = world.job(job)
+    assert (done.state, done.restarts, done.generation, done.exit_code) == (JobState.SUCCEEDED, 1, 2, 0)
+    assert world.scheduler.grid[cluster].errors == 0, "a success resets the count"
+    check_quiet(world)
+
+
+def test_a_failure_during_the_claim() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6))
+    break_component(world, "1.1.1", "the resource manager refused")
+    assert "started" not in world.story(job)
+    world.advance(30)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
+
+
+def test_a_component_that_ends_without_a_word_during_the_claim() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4))
+    world.settle()
+    world.sites["north"].ends("1.1.0")
+    world.settle()
+    assert world.reasons(job, "error") == ["its nodes were given back before the program had ended"]
+
+
+@pytest.mark.parametrize(("launcher", "restarts"), [(Launcher.OPENMPI, 0), (Launcher.PROCESSES, 1)])
+def test_a_component_that_ends_without_its_exit_code(launcher: Launcher, restarts: int) -> None:
+    """Under Open MPI only the head has one to tell; of plain processes each."""
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    world.advance(5)
+    world.sites["south"].ends("1.1.1")
+    world.settle()
+    assert world.job(job).restarts == restarts
+
+
+def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
+    world = World({"north": 4, "south": 2}, Rules(error_threshold=3))
+    job = world.submit(fixed(north=4))
+    for _ in range(3):
+        break_component(world, world.tokens(job)[0], "no fork")
+    book = world.scheduler.grid["north"]
+    assert (book.state, book.errors) == (ClusterState.UNUSABLE, 3)
+    assert book.why == "unusable after 3 errors in a row, the last: no fork"
+    assert world.state(job) is JobState.QUEUED
+    assert "unusable" in world.scheduler.waiting_reason(world.job(job)) or "north" in world.job(job).reason
+    other = world.submit(flexible(2))
+    world.advance(20)
+    assert world.state(other) is JobState.SUCCEEDED, "the other cluster serves on"
+    assert world.state(job) is JobState.QUEUED
+    world.step([ClusterCleared("north")])
+    assert (book.state, book.errors, book.why) == (ClusterState.USABLE, 0, "")
+    assert world.state(job) is JobState.CLAIMING
+    world.advance(20)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_running_jobs_go_on_where_a_cluster_became_unusable_and_do_not_mend_it() -> None:
+    world = World({"north": 4}, Rules(error_threshold=1))
+    running = world.submit(fixed(north=2), lasts=50)
+    broken = world.submit(fixed(north=2))
+    world.advance(1)
+    break_component(world, world.tokens(broken)[0])
+    assert world.scheduler.grid["north"].state is ClusterState.UNUSABLE
+    world.advance(100)
+    assert world.state(running) is JobState.SUCCEEDED
+    assert world.scheduler.grid["north"].state is ClusterState.UNUSABLE
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_a_programs_own_failure_is_the_jobs_result(launcher: Launcher) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), code=3, launcher=launcher)
+    world.advance(30)
+    done = world.job(job)
+    assert (done.state, done.exit_code, done.reason) == (JobState.FAILED, 3, "the program exited with 3")
+    assert (done.restarts, done.generation) == (0, 1)
+    assert all(world.scheduler.grid[name].errors == 0 for name in world.sites)
+    check_quiet(world)
+
+
+def test_the_cluster_may_say_why_a_program_failed() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4))
+    world.advance(1)
+    error = "walltime of 30 s exceeded"
+    world.step([ComponentUpdated("1.1.0", "north", "ended", program_exit=143, error=error)])
+    assert world.job(job).reason == "the program exited with 143: walltime of 30 s exceeded"
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_a_program_killed_by_a_lost_node_is_restarted(launcher: Launcher) -> None:
+    """The head tells 137 before the other cluster tells why."""
+    world = World({"north": 4, "south": 4}, manual=True)
+    job = start_by_hand(world, launcher)
+    world.sites["north"].program_exits("1.1.0", 137)
+    world.deliver("north")
+    assert world.job(job).ending is JobState.FAILED
+    world.sites["south"].fails("1.1.1", "node lost")
+    world.deliver("south")
+    assert world.job(job).ending is JobState.QUEUED
+    world.take_over()
+    world.advance(60)
+    assert (world.state(job), world.job(job).restarts, world.job(job).exit_code) == (JobState.SUCCEEDED, 1, 0)
+
+
+def test_once_a_failure_is_settled_it_stands() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), code=137)
+    world.advance(30)
+    world.step([ComponentUpdated("1.1.1", "south", "ended", error="node lost", infrastructure=True)])
+    assert (world.state(job), world.job(job).exit_code) == (JobState.FAILED, 137)
+
+
+def test_an_error_told_twice_counts_once() -> None:
+    world = World({"north": 4, "south": 4}, manual=True)
+    job = start_by_hand(world, Launcher.PROCESSES)
+    world.sites["south"].fails("1.1.1", "node lost")
+    for _ in range(3):
+        world.sites["south"].tell("1.1.1")
+    world.deliver("south")
+    assert world.scheduler.grid["south"].errors == 1
+    assert world.job(job).restarts == 1
+
+
+def test_a_success_that_was_told_stands_against_what_its_end_looks_like() -> None:
+    world = World({"north": 4, "south": 4}, manual=True)
+    job = start_by_hand(world, Launcher.OPENMPI)
+    world.sites["north"].program_exits("1.1.0", 0)
+    world.sites["south"].fails("1.1.1", "its runner ended without a word")
+    for name in world.sites:
+        world.deliver(name)
+    world.take_over()
+    world.advance(10)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
+
+
+def test_the_deadlines_of_an_attempt_end_with_it() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4), lasts=25, walltime=30)
+    world.advance(20)
+    break_component(world, world.tokens(job)[0])
+    world.advance(20)
+    assert (world.state(job), world.job(job).generation) == (JobState.RUNNING, 2)
+    world.advance(10)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(("own", "restarts"), [(None, 2), (0, 0), (1, 1)])
+def test_a_job_is_given_up_after_max_restarts(own: int | None, restarts: int) -> None:
+    world = World({"north": 4}, Rules(max_restarts=2, error_threshold=99))
+    job = world.submit(fixed(north=4), max_restarts=own)
+    while not world.state(job).is_final:
+        break_component(world, world.tokens(job)[0])
+        assert world.job(job).generation <= restarts + 1
+    assert world.state(job) is JobState.FAILED
+    assert world.job(job).reason == f"infrastructure-failure: north: node lost (gave up after {restarts} restarts)"
+    assert world.job(job).restarts == restarts
+    assert world.job(job).exit_code is None
+    check_quiet(world)
+
+
+def start_by_hand(world: World, launcher: Launcher) -> int:
+    """A job of 4 nodes on north (its head) and 2 on south, running, in a world where nothing happens by itself."""
+    for name in world.sites:
+        world.deliver(name)
+    job = world.submit(fixed(north=4, south=2), launcher=launcher)
+    tokens = world.tokens(job)
+    for name in world.sites:
+        world.obey(name)
+    for token in tokens:
+        world.site_of(token).runners_report(token)
+    for _ in range(2):
+        for name in world.sites:
+            world.deliver(name)
+            world.obey(name)
+    for name in world.sites:
+        world.deliver(name)
+    assert world.state(job) is JobState.RUNNING
+    assert [parse_token(token)[2] for token in tokens] == [0, 1]
+    return job

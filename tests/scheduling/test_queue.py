@@ -1,0 +1,98 @@
+"""The placement queue against a plain list that is searched anew each time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.scheduling.queue import PlacementQueue
+from koalapy.scheduling.rules import QueueMode, QueueOrder
+
+Jobs = list[tuple[int, int, int]]
+
+
+class PlainQueue:
+    """Does what semantics 4 says, word by word: (key, job, shape) in order."""
+
+    def __init__(self, order: QueueOrder) -> None:
+        self.narrowest = order == "narrowest-first"
+        self.jobs: list[tuple[tuple[int, int], int, int]] = []
+
+    def push(self, job: int, seq: int, size: int) -> None:
+        self.jobs.append(((size if self.narrowest else 0, seq), job, size))
+        self.jobs.sort()
+
+    def remove(self, job: int) -> None:
+        self.jobs = [entry for entry in self.jobs if entry[1] != job]
+
+    def scan(self, room: int, mode: QueueMode) -> tuple[list[int], int]:
+        """Head to tail; a shape refused once is refused for the rest. The jobs offered, and the room left."""
+        offered, refused, kept = [], set(), []
+        stopped = False
+        for entry in self.jobs:
+            _, job, size = entry
+            if stopped or size in refused:
+                kept.append(entry)
+                continue
+            offered.append(job)
+            if size <= room:
+                room -= size
+                continue
+            kept.append(entry)
+            refused.add(size)
+            stopped = mode != "scan"
+        self.jobs = kept
+        return offered, room
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("push"), st.integers(1, 5)),
+    st.tuples(st.just("remove"), st.integers(0, 30)),
+    st.tuples(st.just("return"), st.integers(0, 30)),
+    st.tuples(st.just("scan"), st.integers(0, 12)),
+)
+
+
+@given(
+    actions=st.lists(ACTIONS, max_size=40),
+    order=st.sampled_from(["fcfs", "narrowest-first"]),
+    mode=st.sampled_from(["scan", "head", "fcfs"]),
+)
+def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: QueueOrder, mode: QueueMode) -> None:
+    queue, plain = PlacementQueue(order), PlainQueue(order)
+    sizes: list[int] = []
+    for seq, (action, value) in enumerate(actions):
+        if action == "push":
+            sizes.append(value)
+            queue.push(len(sizes) - 1, seq, value, value)
+            plain.push(len(sizes) - 1, seq, value)
+        elif action == "remove":
+            queue.remove(value)
+            plain.remove(value)
+        elif action == "return" and value < len(sizes):
+            # To the tail: whether it was there, or comes back after an attempt.
+            queue.remove(value)
+            plain.remove(value)
+            queue.push(value, seq, sizes[value], sizes[value])
+            plain.push(value, seq, sizes[value])
+        elif action == "scan":
+            offered, _ = scan(queue, sizes, value, mode)
+            assert (offered, _) == plain.scan(value, mode)
+        expected = [job for _, job, _ in plain.jobs]
+        assert list(queue) == expected
+        assert len(queue) == len(expected)
+        assert [job for job in range(len(sizes)) if job in queue] == sorted(expected)
+        assert [queue.position(job) for job in expected] == list(range(len(expected)))
+
+
+def scan(queue: PlacementQueue, sizes: list[int], room: int, mode: QueueMode) -> tuple[list[int], int]:
+    offered = []
+
+    def place(job: int) -> bool:
+        nonlocal room
+        offered.append(job)
+        if sizes[job] > room:
+            return False
+        room -= sizes[job]
+        return True
+
+    queue.scan(place, mode)
+    return offered, room

@@ -1,0 +1,42 @@
+"""Parameters out of range are refused in words that name them."""
+
+import pytest
+
+from koalapy.model.errors import UsageError
+from koalapy.scheduling.rules import Rules
+
+
+@pytest.mark.parametrize(
+    "field", ["scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after"]
+)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_times_are_positive(field: str, value: float) -> None:
+    with pytest.raises(UsageError) as error:
+        Rules(**{field: value})  # type: ignore[arg-type]
+    assert error.value.message == f"{field} is {value}, but must be greater than 0"
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    "field", ["high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries"]
+)
+@pytest.mark.parametrize("value", [0, -3])
+def test_counts_are_at_least_one(field: str, value: int) -> None:
+    with pytest.raises(UsageError) as error:
+        Rules(**{field: value})  # type: ignore[arg-type]
+    assert error.value.message == f"{field} is {value}, but must be at least 1"
+    assert (error.value.field, error.value.value) == (field, value)
+
+
+def test_restarts_may_be_forbidden_but_not_owed() -> None:
+    assert Rules(max_restarts=0).max_restarts == 0
+    assert Rules(max_restarts=None).max_restarts is None
+    with pytest.raises(UsageError, match="max_restarts is -1, but must be at least 0, or left out for no limit"):
+        Rules(max_restarts=-1)
+
+
+def test_the_defaults_are_those_of_the_live_world() -> None:
+    rules = Rules()
+    assert (rules.queue, rules.queue_order, rules.high_scans_per_low, rules.event_driven) == ("scan", "fcfs", 2, True)
+    assert (rules.claim_grace, rules.error_threshold, rules.max_restarts) == (10, 3, 10)
+    assert (rules.placement_queue_limit, rules.max_placement_tries) == (100_000, None)

@@ -1,0 +1,47 @@
+"""Deadlines come when they are due, in order, and no earlier."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.scheduling.timers import Deadline, Timers
+
+
+@given(st.lists(st.floats(0, 100)), st.lists(st.floats(0, 20)))
+def test_each_comes_once_in_order_when_it_is_due(deadlines: list[float], pauses: list[float]) -> None:
+    timers = Timers()
+    for job, at in enumerate(deadlines):
+        timers.add(at, Deadline.BARRIER, job=job)
+    now, fired = 0.0, []
+    for pause in [*pauses, 200.0]:
+        now += pause
+        due = [(timer.at, timer.job) for timer in timers.due(now)]
+        assert all(at <= now for at, _ in due)
+        fired += due
+        waiting = sorted(at for job, at in enumerate(deadlines) if job not in {j for _, j in fired})
+        assert timers.next_at() == (waiting[0] if waiting else None)
+        assert not waiting or waiting[0] > now
+    assert fired == sorted((at, job) for job, at in enumerate(deadlines))
+
+
+def test_one_that_is_postponed_comes_again_as_it_was() -> None:
+    timers = Timers()
+    timers.add(1.0, Deadline.CLAIM_GRACE, job=3, generation=2, component=1)
+    (timer,) = timers.due(1.0)
+    timers.postpone(timer, 5.0)
+    assert list(timers.due(4.9)) == []
+    (again,) = timers.due(5.0)
+    assert (again.kind, again.job, again.generation, again.component) == (Deadline.CLAIM_GRACE, 3, 2, 1)
+    assert timers.next_at() is None
+
+
+def test_one_that_is_added_while_others_come_is_not_lost() -> None:
+    timers = Timers()
+    timers.add(1.0, Deadline.UNREACHABLE, cluster="north")
+    kinds = []
+    for timer in timers.due(2.0):
+        kinds.append(timer.kind)
+        if timer.kind is Deadline.UNREACHABLE:
+            timers.add(2.0, Deadline.LOST, cluster="north")
+            timers.add(3.0, Deadline.STOP, job=1)
+    assert kinds == [Deadline.UNREACHABLE, Deadline.LOST]
+    assert timers.next_at() == 3.0
