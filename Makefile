@@ -35,7 +35,7 @@ format: $(STAMP)  ## bring the code into its form
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## speed: start-up overhead and throughput, as JSON
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-json=bench.json -p no:cacheprovider
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-json=bench.json -p no:cacheprovider -s --timeout 600
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json
