@@ -8,6 +8,7 @@ from koalapy.api import schemas
 from koalapy.api.conversion import cluster_view
 from koalapy.api.problems import declared
 from koalapy.model.errors import NotFoundError
+from koalapy.model.wording import known_names
 from koalapy.ports import ClusterRecord, JobService
 
 
@@ -18,8 +19,9 @@ def clusters_router(service: JobService) -> APIRouter:
     def find(name: str) -> ClusterRecord:
         known = {record.name: record for record in service.clusters()}
         if name not in known:
-            hint = f"there are {', '.join(sorted(known))}"
-            raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
+            raise NotFoundError(
+                f"there is no cluster {name}", field="cluster", value=name, hint=known_names(name, known)
+            )
         return known[name]
 
     @router.get("/clusters", response_model=schemas.ClusterList, tags=["clusters"], operation_id="list_clusters",
@@ -50,10 +52,12 @@ def clusters_router(service: JobService) -> APIRouter:
     return router
 
 
-def health_router(service: JobService) -> APIRouter:
+def health_router(service: JobService, operation: str = "health") -> APIRouter:
+    """The daemon's health; ``operation`` is its name in OpenAPI."""
     router = APIRouter()
 
-    @router.get("/healthz", response_model=schemas.Health, tags=["health"], operation_id="health")
+    @router.get("/healthz", response_model=schemas.Health, tags=["health"], operation_id=operation,
+                responses=declared(401) if operation != "health" else None)  # fmt: skip
     async def healthz() -> Any:
         """Whether the daemon is well; ``degraded`` when a cluster is not usable."""
         return service.health()

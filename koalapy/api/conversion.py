@@ -94,6 +94,8 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "workdir": spec.workdir,
         "output": spec.output,
         "walltime": spec.walltime,
+        "max_restarts": spec.max_restarts,
+        "max_placement_tries": spec.max_placement_tries,
         "submitted_at": moment(job.submitted_at),
         "placed_at": moment(job.placed_at),
         "started_at": moment(job.started_at),

@@ -1,32 +1,40 @@
 """The routes of jobs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from koalapy.api import schemas
 from koalapy.api.conversion import job_view, spec_of, timeline_view
 from koalapy.api.problems import declared
-from koalapy.model.job import FINAL_STATES, JobId, JobState
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.job import FINAL_STATES, JobState
 from koalapy.ports import JobFilter, JobRecord, JobService
 
 LONGEST_WAIT = 60.0
 LARGEST_PAGE = 1000
+LARGEST_ID = 2**63 - 1
 
 Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
 States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
+Id = Annotated[int, Path(ge=-LARGEST_ID, le=LARGEST_ID, description="the job's id")]
+Before = Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="only jobs with smaller ids")]
+Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
+LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
 
 
 def jobs_router(service: JobService) -> APIRouter:
     """Submit, look at, and act on jobs."""
-    router = APIRouter(prefix="/jobs", tags=["jobs"])
+    router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 
     @router.post("", status_code=201, response_model=schemas.JobView, operation_id="submit_job",
                  responses={200: {"model": schemas.JobView, "description": "the first job of this Idempotency-Key"},
+                            201: {"description": "the new job", "headers": LOCATION},
                             **declared(400, 401, 409, 413, 422, 429, 503)})  # fmt: skip
     async def submit(submission: schemas.JobSubmission, idempotency_key: Key = None) -> Response:
         """Submit a job. With an Idempotency-Key a repeated submission returns the first job."""
@@ -34,36 +42,39 @@ def jobs_router(service: JobService) -> APIRouter:
         headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
         return JSONResponse(job_view(record), 201 if created else 200, headers)
 
-    @router.get("", response_model=schemas.JobPage, operation_id="list_jobs", responses=declared(401, 422, 503))
+    @router.get("", response_model=schemas.JobPage, operation_id="list_jobs", response_model_exclude_unset=True,
+                responses=declared(401, 422, 503))  # fmt: skip
     async def page(
         state: States = [],  # noqa: B006
         active: bool = False, owner: str = "", name: str = "", cluster: str = "",
-        before: Annotated[int | None, Query(description="only jobs with smaller ids")] = None,
+        before: Before = None,
         limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
     ) -> Any:  # fmt: skip
         """Jobs, newest first. ``active`` stands for every state that is not final."""
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
-        records = await service.list(which)
-        return {"jobs": [job_view(r) for r in records], "next": _next_page(which, active, state, records)}
+        # One more than asked for tells whether there is another page.
+        records = await service.list(replace(which, limit=limit + 1))
+        following = _next_page(which, active, state, records[:limit]) if len(records) > limit else None
+        return {"jobs": [job_view(r) for r in records[:limit]], "next": following}
 
     @router.get("/{job}", response_model=schemas.JobWithTimeline, operation_id="show_job",
-                responses=declared(401, 404, 422, 503))  # fmt: skip
-    async def show(job: JobId, wait: Wait = 0.0) -> Any:
+                response_model_exclude_unset=True, responses=declared(401, 404, 422, 503))  # fmt: skip
+    async def show(job: Id, wait: Wait = 0.0) -> Any:
         """One job with its timeline; with ``wait``, as soon as it is over or the time has passed."""
         record = await (service.wait(job, wait) if wait else service.get(job))
         return await _with_timeline(service, record)
 
     @router.get("/{job}/timeline", response_model=schemas.Timeline, operation_id="show_timeline",
                 responses=declared(401, 404, 422, 503))  # fmt: skip
-    async def timeline(job: JobId) -> Any:
+    async def timeline(job: Id) -> Any:
         """Everything that happened to a job, in order."""
         return {"timeline": [timeline_view(entry) for entry in await service.timeline(job)]}
 
     @router.get("/{job}/logs", operation_id="read_logs", response_class=StreamingResponse,
                 responses={200: {"content": {"text/plain": {}}, "description": "the program's output"},
                            **declared(401, 404, 422, 503)})  # fmt: skip
-    async def logs(job: JobId, follow: bool = False, component: int | None = None) -> StreamingResponse:
+    async def logs(job: Id, follow: bool = False, component: Component = None) -> StreamingResponse:
         """The output of the job's last attempt; with ``follow`` as it comes, until the job is over."""
         await service.get(job)
         chunks = service.output(job, follow, component)
@@ -74,20 +85,23 @@ def jobs_router(service: JobService) -> APIRouter:
 
         return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
 
-    acted = declared(400, 401, 404, 409, 422, 503)
+    acted = declared(400, 401, 404, 409, 413, 422, 503)
 
-    @router.post("/{job}/cancel", response_model=schemas.JobView, operation_id="cancel_job", responses=acted)
-    async def cancel(job: JobId, why: schemas.Why | None = None) -> Any:
+    @router.post("/{job}/cancel", response_model=schemas.JobView, operation_id="cancel_job",
+                 response_model_exclude_unset=True, responses=acted)  # fmt: skip
+    async def cancel(job: Id, why: schemas.Why | None = None) -> Any:
         """End a job; it is ``cancelled`` when all its nodes are given back."""
         return job_view(await service.cancel(job, why.reason if why else ""))
 
-    @router.post("/{job}/hold", response_model=schemas.JobView, operation_id="hold_job", responses=acted)
-    async def hold(job: JobId, why: schemas.Why | None = None) -> Any:
+    @router.post("/{job}/hold", response_model=schemas.JobView, operation_id="hold_job",
+                 response_model_exclude_unset=True, responses=acted)  # fmt: skip
+    async def hold(job: Id, why: schemas.Why | None = None) -> Any:
         """Keep a queued job from being placed."""
         return job_view(await service.hold(job, why.reason if why else ""))
 
-    @router.post("/{job}/release", response_model=schemas.JobView, operation_id="release_job", responses=acted)
-    async def release(job: JobId) -> Any:
+    @router.post("/{job}/release", response_model=schemas.JobView, operation_id="release_job",
+                 response_model_exclude_unset=True, responses=acted)  # fmt: skip
+    async def release(job: Id) -> Any:
         """Let a held job be placed again."""
         return job_view(await service.release(job))
 
@@ -99,9 +113,7 @@ async def _with_timeline(service: JobService, record: JobRecord) -> dict[str, An
     return job_view(record) | {"timeline": [timeline_view(entry) for entry in entries]}
 
 
-def _next_page(which: JobFilter, active: bool, states: list[JobState], records: Any) -> str | None:
-    if len(records) < which.limit:
-        return None
+def _next_page(which: JobFilter, active: bool, states: list[JobState], records: Sequence[JobRecord]) -> str:
     query: dict[str, Any] = {"before": records[-1].job.id, "limit": which.limit}
     query |= {n: v for n, v in (("owner", which.owner), ("name", which.name), ("cluster", which.cluster)) if v}
     if active:

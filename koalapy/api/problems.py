@@ -1,6 +1,6 @@
 """Errors as problem+json: one mapping from the error tree to HTTP."""
 
-from difflib import get_close_matches
+import json
 from http import HTTPStatus
 from typing import Any
 
@@ -12,12 +12,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from koalapy.api import schemas
+from koalapy.api.invalid import explain
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
     KoalaError,
+    LeaseLost,
     NotFoundError,
-    SiteRejected,
+    SiteError,
     SiteUnavailable,
     StoreUnavailable,
     UsageError,
@@ -32,13 +34,11 @@ STATUS: dict[type[KoalaError], int] = {
     BusyError: 429,
     SiteUnavailable: 503,
     StoreUnavailable: 503,
-    SiteRejected: 502,
+    LeaseLost: 503,
+    SiteError: 502,
 }
-TAGS = ("fixed", "nonfixed", "flexible")
-INPUTS = (
-    schemas.JobSubmission, schemas.Fixed, schemas.NonFixed, schemas.Flexible,
-    schemas.FixedComponent, schemas.NonFixedComponent, schemas.Why,
-)  # fmt: skip
+LARGEST_VALUE = 1000
+"""Characters of JSON up to which a wrong value is sent back."""
 
 
 def problem(
@@ -55,12 +55,27 @@ def problem(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": detail,
-        "field": field,
-        "value": jsonable_encoder(value),
+        "detail": _encodable(detail),
+        "field": _encodable(field),
+        "value": _told(value),
         "hint": hint,
     }
     return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def _encodable(text: str) -> str:
+    """A text without lone surrogates, which JSON may bring and UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _told(value: object) -> object:
+    """A value as it came, or as a text where it is too large, or no JSON."""
+    try:
+        text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except ValueError:
+        return _encodable(repr(value))[:LARGEST_VALUE]
+    return plain if len(text) <= LARGEST_VALUE else f"{text[:LARGEST_VALUE]}…"
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -86,7 +101,12 @@ async def _koala_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code in (404, 405):
+        return problem(error.status_code, str(error.detail), hint="GET /openapi.json tells the routes", headers=headers)
+    if error.status_code == 400:
+        return problem(400, "the body is no JSON", field="body", hint="send one object in UTF-8", headers=headers)
+    return problem(error.status_code, str(error.detail), headers=headers)
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:
@@ -94,31 +114,11 @@ async def _bug(request: Request, error: Exception) -> JSONResponse:
     return problem(500, "the daemon made a mistake; its log has the details")
 
 
-async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body")
-    path = _field(first["loc"])
-    if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
-        known = {field for model in INPUTS for field in model.model_fields}
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else "remove it"
-        return problem(422, f"unknown field {path}", field=path, value=first["input"], hint=hint)
-    said = first["msg"][:1].lower() + first["msg"][1:]
-    hint = ""
-    if first["type"].startswith("union_tag"):
-        path, hint = f"{path}.type", f"use one of {', '.join(TAGS)}"
-    return problem(422, f"{path}: {said}", field=path, value=first.get("input"), hint=hint)
-
-
-def _field(location: tuple[Any, ...]) -> str:
-    """``("body", "request", "fixed", "components", 1, "size")`` as ``request.components[1].size``."""
-    field = ""
-    for place, part in enumerate(location):
-        tag = part in TAGS and place > 0 and location[place - 1] == "request"
-        if place == 0 or tag:
-            continue
-        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    return field or str(location[0])
+        return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
+    submits = request.url.path.rstrip("/").endswith("/jobs")
+    found = explain(error.errors(), schemas.JobSubmission if submits else schemas.Why)
+    return problem(422, found.detail, field=found.field, value=found.value, hint=found.hint)

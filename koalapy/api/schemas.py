@@ -3,7 +3,8 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from koalapy.model.job import JobState, Launcher, Priority
 
@@ -30,9 +31,48 @@ def seconds(value: object) -> object:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(seconds)]
+def _duration(value: object) -> object:
+    """``seconds``, and no truth value for a number."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("duration", "is no duration")
+    return seconds(value)
+
+
+def _one_line(text: str) -> str:
+    """Names are shown in tables and terminals, where control characters do harm."""
+    if not text.isprintable():
+        raise PydanticCustomError("one_line", "has characters that cannot be shown")
+    return text
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("nul", "has a NUL in it")
+    return text
+
+
+LONGEST = 100 * 365 * 86400
+"""Seconds."""
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_duration),
+    Field(le=LONGEST, allow_inf_nan=False),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "number", "maximum": LONGEST}, {"type": "string"}],
+            "description": "seconds, or 90m, 1h30m, 1:30:00, 2-12:00:00",
+            "examples": [5400, "90m"],
+        }
+    ),
+]
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
 
+Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
+"""A whole number as databases hold it; what makes sense is checked with a better message later."""
+
+Name = Annotated[str, Field(max_length=200), AfterValidator(_one_line)]
+FileName = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 Cluster = Annotated[str, Field(min_length=1, max_length=100)]
 
 
@@ -42,20 +82,20 @@ Cluster = Annotated[str, Field(min_length=1, max_length=100)]
 class FixedComponent(Input):
     """A component with its cluster."""
 
-    size: int
+    size: Number
     cluster: Cluster
     command: list[str] | None = None
     environment: dict[str, str] = {}
-    output: str | None = None
+    output: FileName | None = None
 
 
 class NonFixedComponent(Input):
     """A component whose cluster the scheduler chooses."""
 
-    size: int
+    size: Number
     command: list[str] | None = None
     environment: dict[str, str] = {}
-    output: str | None = None
+    output: FileName | None = None
 
 
 class Fixed(Input):
@@ -76,10 +116,10 @@ class Flexible(Input):
     """The total is given; the scheduler chooses components and clusters within the bounds."""
 
     type: Literal["flexible"]
-    total_size: int
-    min_component_size: int = 1
-    max_components: int | None = None
-    split_options: list[list[int]] = []
+    total_size: Number
+    min_component_size: Number = 1
+    max_components: Number | None = None
+    split_options: list[list[Number]] = []
 
 
 Request = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
@@ -103,27 +143,57 @@ class JobSubmission(Input):
 
     request: Request
     command: list[str] = []
-    name: Annotated[str, Field(max_length=200)] = ""
-    owner: Annotated[str, Field(max_length=200)] = ""
+    name: Name = ""
+    owner: Name = ""
     environment: dict[str, str] = {}
     priority: Priority = Priority.LOW
-    policy: str = ""
+    policy: Name = ""
     launcher: Launcher = Launcher.OPENMPI
-    processes_per_node: int | None = None
-    workdir: str | None = None
-    output: str | None = None
+    processes_per_node: Number | None = None
+    workdir: FileName | None = None
+    output: FileName | None = None
     walltime: Seconds | None = None
-    max_restarts: int | None = None
-    max_placement_tries: int | None = None
+    max_restarts: Number | None = None
+    max_placement_tries: Number | None = None
 
 
 class Why(Input):
     """Why somebody acts on a job."""
 
-    reason: Annotated[str, Field(max_length=1000)] = ""
+    reason: Annotated[str, Field(max_length=1000), AfterValidator(_one_line)] = ""
 
 
 # Answers
+
+
+class RequestedComponentView(Output):
+    """A component as it was asked for; only what was given."""
+
+    size: int
+    cluster: str | None = None
+    command: list[str] | None = None
+    environment: dict[str, str] | None = None
+    output: str | None = None
+
+
+class ComponentsView(Output):
+    """A fixed or non-fixed request."""
+
+    type: Literal["fixed", "nonfixed"]
+    components: list[RequestedComponentView]
+
+
+class FlexibleView(Output):
+    """A flexible request."""
+
+    type: Literal["flexible"]
+    total_size: int
+    min_component_size: int
+    max_components: int | None
+    split_options: list[list[int]]
+
+
+RequestView = Annotated[ComponentsView | FlexibleView, Field(discriminator="type")]
 
 
 class ComponentView(Output):
@@ -157,7 +227,7 @@ class JobView(Output):
     state: JobState
     reason: str
     exit_code: int | None
-    request: dict[str, Any]
+    request: RequestView
     command: list[str]
     environment: dict[str, str]
     priority: Priority
@@ -167,6 +237,8 @@ class JobView(Output):
     workdir: str | None
     output: str | None
     walltime: float | None
+    max_restarts: int | None
+    max_placement_tries: int | None
     submitted_at: str
     placed_at: str | None
     started_at: str | None

@@ -1,0 +1,107 @@
+"""What pydantic has against a request, in the words of this API: the field, its value, and the way out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from koalapy.api import schemas
+from koalapy.model.wording import known_names
+
+REQUESTS: dict[str, type[BaseModel]] = {
+    "fixed": schemas.Fixed,
+    "nonfixed": schemas.NonFixed,
+    "flexible": schemas.Flexible,
+}
+COMPONENTS: dict[str, type[BaseModel]] = {"fixed": schemas.FixedComponent, "nonfixed": schemas.NonFixedComponent}
+KINDS = "fixed, nonfixed or flexible"
+WANTED = {
+    "int_type": ("not an integer", "give a whole number"),
+    "int_parsing": ("not an integer", "give a whole number"),
+    "string_type": ("not a text", "write it as a text, in quotes"),
+    "list_type": ("not a list", "give a list"),
+    "dict_type": ("not an object", "give names and values"),
+    "bool_parsing": ("neither true nor false", "use true or false"),
+    "float_parsing": ("not a number", "give a number"),
+    "float_type": ("not a number", "give a number"),
+    "string_unicode": ("no Unicode text", "remove lone surrogates"),
+    "one_line": ("with characters that cannot be shown", "leave them out"),
+    "nul": ("with a NUL in it", "leave it out"),
+    "duration": ("no duration", "give seconds, 90m, 1h30m or 1:30:00"),
+}
+BOUNDS = {
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+    "greater_than_equal": ("ge", "at least"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """The first thing that is wrong with a request."""
+
+    detail: str
+    field: str
+    value: object = None
+    hint: str = ""
+
+
+def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Invalid:
+    """The most telling of pydantic's errors; ``model`` is what the body should have been."""
+    # A misspelt field that is needed is both unknown and missing: the first says more.
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    field, kind, value = field_of(first["loc"]), str(first["type"]), first.get("input")
+    context = first.get("ctx") or {}
+    if kind == "extra_forbidden":
+        return Invalid(f"unknown field {field}", field, value, _known_beside(first["loc"], model))
+    if kind == "missing":
+        return Invalid(f"{field} is required", field, hint="add it")
+    if kind == "union_tag_not_found":
+        return Invalid(f"{field}.type is required", f"{field}.type", hint=f"use {KINDS}")
+    if kind == "union_tag_invalid":
+        return Invalid(f"{field}.type is {context['tag']!r}", f"{field}.type", context["tag"], f"use {KINDS}")
+    if kind == "model_attributes_type":
+        hint = "send JSON with Content-Type: application/json" if field == "body" else "give fields and values"
+        return Invalid(f"{field} is no object", field, value, hint)
+    if kind in ("enum", "literal_error"):
+        return Invalid(f"{field} is {shown(value)}", field, value, f"use {context['expected']}")
+    if field == "walltime" and kind == "float_parsing":
+        kind = "duration"
+    if kind in WANTED:
+        problem, hint = WANTED[kind]
+        return Invalid(f"{field} is {shown(value)}, {problem}", field, value, hint)
+    if kind in BOUNDS:
+        bound, words = BOUNDS[kind]
+        return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]}")
+    said = str(first["msg"])
+    return Invalid(f"{field} is {shown(value)}: {said[:1].lower()}{said[1:]}", field, value)
+
+
+def shown(value: object) -> str:
+    """A value in a sentence."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def field_of(location: Sequence[int | str]) -> str:
+    """``("body", "request", "fixed", "components", 1, "size")`` as ``request.components[1].size``."""
+    field = ""
+    for place, part in enumerate(location):
+        is_tag = place == 2 and part in REQUESTS and location[1] == "request"
+        if place == 0 or is_tag:
+            continue
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    return field or str(location[0])
+
+
+def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
+    """Which fields there are where an unknown one was found."""
+    tag = str(location[2]) if len(location) > 3 else ""
+    if tag in COMPONENTS and len(location) > 4:
+        model = COMPONENTS[tag]
+    elif tag in REQUESTS:
+        model = REQUESTS[tag]
+    if model is schemas.NonFixedComponent and location[-1] == "cluster":
+        return "leave it out, or make the request fixed"
+    return known_names(str(location[-1]), model.model_fields)

@@ -1,0 +1,17 @@
+"""Query parameters that a route does not know are refused, so that a misspelt filter never lists everything."""
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+
+from koalapy.model.errors import UsageError
+from koalapy.model.wording import known_names
+
+
+def refuse_unknown(request: Request) -> None:
+    """Raises ``UsageError`` for the first query parameter the route does not declare."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = {parameter.alias for parameter in route.dependant.query_params}
+    for name, value in request.query_params.items():
+        if name not in known:
+            raise UsageError(f"unknown parameter {name!r}", field=name, value=value, hint=known_names(name, known))

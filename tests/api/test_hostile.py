@@ -1,0 +1,149 @@
+"""What nobody should send: each is answered with a problem, and none with a bug."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from koalapy.api.guard import LARGEST_BODY
+from tests.api.conftest import Open
+
+JSON = {"content-type": "application/json"}
+JOB = '{"request": {"type": "flexible", "total_size": 6}, "command": ["true"], %s}'
+FLEXIBLE = '{"request": {"type": "flexible", "total_size": %s}, "command": ["true"]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (JOB % '"walltime": NaN', "walltime"),
+        (JOB % '"walltime": Infinity', "walltime"),
+        (JOB % '"walltime": true', "walltime"),
+        (JOB % ('"walltime": "%sh"' % ("9" * 30)), "walltime"),
+        (JOB % '"name": "\\ud800"', "name"),
+        (JOB % '"name": "a\\u0000"', "name"),
+        (JOB % '"name": "\\u001b[31m"', "name"),
+        (JOB % '"owner": "two\\nlines"', "owner"),
+        (JOB % '"workdir": "a\\u0000"', "workdir"),
+        (JOB % '"\\ud800": 1', "body"),
+        (JOB % ('"max_restarts": ' + "9" * 30), "max_restarts"),
+        (JOB % '"environment": {"A": 1}', "environment.A"),
+        (FLEXIBLE % "true", "request.total_size"),
+        (FLEXIBLE % '"6"', "request.total_size"),
+        (FLEXIBLE % "6.5", "request.total_size"),
+        (FLEXIBLE % ("9" * 30), "request.total_size"),
+        ("[]", "body"),
+        ('"x"', "body"),
+        ("null", "body"),
+    ],
+)
+async def test_a_strange_value_is_refused_by_its_field(open_api: Open, body: str, field: str) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert answer.json()["hint"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a": "\xff"}', b'{"a": %s}' % (b"9" * 5000)])
+async def test_what_is_no_json_is_said_to_be_none(open_api: Open, body: bytes) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["field"]) == (400, "body")
+    assert "no JSON" in answer.json()["detail"]
+
+
+async def test_json_that_is_not_called_so_is_told_how_to_be_sent(open_api: Open) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", content=FLEXIBLE % 6, headers={"content-type": "text/plain"})
+    assert answer.status_code == 422
+    assert "application/json" in answer.json()["hint"]
+
+
+async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_api: Open) -> None:
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(64):
+            sent += 1
+            yield b" " * (LARGEST_BODY // 16)
+
+    answer = await (await open_api()).post("/api/v1/jobs", content=pieces(), headers=JSON)
+    assert answer.status_code == 413
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_body_of_the_largest_size_is_read(open_api: Open, body: dict[str, Any]) -> None:
+    text = json.dumps(body)
+    padded = text + " " * (LARGEST_BODY - len(text))
+    assert (await (await open_api()).post("/api/v1/jobs", content=padded, headers=JSON)).status_code == 201
+
+
+async def test_a_large_wrong_value_is_not_sent_back_whole(open_api: Open, body: dict[str, Any]) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", json=body | {"name": "x" * 100_000})
+    assert answer.status_code == 422
+    assert len(answer.content) < 3000
+
+
+HUGE = "9" * 30
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "field"),
+    [
+        (f"/jobs/{HUGE}", 422, "job"),
+        ("/jobs/abc", 422, "job"),
+        ("/jobs/-1", 404, "job"),
+        (f"/jobs?before={HUGE}", 422, "before"),
+        ("/jobs?before=0", 422, "before"),
+        ("/jobs?limit=0", 422, "limit"),
+        ("/jobs?limit=1001", 422, "limit"),
+        ("/jobs?state=runing", 422, "state[0]"),
+        ("/jobs?stat=running", 422, "stat"),
+        ("/jobs/1?wait=61", 422, "wait"),
+        ("/jobs/1?wait=nan", 422, "wait"),
+        ("/jobs/1?timeout=5", 422, "timeout"),
+        ("/jobs/1/logs?component=-1", 422, "component"),
+        ("/clusters/nroth", 404, "cluster"),
+        ("/jobs/", 404, ""),
+    ],
+)
+async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: str, status: int, field: str) -> None:
+    answer = await (await open_api()).get(f"/api/v1{path}")
+    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["hint"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "hint"),
+    [
+        ({"type": "nonfixed", "components": [{"siez": 1}]}, "request.components[0].siez", "did you mean size?"),
+        ({"type": "nonfixed", "components": [{"size": 1, "cluster": "north"}]}, "request.components[0].cluster",
+         "make the request fixed"),
+        ({"type": "flexible", "total_szie": 6}, "request.total_szie", "did you mean total_size?"),
+        ({"type": "flexibel", "total_size": 6}, "request.type", "fixed, nonfixed or flexible"),
+    ],
+)  # fmt: skip
+async def test_a_misspelt_name_is_told_the_right_one(open_api: Open, request_: Any, field: str, hint: str) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", json={"request": request_, "command": ["true"]})
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert hint in answer.json()["hint"]
+
+
+async def test_a_wrong_method_is_told_the_right_one(open_api: Open) -> None:
+    answer = await (await open_api()).delete("/api/v1/jobs")
+    assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
+    assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("shown", ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer secretx", "Bearer sécret"])
+async def test_what_is_not_the_token_does_not_let_in(open_api: Open, shown: str) -> None:
+    api = await open_api(tokens=["other", "secret"])
+    headers = [(b"authorization", shown.encode("latin-1"))]
+    assert (await api.get("/api/v1/jobs", headers=headers)).status_code == 401
+    assert (await api.get("/api/v1/nowhere", headers=headers)).status_code == 401
+
+
+async def test_every_token_lets_in_whatever_the_case_of_the_scheme(open_api: Open) -> None:
+    api = await open_api(tokens=["other", "secret"])
+    for shown in ("Bearer other", "bearer secret"):
+        assert (await api.get("/api/v1/jobs", headers={"authorization": shown})).status_code == 200

@@ -1,0 +1,113 @@
+"""What the API says of itself is what it does: a tour through every operation, each answer held against its schema."""
+
+import re
+from typing import Any
+
+import httpx2
+import pydantic
+
+from koalapy.api import schemas
+from tests.api.conftest import Open
+
+Json = dict[str, Any]
+
+
+class Declared:
+    """The OpenAPI document, asked about answers."""
+
+    def __init__(self, document: Json) -> None:
+        self.document = document
+        self.seen: set[str] = set()
+        self._paths = {re.compile(re.sub(r"\{\w+\}", "[^/]+", path)): ops for path, ops in document["paths"].items()}
+
+    async def check(self, answer: httpx2.Response) -> None:
+        await answer.aread()
+        request = answer.request
+        operation = next(
+            ops[request.method.lower()] for path, ops in self._paths.items() if path.fullmatch(request.url.path)
+        )
+        self.seen.add(operation["operationId"])
+        where = f"{operation['operationId']} {answer.status_code}: {answer.text}"
+        assert str(answer.status_code) in operation["responses"], where
+        declared = operation["responses"][str(answer.status_code)]
+        kind = answer.headers["content-type"].partition(";")[0]
+        assert kind in declared["content"], where
+        assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
+        if kind != "text/plain":
+            name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
+            model: type[pydantic.BaseModel] = getattr(schemas, name)
+            model.model_validate_json(answer.content, strict=True)
+
+
+async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
+    api = await open_api(placement_queue_limit=4)
+    declared = Declared((await api.get("/openapi.json")).json())
+    api.event_hooks = {"response": [declared.check]}
+    coupled = {
+        "type": "fixed",
+        "components": [{"size": 1, "cluster": "north", "command": ["a"], "environment": {"A": "1"}},
+                       {"size": 2, "cluster": "south", "output": "out"}],
+    }  # fmt: skip
+    nonfixed = {"type": "nonfixed", "components": [{"size": 1}]}
+    key = {"Idempotency-Key": "k"}
+    statuses = [
+        (await api.post("/api/v1/jobs", json=change, headers=headers)).status_code
+        for change, headers in [
+            (body, key), (body, key), (body | {"name": "x"}, key), (body | {"request": coupled}, {}),
+            (body | {"request": nonfixed}, {}), (body | {"nmae": "x"}, {}), (body, {}), (body, {}),
+        ]
+    ]  # fmt: skip
+    assert statuses == [201, 200, 409, 201, 201, 422, 201, 429]
+    assert (await api.get("/api/v1/jobs", params={"limit": 2})).json()["next"]
+    shown = (await api.get("/api/v1/jobs/2")).json()
+    assert shown["request"] == coupled
+    assert (await api.get("/api/v1/jobs/3")).json()["request"] == nonfixed
+    for path in ("/jobs/1", "/jobs/9", "/jobs/1/timeline", "/jobs/1/logs", "/jobs/9/logs", "/clusters", "/policies",
+                 "/clusters/north", "/clusters/x", "/healthz", "/jobs?limit=x"):  # fmt: skip
+        await api.get(f"/api/v1{path}")
+    for action in ("hold", "hold", "release", "cancel", "cancel"):
+        await api.post(f"/api/v1/jobs/1/{action}")
+    await api.post("/api/v1/jobs/1/cancel", content=b"{", headers={"content-type": "application/json"})
+    await api.post("/api/v1/clusters/north/clear")
+    await api.get("/healthz")
+    known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
+    assert declared.seen == known
+
+
+async def test_the_document_is_whole(open_api: Open) -> None:
+    document = (await (await open_api()).get("/openapi.json")).json()
+    components = document["components"]
+    references = set(re.findall(r"'#/components/schemas/([^']+)'", str(document)))
+    assert references <= set(components["schemas"])
+    assert document["security"] == [{"bearer": []}, {}]
+    assert components["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    assert components["schemas"]["JobSubmission"]["examples"]
+    operations = [op for ops in document["paths"].values() for op in ops.values()]
+    assert all(op["tags"] and op["description"] for op in operations)
+    assert {tag for op in operations for tag in op["tags"]} == {tag["name"] for tag in document["tags"]}
+
+
+async def test_the_examples_can_be_submitted(open_api: Open) -> None:
+    api = await open_api()
+    document = (await api.get("/openapi.json")).json()
+    for example in document["components"]["schemas"]["JobSubmission"]["examples"]:
+        assert (await api.post("/api/v1/jobs", json=example)).status_code == 201
+
+
+async def test_a_shown_job_can_be_submitted_again(open_api: Open, body: Json) -> None:
+    api = await open_api()
+    job = (await api.post("/api/v1/jobs", json=body | {"walltime": "1h30m", "environment": {"A": "b"}})).json()
+    assert job["walltime"] == 5400
+    again = {name: job[name] for name in schemas.JobSubmission.model_fields}
+    second = (await api.post("/api/v1/jobs", json=again)).json()
+    assert {name: second[name] for name in again} == again
+
+
+async def test_pages_end_exactly(open_api: Open, body: Json) -> None:
+    api = await open_api()
+    for _ in range(4):
+        await api.post("/api/v1/jobs", json=body)
+    first = (await api.get("/api/v1/jobs?limit=2")).json()
+    assert [job["id"] for job in first["jobs"]] == [4, 3]
+    second = (await api.get(first["next"])).json()
+    assert ([job["id"] for job in second["jobs"]], second["next"]) == ([2, 1], None)
