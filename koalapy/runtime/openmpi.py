@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import time
 
 from koalapy.runtime.desk import Desk
@@ -55,7 +57,7 @@ def give_temporary_folder(node: Node) -> str:
 def how_it_ended(code: int) -> str:
     """In words; a shell's 128 + n counts as killed by signal n."""
     number = -code if code < 0 else code - 128
-    return f"was killed by signal {number}" if number > 0 else f"ended with {code}"
+    return f"was killed by signal {number}" if 0 < number <= signal.SIGRTMAX else f"ended with {code}"
 
 
 def is_lost(code: int) -> bool:
@@ -132,6 +134,10 @@ class Head:
         if mpirun is None:
             name = self._runner.settings.name
             raise Failure(f"mpirun not found on node {name}: install Open MPI or set the cluster's prefix")
+        if all(name == "lo" for _, name in socket.if_nameindex()):
+            raise Failure(
+                "Open MPI's own control channel needs a network interface besides loopback; this node has none"
+            )
         self._desk = Desk(self._runner.loop, give_temporary_folder(self._runner), list(self._by_host), self._asked)
         if os.geteuid() == 0:
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -109,7 +109,7 @@ async def submit_all(url: str) -> None:
                 return int(answer.json()["id"])
 
         idents = await asyncio.gather(*(one() for _ in range(JOBS)))
-        while (health := (await http.get("/healthz")).json())["queued"] + health["active"]:
+        while (health := (await http.get("/healthz")).json())["queued"] + health["active"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         page = (await http.get("/api/v1/jobs", params={"state": "succeeded", "limit": 1000})).json()["jobs"]
         assert {job["id"] for job in page} == set(idents)
