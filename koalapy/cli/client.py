@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit
 
@@ -11,9 +12,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
+LARGEST_PAGE = 1000
 LONG_POLL = 20.0
 """Seconds for which the daemon is asked to hold a question."""
-TRIES = 4
+PATIENCE = 60.0
+"""Seconds for which a daemon that has answered before may be away: jobs go on without it."""
+LOOPBACK = ("localhost", "127.", "::1")
 
 
 class Client:
@@ -23,10 +27,19 @@ class Client:
         import httpx2
 
         self._errors = httpx2.TransportError
+        self._answered = False
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=LONG_POLL + 20)
+            parts = urlsplit(self.url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("it must begin with http:// or https:// and a host")
+            # A proxy of the environment does not know this machine's own addresses.
+            outside = not parts.hostname.startswith(LOOPBACK)
+            self._http = httpx2.Client(
+                base_url=self.url, headers=headers, timeout=LONG_POLL + 20, trust_env=outside,
+                verify=parts.scheme == "https",
+            )  # fmt: skip
         except (httpx2.InvalidURL, ValueError) as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
 
@@ -48,14 +61,48 @@ class Client:
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
 
     def wait(self, job: int, deadline: float | None) -> Json:
-        """The job when it is over; ``CliError`` when that is not so at ``deadline`` (monotonic seconds)."""
+        """The job when it is over; ``CliError`` when that is not so at ``deadline`` (monotonic seconds).
+
+        A daemon that has answered before and goes away is waited for: the job goes on without it.
+        """
+        away_since: float | None = None
+        state = "unknown"
         while True:
-            left = LONG_POLL if deadline is None else max(0.0, min(LONG_POLL, deadline - time.monotonic()))
-            found = self.get(f"/api/v1/jobs/{job}", wait=left)
-            if found["state"] in FINAL:
-                return found
-            if deadline is not None and time.monotonic() >= deadline:
-                raise CliError(f"job {job} is still {found['state']}", Exit.TIMEOUT, f"it goes on: koala wait {job}")
+            asked = time.monotonic()
+            # The first answer comes at once, so that a daemon that was never there is told from one that went away.
+            left = LONG_POLL if self._answered else 0.0
+            if deadline is not None:
+                left = max(0.0, min(left, deadline - asked))
+            try:
+                found = self.get(f"/api/v1/jobs/{job}", wait=left)
+                state, away_since = found["state"], None
+                if state in FINAL:
+                    return found
+            except CliError as error:
+                away_since = away_since or asked
+                if error.code is not Exit.UNREACHABLE or not self._answered or asked - away_since > PATIENCE:
+                    raise
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"it goes on: koala wait {job}")
+            # A daemon that is about to end answers at once, and one that is away does not wait either.
+            time.sleep(max(0.0, min(0.2, left) - (now - asked)))
+
+    def cluster(self, name: str) -> Json:
+        return self.get(f"/api/v1/clusters/{quote(name, safe='')}")
+
+    def clear_cluster(self, name: str) -> Json:
+        return self.post(f"/api/v1/clusters/{quote(name, safe='')}/clear")
+
+    def jobs(self, limit: int, **query: Any) -> tuple[list[Json], bool]:
+        """The newest jobs, page by page, and whether there are more."""
+        found: list[Json] = []
+        while True:
+            page = self.get("/api/v1/jobs", limit=min(limit - len(found), LARGEST_PAGE), **query)
+            found += page["jobs"]
+            if page["next"] is None or len(found) >= limit:
+                return found, page["next"] is not None
+            query["before"] = found[-1]["id"]
 
     def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
         """The output of a job, piece by piece."""
@@ -77,7 +124,13 @@ class Client:
             raise self._unreachable(error) from error
         if answer.is_error:
             raise _refusal(answer)
-        body: Json = answer.json()
+        self._answered = True
+        try:
+            body = answer.json()
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise CliError(f"what answers at {self.url} is no koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
         return body
 
     def _unreachable(self, error: Exception) -> CliError:
@@ -89,8 +142,7 @@ def _refusal(answer: "httpx2.Response") -> CliError:
     """A problem+json answer as an error."""
     try:
         problem = answer.json()
-        detail, hint = str(problem["detail"]), str(problem.get("hint") or "")
+        detail, hint, field = str(problem["detail"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     except (ValueError, KeyError, TypeError):
-        detail, hint = f"the daemon answered {answer.status_code}", "is KOALA_URL a koala daemon's?"
-    code = CODE_OF_STATUS.get(answer.status_code, Exit.FAILED)
-    return CliError(detail, code, hint)
+        return CliError(f"HTTP status {answer.status_code}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
+    return CliError(detail, CODE_OF_STATUS.get(answer.status_code, Exit.FAILED), hint, field)

@@ -12,7 +12,8 @@ import typer
 
 from koalapy.cli import submission, tables
 from koalapy.cli.client import FINAL, Client
-from koalapy.cli.errors import EPILOG, CliError, Exit
+from koalapy.cli.deadline import TimeIsUp, until
+from koalapy.cli.errors import EPILOG, CliError, Exit, printable
 
 app = typer.Typer(
     name="koala",
@@ -100,8 +101,11 @@ def submit(
     body = submission.body_of(file, options, submission.environment_of(env or []))
     deadline = None if timeout is None else time.monotonic() + timeout
     client = Client(url, token)
-    job = client.submit(body, idempotency_key or str(uuid.uuid4()))
-    if quiet:
+    try:
+        job = client.submit(body, idempotency_key or str(uuid.uuid4()))
+    except CliError as error:
+        raise submission.in_terms_of_options(error, body, options) from error
+    if quiet and not as_json:
         print(job["id"], flush=True)
     elif not as_json:
         _announce(job, wait)
@@ -123,16 +127,39 @@ def _announce(job: dict[str, Any], wait: bool) -> None:
 def _end_with(client: Client, job: int, deadline: float | None, *, as_json: bool, show_output: bool) -> None:
     """Wait for a job and exit with its code."""
     try:
-        if show_output and not as_json and deadline is None:
-            _print_logs(client, job, follow=True, component=None)
+        whole = not show_output or as_json or _print_output(client, job, deadline)
         over = client.wait(job, deadline)
     except KeyboardInterrupt:
-        raise CliError(f"job {job} goes on", Exit.INTERRUPTED, f"end it with koala cancel {job}") from None
+        raise _goes_on([job]) from None
+    if not whole:
+        print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
     if as_json:
         show_json(over)
     elif over["state"] != "succeeded":
-        print(f"koala: job {job} {over['state']}: {over['reason']}", file=sys.stderr)
+        said = f"job {job} {over['state']}: {over['reason']}"
+        print(f"koala: {printable(said)}", file=sys.stderr)
     raise typer.Exit(_code_of(over))
+
+
+def _print_output(client: Client, job: int, deadline: float | None) -> bool:
+    """Print what a job prints as it comes, until it is over or ``deadline``; whether that was all of it."""
+    try:
+        with until(deadline):
+            _print_logs(client, job, follow=True, component=None)
+        return bool(client.get(f"/api/v1/jobs/{job}")["state"] in FINAL)
+    except TimeIsUp:
+        return True
+    except CliError as error:
+        if error.code is not Exit.UNREACHABLE:
+            raise
+        return False
+
+
+def _goes_on(jobs: list[int]) -> CliError:
+    """What an interrupted command says of the jobs it waited for."""
+    named = " ".join(str(job) for job in jobs)
+    said = f"job {named} goes on" if len(jobs) == 1 else f"jobs {named} go on"
+    return CliError(said, Exit.INTERRUPTED, f"cancel with: koala cancel {named}")
 
 
 def _code_of(job: dict[str, Any]) -> int:
@@ -149,7 +176,7 @@ def queue(
     state: Annotated[list[str] | None, typer.Option(help="jobs in this state, final ones too")] = None,
     name: Annotated[str | None, typer.Option(help="jobs of this name")] = None,
     cluster: Annotated[str | None, typer.Option(help="jobs with a component there")] = None,
-    limit: Annotated[int, typer.Option(help="how many at most")] = 100,
+    limit: Annotated[int, typer.Option(help="how many at most", min=1)] = 100,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print bare ids")] = False,
     form: Annotated[Format, typer.Option("-o", "--output", help="how to print")] = Format.TABLE,
     as_json: AsJson = False,
@@ -157,20 +184,21 @@ def queue(
     token: Token = None,
 ) -> None:
     """List jobs, newest first: yours that are not over, or what the options ask for."""
-    import getpass
-
-    owner = user or ("" if everyone else getpass.getuser())
-    query = {"owner": owner, "state": state, "name": name, "cluster": cluster, "limit": limit}
-    answer = Client(url, token).get("/api/v1/jobs", active=None if state else True, **query)
-    jobs = answer["jobs"]
+    owner = user or ("" if everyone else submission.current_user())
+    query = {"owner": owner, "state": state, "name": name, "cluster": cluster}
+    jobs, more = Client(url, token).jobs(limit, active=None if state else True, **query)
     if as_json or form is Format.JSON:
-        show_json(answer)
+        show_json({"jobs": jobs})
     elif form is Format.NDJSON:
-        print("\n".join(json.dumps(job) for job in jobs))
+        for job in jobs:
+            print(json.dumps(job))
     elif quiet:
-        print("\n".join(str(job["id"]) for job in jobs))
+        for job in jobs:
+            print(job["id"])
     else:
         print(tables.queue(jobs, wide=form is Format.WIDE))
+    if more:
+        print(f"koala: only the newest {limit} are shown; --limit shows more", file=sys.stderr)
 
 
 @app.command()
@@ -192,7 +220,10 @@ def logs(
     token: Token = None,
 ) -> None:
     """Print the output of a job."""
-    _print_logs(Client(url, token), job, follow, component)
+    try:
+        _print_logs(Client(url, token), job, follow, component)
+    except KeyboardInterrupt:
+        raise _goes_on([job]) from None
 
 
 def _print_logs(client: Client, job: int, follow: bool, component: int | None) -> None:
@@ -208,12 +239,15 @@ def wait(
     """Wait until jobs are over; exit with the code of the first that did not succeed."""
     client = Client(url, token)
     deadline = None if timeout is None else time.monotonic() + timeout
-    over = [client.wait(job, deadline) for job in jobs]
+    try:
+        over = [client.wait(job, deadline) for job in jobs]
+    except KeyboardInterrupt:
+        raise _goes_on(jobs) from None
     if as_json:
         show_json(over if len(over) > 1 else over[0])
     else:
         for job in over:
-            print(f"job {job['id']} {job['state']}" + (f": {job['reason']}" if job["reason"] else ""))
+            print(printable(f"job {job['id']} {job['state']}" + (f": {job['reason']}" if job["reason"] else "")))
     raise typer.Exit(next((code for job in over if (code := _code_of(job))), 0))
 
 
@@ -236,20 +270,21 @@ def release(jobs: Jobs, url: Url = DEFAULT_URL, token: Token = None) -> None:
 
 
 def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Client) -> None:
-    """Act on each job, and go on after errors; the last error is the exit code."""
-    failed: CliError | None = None
+    """Act on each job, and go on after errors; the worst of them is the exit code."""
+    worst = Exit.OK
     for job in jobs:
         try:
             now = client.post(f"/api/v1/jobs/{job}/{action}", body)
         except CliError as error:
-            if failed is not None:
-                print(f"koala: {failed}", file=sys.stderr)
-            failed = error
+            print(f"koala: {error}", file=sys.stderr)
+            worst = max(worst, error.code)
+            if error.code is Exit.UNREACHABLE:
+                break
         else:
             done = now["state"] if now["state"] in (*FINAL, "held", "queued") else "is being cancelled"
             print(f"job {job} {done}")
-    if failed is not None:
-        raise failed
+    if worst is not Exit.OK:
+        raise typer.Exit(worst)
 
 
 clusters_app = typer.Typer(help="Show clusters, or act on one.", invoke_without_command=True, rich_markup_mode=None)
@@ -270,10 +305,15 @@ def clusters(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT
 
 
 @clusters_app.command()
-def clear(context: typer.Context, name: Annotated[str, typer.Argument(help="the cluster")]) -> None:
+def clear(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="the cluster")],
+    url: Annotated[str | None, typer.Option("--url", help="where the daemon is")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="what to show it", show_default=False)] = None,
+) -> None:
     """Use a cluster again that was given up after errors."""
-    url, token = context.obj
-    cluster = Client(url, token).post(f"/api/v1/clusters/{name}/clear")
+    outer_url, outer_token = context.obj
+    cluster = Client(url or outer_url, token or outer_token).clear_cluster(name)
     print(f"cluster {name} is {cluster['state']}")
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,10 @@ from koalapy.cli.errors import CliError, Exit
 
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
-PATIENCE = 60.0
-"""Seconds for anything that should take one."""
+PATIENCE = 120.0
+"""Seconds for anything that should take a few."""
+GRACE = 30.0
+"""Seconds in which everything ends that was told to."""
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -30,7 +32,9 @@ def run_demo(keep: bool) -> int:
     if os.environ.get("KOALA_CONFIG"):
         raise CliError("the demo brings its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    kept = False
     try:
         with _daemon(directory, keep) as url:
             client = Client(url, None)
@@ -39,10 +43,10 @@ def run_demo(keep: bool) -> int:
             output = b"".join(client.logs(job["id"], False, None)).decode(errors="replace")
             _show_result(job, output)
             passed = job["state"] == "succeeded" and any(_is_passed_check(line) for line in output.splitlines())
-        if not keep:
-            _prove_nothing_is_left(directory)
+            kept = keep
     finally:
-        if not keep:
+        if not kept:
+            _prove_nothing_is_left(directory)
             shutil.rmtree(directory, ignore_errors=True)
     _say("")
     _say("The program's own check passed." if passed else "The program's own check did not pass.")
@@ -93,13 +97,14 @@ def _daemon(directory: Path, keep: bool) -> Iterator[str]:
 def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
     daemon.terminate()
     try:
-        daemon.wait(PATIENCE)
+        daemon.wait(GRACE)
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()
     for pid in _processes_of(directory):
         if f"locald.py\0--dir\0{directory}" in _read(pid, "cmdline"):
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def _until(look: Callable[[], T | None], what: str) -> T:
@@ -141,6 +146,8 @@ def _run(client: Client) -> Json:
             at = tables.seconds_since(now["submitted_at"], entry["at"])
             _say(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
         shown = len(now["timeline"])
+        if now["restarts"] > 1:
+            raise CliError(f"the job failed again and again: {now['reason']}", Exit.FAILED)
         return now if now["state"] in FINAL else None
 
     return _until(over, "the job to be over")
@@ -162,7 +169,12 @@ def _show_result(job: Json, output: str) -> None:
 
 def _prove_nothing_is_left(directory: Path) -> None:
     """Look at the process table until nothing of the demo is there."""
-    _until(lambda: True if not _processes_of(directory) else None, "every process of the demo to end")
+    end = time.monotonic() + GRACE
+    while left := _processes_of(directory):
+        if time.monotonic() > end:
+            pids = ", ".join(str(pid) for pid in left)
+            raise CliError(f"still there after {GRACE:g} s: processes {pids}", Exit.FAILED, f"they use {directory}")
+        time.sleep(0.05)
     _say("\nNothing is left running.")
 
 

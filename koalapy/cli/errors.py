@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from koalapy.model.errors import BusyError, ConflictError, KoalaError, LeaseLost, NotFoundError, UsageError
+
 
 class Exit(IntEnum):
     """Documented exit codes; ``--wait`` and ``koala wait`` exit with the job's own."""
@@ -24,17 +26,37 @@ EPILOG = (
 
 
 class CliError(Exception):
-    """Ends the command with a line on standard error: what is wrong, and the way out."""
+    """Ends the command with a line on standard error: what is wrong, and the way out; ``field`` is the API's."""
 
-    def __init__(self, message: str, code: Exit, hint: str = "") -> None:
+    def __init__(self, message: str, code: Exit, hint: str = "", field: str = "") -> None:
         super().__init__(message)
+        self.message = message
         self.code = code
         self.hint = hint
+        self.field = field
 
     def __str__(self) -> str:
-        text = f"{self.args[0]}; {self.hint}" if self.hint else str(self.args[0])
-        return " ".join(text.split())
+        return printable(f"{self.message}; {self.hint}" if self.hint else self.message)
 
+
+def printable(text: str) -> str:
+    """One line for a terminal, whatever the text holds."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def of_koala(error: KoalaError) -> CliError:
+    """An error of koalapy's own as one of this command."""
+    code = next((code for kind, code in CODE_OF_ERROR.items() if isinstance(error, kind)), Exit.FAILED)
+    return CliError(error.message, code, error.hint)
+
+
+CODE_OF_ERROR: dict[type[KoalaError], Exit] = {
+    UsageError: Exit.USAGE,
+    NotFoundError: Exit.NOT_FOUND,
+    ConflictError: Exit.NOT_ALLOWED,
+    BusyError: Exit.NOT_ALLOWED,
+    LeaseLost: Exit.NOT_ALLOWED,
+}
 
 CODE_OF_STATUS = {
     400: Exit.USAGE,

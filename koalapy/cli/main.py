@@ -1,6 +1,9 @@
 """The ``koala`` command."""
 
+import os
 import sys
+from io import TextIOWrapper
+from typing import cast
 
 from koalapy.cli.errors import CliError, Exit
 
@@ -12,21 +15,23 @@ def main() -> None:
     from koalapy.cli.commands import app
 
     # Typer brings its own copy of click in newer releases; both have this exception above BadParameter.
-    click_exception = typer.BadParameter.__mro__[2]
+    click_exception = cast(type[Exception], typer.BadParameter.__mro__[2])
     code: object = Exit.OK
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="koala", standalone_mode=False)
+        sys.stdout.flush()
     except CliError as error:
         print(f"koala: {error}", file=sys.stderr)
         code = error.code
     except (KeyboardInterrupt, typer.Abort):
         code = Exit.INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read has gone; what is still buffered goes nowhere, so that no complaint follows at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.FAILED
-    except Exception as error:
-        if not isinstance(error, click_exception):
-            raise
+    except click_exception as error:
         print(f"koala: {_message(error)}; see koala --help", file=sys.stderr)
         code = Exit.USAGE
     sys.exit(code if isinstance(code, int) else Exit.OK)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.errors import CliError, Exit, of_koala
 
 Config = Annotated[Path | None, typer.Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
@@ -35,7 +35,7 @@ def serve(
     try:
         bootstrap.serve(host, port, directory, config, lambda url: _announce(url, directory))
     except KoalaError as error:
-        raise CliError(error.message, Exit.USAGE, error.hint) from error
+        raise of_koala(error) from error
 
 
 def _announce(url: str, directory: Path) -> None:
@@ -57,7 +57,7 @@ def agent(
     try:
         bootstrap.agent(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""), embedded)
     except KoalaError as error:
-        raise CliError(error.message, Exit.USAGE, error.hint) from error
+        raise of_koala(error) from error
 
 
 def local_run(
@@ -75,7 +75,7 @@ def local_run(
     from koalapy.agents.lrm.local_run import local_run as run
     from koalapy.model.errors import KoalaError
 
-    found = Client(url, token).get(f"/api/v1/clusters/{cluster}")
+    found = Client(url, token).cluster(cluster)
     directory = found["details"].get("directory")
     if directory is None:
         raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
@@ -83,7 +83,7 @@ def local_run(
         local = LocalCluster(Path(directory), cluster, found["total"])
         code = run(local, nodes, command, user or getpass.getuser(), dict(os.environ), Path.cwd())
     except KoalaError as error:
-        raise CliError(error.message, Exit.FAILED, error.hint) from error
+        raise of_koala(error) from error
     raise typer.Exit(code)
 
 

@@ -1,7 +1,9 @@
 """From options to the body of a submission."""
 
 import getpass
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +72,31 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
     body = _read(file) if file else {}
     body |= {name: value for name, value in options.items() if value not in (None, [], "")}
     if environment:
-        body["environment"] = dict(body.get("environment") or {}) | environment
-    body.setdefault("owner", getpass.getuser())
-    body.setdefault("workdir", str(Path.cwd()))
+        of_file = body.get("environment") or {}
+        if not isinstance(of_file, dict):
+            raise CliError("environment of the job file is no object", Exit.USAGE, "give names and values")
+        body["environment"] = of_file | environment
+    body.setdefault("owner", current_user())
+    if "workdir" not in body and (here := _here()):
+        body["workdir"] = here
     if "request" not in body:
         raise CliError("no nodes are asked for", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
     return body
+
+
+def current_user() -> str:
+    """The user's name, or its number where it has none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _here() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return None
 
 
 def _read(file: Path) -> Json:
@@ -83,11 +104,54 @@ def _read(file: Path) -> Json:
 
     try:
         body = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CliError(f"cannot read {file}: {error}", Exit.USAGE) from error
+    except OSError as error:
+        raise CliError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CliError(f"cannot read {file}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
     if not isinstance(body, dict):
         raise CliError(f"{file} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+    try:
+        json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CliError(
+            f"{file} has what JSON cannot say: {error}", Exit.USAGE, "write it as a text, in quotes"
+        ) from error
     return body
+
+
+OPTIONS = {
+    "request.total_size": "--flexible",
+    "request.min_component_size": "--min-component",
+    "request.max_components": "--max-components",
+    "request.split_options": "--split",
+    "processes_per_node": "--ppn",
+    "workdir": "--chdir",
+    "max_restarts": "--max-restarts",
+    "policy": "--policy",
+    "name": "--name",
+    "walltime": "--walltime",
+    "output": "--output",
+}
+
+
+def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
+    """A refusal by the daemon, said of the options that the user gave; as it is, where a file said it."""
+    field = error.field
+    if not field or options.get(re.split(r"[.\[]", field)[0]) is None or not error.message.startswith(field):
+        return error
+    request = body["request"]
+    if component := re.match(r"request\.components\[(\d+)\]\.(\w+)", field):
+        index, what = component.groups()
+        named = f"--{request['type']}: {what} of component {index}"
+    elif split := re.match(r"request\.split_options\[(\d+)\]", field):
+        named = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
+    elif field == "request.components":
+        named = f"--{request['type']}: the components"
+    elif field in OPTIONS:
+        named = OPTIONS[field]
+    else:
+        return error
+    return CliError(f"{named}{error.message[len(field) :]}", error.code, error.hint, field)
 
 
 def nodes_of(request: Json) -> int:

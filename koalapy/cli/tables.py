@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from koalapy.cli.errors import printable
 from koalapy.cli.submission import nodes_of
 
 Json = dict[str, Any]
@@ -13,7 +14,7 @@ Json = dict[str, Any]
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: bool = True) -> str:
     """Columns as wide as needed; the last one is cut to the terminal where there is one."""
-    text = [list(header), *([str(cell) for cell in row] for row in rows)]
+    text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in text) for column in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in text]
     if cut and sys.stdout.isatty():
@@ -106,7 +107,7 @@ def job_page(job: Json) -> str:
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
     ]  # fmt: skip
     width = max(len(name) for name, _ in facts)
-    parts = ["\n".join(f"{name.rjust(width)}  {value}" for name, value in facts)]
+    parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
     if job["components"]:
         rows = [
             [c["index"], c["cluster"], c["size"], c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]

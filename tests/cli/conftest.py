@@ -1,0 +1,81 @@
+"""The ``koala`` command in this process, against a real server on a port of its own."""
+
+import asyncio
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+
+from koalapy.api.app import create_app
+from koalapy.cli.main import main
+from tests.cli.memory import MemoryService
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Server:
+    """A daemon's face on a free port, in a thread; it may be ended and started again on the same port."""
+
+    service: MemoryService = field(default_factory=MemoryService)
+    tokens: tuple[str, ...] = ()
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        app = create_app(self.service, self.tokens)
+        config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        self._uvicorn = uvicorn.Server(config)
+        # Connections that come before the server is ready wait in the listener's queue.
+        self._thread = threading.Thread(target=asyncio.run, args=(self._uvicorn.serve([listener]),))
+        self._thread.start()
+
+    def end(self) -> None:
+        self._uvicorn.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    server.start()
+    yield server
+    server.end()
+
+
+Koala = Callable[..., Ended]
+
+
+@pytest.fixture
+def koala(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Koala:
+    """Runs a command; gives its exit code and what it printed."""
+    monkeypatch.setenv("KOALA_URL", server.url)
+    monkeypatch.delenv("KOALA_TOKEN", raising=False)
+    monkeypatch.setenv("USER", "ada")
+    monkeypatch.setenv("LOGNAME", "ada")
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["koala", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return Ended(exit_.value.code, out, err)
+
+    return run

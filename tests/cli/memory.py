@@ -1,0 +1,128 @@
+"""A daemon's service in memory: a job's command says what becomes of it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.request import ClusterName
+from koalapy.model.validation import ClusterLimits, check
+from koalapy.ports import ClusterRecord, JobFilter, JobRecord, OutputChunk
+
+NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0, {})
+SOUTH = replace(NORTH, name="south", state="unusable", errors=3, reason="3 errors in a row")
+
+
+class MemoryService:
+    """``echo TEXT`` succeeds, ``exit CODE`` fails, ``lost`` fails without a code, anything else goes on."""
+
+    def __init__(self) -> None:
+        self.records: dict[JobId, Job] = {}
+        self.keys: dict[str, JobId] = {}
+        self.printed: dict[JobId, bytes] = {}
+        self.south = SOUTH
+        self.changed = asyncio.Condition()
+        self.waited_for = threading.Event()
+        """Set once somebody waits for a job that is not over."""
+
+    async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+        if idempotency_key in self.keys:
+            return await self.get(self.keys[idempotency_key]), False
+        check(spec, [ClusterLimits("north", 4), ClusterLimits("south", 4)])
+        job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
+        self.keys[idempotency_key or ""] = job.id
+        self.records[job.id], self.printed[job.id] = self._become(job)
+        return await self.get(job.id), True
+
+    def _become(self, job: Job) -> tuple[Job, bytes]:
+        match job.spec.command:
+            case ("echo", text):
+                return _over(job, JobState.SUCCEEDED, 0), text.encode() + b"\n"
+            case ("exit", code):
+                return _over(job, JobState.FAILED, int(code)), b"so far\n"
+            case ("lost",):
+                return _over(job, JobState.FAILED, None), b""
+            case ("start", *words):
+                component = Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"))
+                attempt = Attempt(1, (component,), 1000.5, 1001.0, 1001.5)
+                running = replace(job, state=JobState.RUNNING, reason="", generation=1, attempt=attempt)
+                return replace(running, placed_at=1000.5, started_at=1001.0), " ".join(words).encode()
+        return job, b""
+
+    async def _change(self, job: JobId, **fields: object) -> JobRecord:
+        async with self.changed:
+            self.records[job] = replace(self.records[job], **fields)  # type: ignore[arg-type]
+            self.changed.notify_all()
+        return await self.get(job)
+
+    async def cancel(self, job: JobId, reason: str) -> JobRecord:
+        if (await self.get(job)).job.state.is_final:
+            raise ConflictError(f"job {job} is over already", field="job", value=job)
+        return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
+
+    async def hold(self, job: JobId, reason: str) -> JobRecord:
+        await self.get(job)
+        return await self._change(job, state=JobState.HELD, reason=reason)
+
+    async def release(self, job: JobId) -> JobRecord:
+        await self.get(job)
+        return await self._change(job, state=JobState.QUEUED)
+
+    async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        self.south = replace(self.south, state="usable", errors=0, reason="")
+        return self.south
+
+    async def get(self, job: JobId) -> JobRecord:
+        if job not in self.records:
+            raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+        return JobRecord(self.records[job], self.records[job].reason)
+
+    async def list(self, which: JobFilter) -> Sequence[JobRecord]:
+        found = [
+            JobRecord(job, job.reason)
+            for job in sorted(self.records.values(), key=lambda job: -job.id)
+            if (not which.states or job.state in which.states)
+            and which.owner in ("", job.spec.owner)
+            and which.name in ("", job.spec.name)
+            and (which.before is None or job.id < which.before)
+        ]
+        return found[: which.limit]
+
+    async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
+        await self.get(job)
+        return [TimelineEntry(job, 1000.25, "submitted", JobState.QUEUED)]
+
+    async def wait(self, job: JobId, timeout: float) -> JobRecord:
+        record = await self.get(job)
+        if record.job.state.is_final:
+            return record
+        self.waited_for.set()
+        try:
+            async with asyncio.timeout(timeout), self.changed:
+                await self.changed.wait_for(lambda: self.records[job].state.is_final)
+        except TimeoutError:
+            pass
+        return await self.get(job)
+
+    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:
+        record = await self.get(job)
+        if self.printed[job]:
+            yield OutputChunk(1, 0, 0, self.printed[job])
+        if follow and not record.job.state.is_final:
+            async with self.changed:
+                await self.changed.wait_for(lambda: self.records[job].state.is_final)
+
+    def clusters(self) -> Sequence[ClusterRecord]:
+        return [NORTH, self.south]
+
+    def policies(self) -> Sequence[dict[str, object]]:
+        return []
+
+    def health(self) -> dict[str, object]:
+        return {"status": "ok", "version": "0", "epoch": 1, "queued": 0, "active": 0, "clusters": {}}
+
+
+def _over(job: Job, state: JobState, code: int | None) -> Job:
+    return replace(job, state=state, reason="" if code == 0 else "the program failed", exit_code=code, ended_at=1002.0)

@@ -1,0 +1,220 @@
+"""What each command prints and exits with, against a real server."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koalapy.model.job import JobState
+from tests.cli.conftest import Koala, Server
+
+FLEXIBLE = ("submit", "--flexible", "6")
+
+
+def test_submit_says_what_was_submitted(koala: Koala) -> None:
+    done = koala(*FLEXIBLE, "--", "program", "--flag")
+    assert (done.code, done.out, done.err) == (0, "Submitted job 1: flexible, 6 nodes, low priority\n", "")
+    assert koala(*FLEXIBLE, "-q", "--", "program").out == "2\n"
+    job = json.loads(koala(*FLEXIBLE, "--json", "--priority", "high", "--", "program", "--flag").out)
+    assert (job["id"], job["owner"], job["priority"], job["command"]) == (3, "ada", "high", ["program", "--flag"])
+    assert job["workdir"] == str(Path.cwd())
+    assert [entry["event"] for entry in job["timeline"]] == ["submitted"]
+
+
+def test_every_option_arrives(koala: Koala, server: Server) -> None:
+    done = koala(
+        "submit", "--flexible", "6", "--min-component", "2", "--max-components", "2",
+        "--split", "4,2", "--split", "3,3",
+        "--policy", "p", "--ppn", "3", "--name", "n", "--env", "A=1", "--env", "B=2", "--launcher", "processes",
+        "--walltime", "90m", "--output", "o", "--chdir", "/d", "--max-restarts", "5", "--json", "program",
+    )  # fmt: skip
+    job = json.loads(done.out)
+    assert job["request"] == {
+        "type": "flexible", "total_size": 6, "min_component_size": 2, "max_components": 2,
+        "split_options": [[4, 2], [3, 3]],
+    }  # fmt: skip
+    shown = ("policy", "processes_per_node", "name", "environment", "launcher", "walltime", "output", "workdir")
+    assert [job[name] for name in shown] == ["p", 3, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
+    assert job["max_restarts"] == 5
+
+
+def test_the_same_key_makes_one_job(koala: Koala) -> None:
+    again = [koala(*FLEXIBLE, "-q", "--idempotency-key", "k", "--", "program").out for _ in range(2)]
+    assert again == ["1\n", "1\n"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out"),
+    [(("echo", "hello"), 0, "hello\n"), (("exit", "3"), 3, "so far\n"), (("lost",), 1, "")],
+)
+def test_waiting_ends_with_the_jobs_code(koala: Koala, command: tuple[str, ...], code: int, out: str) -> None:
+    done = koala(*FLEXIBLE, "--wait", "--", *command)
+    assert (done.code, done.out) == (code, out)
+    assert ("koala: job 1 failed: the program failed\n" in done.err) == (code != 0)
+    assert koala("wait", "1").code == code
+    assert json.loads(koala("wait", "1", "--json").out)["id"] == 1
+
+
+def test_waiting_in_json_prints_nothing_but_json(koala: Koala) -> None:
+    done = koala(*FLEXIBLE, "--wait", "--json", "-q", "--", "exit", "3")
+    assert (done.code, json.loads(done.out)["exit_code"], done.err) == (3, 3, "")
+
+
+def test_the_first_that_failed_gives_the_code_of_several(koala: Koala) -> None:
+    for command in (("echo", "x"), ("exit", "4"), ("exit", "5")):
+        koala(*FLEXIBLE, "--", *command)
+    done = koala("wait", "1", "2", "3")
+    assert (done.code, len(done.out.splitlines())) == (4, 3)
+
+
+def test_a_timeout_is_told_and_the_output_before_it_shown(koala: Koala) -> None:
+    done = koala(*FLEXIBLE, "--wait", "--timeout", "2", "--", "start", "early")
+    assert (done.code, done.out) == (6, "early")
+    assert "koala: job 1 is still running; it goes on: koala wait 1" in done.err
+    assert koala("wait", "1", "--timeout", "0.1").code == 6
+
+
+def test_waiting_survives_the_daemon(koala: Koala, server: Server) -> None:
+    koala(*FLEXIBLE, "-q", "--", "start", "early")
+
+    def restart() -> None:
+        assert server.service.waited_for.wait(30)
+        server.end()
+        server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
+        server.start()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    done = koala("wait", "1")
+    restarting.join()
+    assert (done.code, done.out) == (0, "job 1 succeeded\n")
+
+
+def test_logs(koala: Koala) -> None:
+    koala(*FLEXIBLE, "--", "echo", "hello")
+    assert koala("logs", "1").out == koala("logs", "-f", "1").out == "hello\n"
+    assert koala("logs", "7").code == 3
+
+
+def test_the_queue(koala: Koala) -> None:
+    assert (koala("queue", "-q").out, koala("queue", "-o", "ndjson").out) == ("", "")
+    for arguments in (("--name", "a", "program"), ("--name", "b", "start"), ("--name", "c", "echo", "x")):
+        koala(*FLEXIBLE, *arguments)
+    lines = koala("queue").out.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON"]
+    assert [line.split()[:2] for line in lines[1:]] == [["2", "b"], ["1", "a"]]
+    assert "too few idle nodes" in lines[2]
+    assert "north:2" in lines[1]
+    assert koala("queue", "-q", "--state", "succeeded").out == "3\n"
+    assert koala("queue", "-q", "--user", "bob").out == ""
+    assert [j["id"] for j in json.loads(koala("queue", "--json").out)["jobs"]] == [2, 1]
+    assert [json.loads(line)["id"] for line in koala("queue", "-o", "ndjson").out.splitlines()] == [2, 1]
+    assert "SUBMITTED" in koala("queue", "-o", "wide").out
+    few = koala("queue", "-q", "--limit", "1")
+    assert (few.out, few.err) == ("2\n", "koala: only the newest 1 are shown; --limit shows more\n")
+
+
+def test_a_long_queue_is_listed_whole(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("koalapy.cli.client.LARGEST_PAGE", 2)
+    for _ in range(5):
+        koala(*FLEXIBLE, "program")
+    assert koala("queue", "-q").out.split() == ["5", "4", "3", "2", "1"]
+    assert koala("queue", "-q", "--limit", "3").out.split() == ["5", "4", "3"]
+
+
+def test_show(koala: Koala) -> None:
+    koala(*FLEXIBLE, "--name", "mine", "--", "start", "x")
+    page = koala("show", "1").out
+    for text in ("1 (mine)", "flexible, 6 nodes", "127.0.1.1,127.0.1.2", "+0.250s", "submitted"):
+        assert text in page
+    assert json.loads(koala("show", "1", "--json").out)["components"][0]["size"] == 2
+
+
+def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala) -> None:
+    for _ in range(2):
+        koala(*FLEXIBLE, "program")
+    assert koala("hold", "1", "--reason", "later").out == "job 1 held\n"
+    assert koala("release", "1").out == "job 1 queued\n"
+    done = koala("cancel", "1", "1", "9", "2")
+    assert (done.code, done.out) == (4, "job 1 cancelled\njob 2 cancelled\n")
+    assert [line.split(";")[0] for line in done.err.splitlines()] == [
+        "koala: job 1 is over already", "koala: there is no job 9",
+    ]  # fmt: skip
+
+
+def test_clusters(koala: Koala, server: Server) -> None:
+    lines = koala("clusters").out.splitlines()
+    assert lines[0].split() == [
+        "NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON",
+    ]  # fmt: skip
+    assert lines[2].endswith("3 errors in a row")
+    assert koala("clusters", "clear", "south", "--url", server.url).out == "cluster south is usable\n"
+    assert koala("clusters", "clear", "a/b").code == 3
+    assert koala("local-run", "nroth", "1", "true").code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("submit", "--flexible", "20", "x"), 2, "koala: --flexible is 20, but the whole grid has 8 nodes"),
+        (("submit", "--flexible", "x", "x"), 2, "koala: Invalid value for '--flexible'"),
+        (("submit", "--flexible", "6", "--split", "4,3", "x"), 2, "koala: --split 4,3 sums to 7"),
+        (("submit", "--flexible", "2", "--min-component", "3", "x"), 2, "koala: --min-component is 3"),
+        (("submit", "--fixed", "north:1,nroth:1", "x"), 2, "koala: --fixed: cluster of component 1 is nroth"),
+        (("submit", "--nonfixed", "1,5", "x"), 2, "koala: --nonfixed: size of component 1 is 5"),
+        (("submit", "--nonfixed", "4,4,4", "x"), 2, "koala: --nonfixed: the components need 12 nodes"),
+        (("submit", "--flexible", "6", "--ppn", "0", "x"), 2, "koala: --ppn is 0"),
+        (("submit", "--flexible", "6", "--walltime", "soon", "x"), 2, "koala: --walltime is 'soon', no duration"),
+        (("submit", "--flexible", "6"), 2, "koala: command is empty"),
+        (("submit", "x"), 2, "koala: no nodes are asked for"),
+        (("submit", "-f", "/nowhere.yaml"), 2, "koala: cannot read /nowhere.yaml"),
+        (("show", "9"), 3, "koala: there is no job 9"),
+        (("show", "nine"), 2, "koala: Invalid value for"),
+        (("logs", "9", "-f"), 3, "koala: there is no job 9"),
+        (("wait", "9"), 3, "koala: there is no job 9"),
+        (("queue", "--state", "runing"), 2, "koala: state[0] is 'runing'"),
+        (("nonsense",), 2, "koala: No such command 'nonsense'"),
+        (("show", "1", "--url", "localhost"), 2, "koala: localhost is no URL"),
+        (("show", "1", "--url", "http://127.0.0.1:1"), 5, "koala: no daemon answers at http://127.0.0.1:1"),
+    ],
+)
+def test_an_error_is_one_line_with_the_way_out(koala: Koala, arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = koala(*arguments)
+    assert (done.code, done.out) == (code, ""), done.err
+    assert done.err.startswith(says), done.err
+    assert done.err.count("\n") == 1
+    assert ";" in done.err
+
+
+def test_a_field_of_the_file_is_named_as_the_file_has_it(koala: Koala, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("request: {type: flexible, total_size: 20}\ncommand: [x]\n")
+    assert koala("submit", "-f", str(file)).err.startswith("koala: request.total_size is 20")
+    file.write_text("request: {type: flexible, total_size: 2}\ncommand: [x]\nnmae: x\n")
+    done = koala("submit", "-f", str(file))
+    assert done.err.startswith("koala: unknown field nmae; did you mean name?")
+    file.write_text("request: {type: flexible, total_size: 2}\ncommand: [x]\nname: 2026-01-01\n")
+    assert koala("submit", "-f", str(file)).code == 2
+    file.write_text("request: {type: flexible, total_size: 2}\ncommand: [x]\nenvironment: [A]\n")
+    assert koala("submit", "-f", str(file), "--env", "B=1").code == 2
+
+
+def test_a_token_is_shown(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tokens=("secret",))
+    server.start()
+    try:
+        refused = koala("queue", "--url", server.url)
+        assert (refused.code, refused.err.count("\n")) == (4, 1)
+        monkeypatch.setenv("KOALA_TOKEN", "secret")
+        assert koala("queue", "--url", server.url).code == 0
+    finally:
+        server.end()
+
+
+def test_what_people_write_cannot_play_with_the_terminal(koala: Koala, server: Server) -> None:
+    koala(*FLEXIBLE, "--", "program", "\x1b[2J\nsecond line")
+    page = koala("show", "1").out
+    assert "\x1b" not in page
+    assert "?[2J second line" in page

@@ -1,0 +1,90 @@
+"""The command as a process of its own: exit codes, signals, pipes, completion."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Server
+
+KOALA = [sys.executable, "-m", "koalapy.cli.main"]
+
+
+def environment(url: str, **more: str) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")} | {"KOALA_URL": url, **more}
+
+
+def run(url: str, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*KOALA, *arguments], capture_output=True, text=True, timeout=60, env=environment(url, **more)
+    )
+
+
+def test_exit_codes_and_errors_of_a_process(server: Server) -> None:
+    submitted = run(server.url, "submit", "--flexible", "2", "--wait", "--", "exit", "7")
+    assert (submitted.returncode, submitted.stdout) == (7, "so far\n")
+    missing = run(server.url, "show", "9")
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert missing.stderr == "koala: there is no job 9; see koala queue --all\n"
+
+
+def test_a_proxy_is_not_asked_about_this_machine(server: Server) -> None:
+    done = run(server.url, "clusters", HTTP_PROXY="http://127.0.0.1:1", http_proxy="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["logs", "-f", "1"], ["submit", "--flexible", "2", "--wait", "--", "start", "x"]])
+def test_an_interrupt_says_that_the_job_goes_on(server: Server, command: list[str]) -> None:
+    run(server.url, "submit", "--flexible", "2", "--", "start", "x")
+    process = subprocess.Popen(
+        [*KOALA, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(server.url)
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    job = 1 if command[0] == "logs" else 2
+    assert process.returncode == 130
+    assert err.decode().splitlines()[-1] == f"koala: job {job} goes on; cancel with: koala cancel {job}"
+    assert server.service.records[job].state == "running"
+
+
+def test_a_reader_that_goes_away_is_no_error_to_complain_of(server: Server) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*KOALA, "clusters"], stdout=writing, stderr=subprocess.PIPE, timeout=60, env=environment(server.url)
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_something_else_on_the_port_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "healthz").write_text("hello")
+    web = subprocess.Popen(
+        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"], cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert web.stdout is not None
+        port = web.stdout.readline().split(" port ")[1].split()[0]
+        done = run(f"http://127.0.0.1:{port}", "queue")
+        assert (done.returncode, done.stderr.count("\n")) == (5, 1)
+        assert "not from a koala daemon" in done.stderr
+    finally:
+        web.terminate()
+        web.communicate(timeout=60)
+
+
+def test_shells_complete_commands() -> None:
+    done = run("", "", _KOALA_COMPLETE="complete_bash", COMP_WORDS="koala su", COMP_CWORD="1")
+    assert done.stdout.split() == ["submit"]
+
+
+def test_help_names_the_exit_codes() -> None:
+    done = run("", "--help")
+    assert done.returncode == 0
+    assert "5 daemon unreachable" in " ".join(done.stdout.split())
