@@ -1,10 +1,11 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from koalapy.model.errors import UsageError
@@ -36,11 +37,43 @@ class RulesSection(Section):
         return Rules(**self.model_dump())
 
 
+class MpiSection(Section):
+    """Open MPI on one cluster: where it is, and over which of a node's networks it may speak."""
+
+    series: Literal[4, 5] = 5
+    """Major version; all clusters of one job must have the same."""
+    prefix: str | None = None
+    """Where it is installed, with ``bin/mpirun`` below; by default the first ``mpirun`` on the nodes' ``PATH``."""
+    interface: str | None = None
+    """Network that other clusters' nodes can reach, as CIDR (``198.18.0.0/24``) or name (``ib0``)."""
+    ports: str | None = Field(default=None, pattern=r"^\d+-\d+$")
+    """Ports that other clusters' nodes can reach, as ``FIRST-LAST``."""
+    parameters: dict[str, str] = {}
+    """Further MCA parameters of Open MPI's own (``btl_tcp_links: "2"``)."""
+
+    @field_validator("ports")
+    @classmethod
+    def _ordered(cls, value: str | None) -> str | None:
+        if value is not None:
+            first, last = map(int, value.split("-"))
+            if not 1024 <= first < last <= 65535:
+                raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
+        return value
+
+    @field_validator("interface")
+    @classmethod
+    def _network(cls, value: str | None) -> str | None:
+        if value is not None and "/" in value:
+            ip_network(value, strict=False)
+        return value
+
+
 class ClusterSection(Section):
     """One cluster. ``nodes`` and ``network`` are for the kind ``local``: N nodes of this machine."""
 
     kind: Literal["local", "slurm", "sge", "drmaa"] = "local"
     nodes: int = Field(default=4, ge=1, le=254)
+    """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
     network: str | None = None
     """First three bytes of the nodes' loopback addresses; by default 127.0.K for the K-th cluster."""
     processes_per_node: int = Field(default=1, ge=1)
@@ -52,9 +85,50 @@ class ClusterSection(Section):
     embedded: bool | None = None
     """Whether the daemon starts the agent itself; by default for the kind ``local``."""
 
+    # How to ask its resource manager
+    partition: str | None = None
+    """Slurm: by default the default partition."""
+    account: str | None = None
+    """To be charged; by default the user's own."""
+    queue: str | None = None
+    """Grid Engine: by default any queue that the parallel environment may use."""
+    parallel_environment: str = "koala"
+    """Grid Engine: with whole nodes as its unit, and ``control_slaves TRUE``."""
+    library: str | None = None
+    """Path of the DRMAA library; Slurm is driven by its commands when there is none."""
+    native_specification: str = ""
+    """Further options for every job, as sbatch, qsub or the DRMAA library take them."""
+    fanout: Literal["srun", "qrsh", "none"] | None = None
+    """What starts the runner on each allocated node; by default what the kind has."""
+    poll_interval: float = Field(default=5.0, ge=1.0)
+    """Seconds between two questions to an LRM that cannot tell of changes by itself."""
+
+    # What the programs find there
+    mpi: MpiSection = MpiSection()
+    modules: list[str] = []
+    """Environment modules loaded before every program."""
+    scratch: str | None = None
+    """Folder for large files; ``{scratch}`` in commands, working directories and output files."""
+    home: str | None = None
+    """Home folder of the jobs' user; ``{home}`` in commands, working directories and output files."""
+    paths: dict[str, str] = {}
+    """Where this cluster has what the submitter calls ``/a/b``: longest match of whole folder names first."""
+    python: str | None = None
+    """Python 3.11 or newer that runs our runner on the nodes; by default the agent's own."""
+    runner_address: str | None = None
+    """Address of the head node on which the agent listens for its nodes; by default the head's own."""
+
     @property
     def is_embedded(self) -> bool:
         return self.kind == "local" if self.embedded is None else self.embedded
+
+    @field_validator("paths")
+    @classmethod
+    def _absolute(cls, value: dict[str, str]) -> dict[str, str]:
+        for path in (*value, *value.values()):
+            if not path.startswith("/"):
+                raise ValueError(f"{path} is not an absolute path")
+        return value
 
 
 class Settings(BaseSettings):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from koalapy.agents.lrm.local_cluster import LocalCluster, raise_error
-from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 __all__ = ["LocalCluster", "LocalLrm"]
@@ -67,6 +67,13 @@ class LocalLrm:
         except SiteRejected as error:
             if error.value != "unknown":  # ended so long ago that it is forgotten
                 raise
+
+    async def check(self) -> list[Finding]:
+        try:
+            seen = await self.snapshot()
+        except SiteError as error:
+            return [Finding("resource manager", False, error.message, "see locald.log in the cluster's directory")]
+        return [Finding("resource manager", True, f"embedded, {seen.total} nodes, {seen.idle} idle")]
 
     async def snapshot(self) -> LrmSnapshot:
         link = await self._connected()

@@ -55,6 +55,18 @@ class LrmSubmission:
     output: Path
     """Where the runner's own diagnostics go (not the program's output)."""
     walltime: float | None = None
+    modules: Sequence[str] = ()
+    """Environment modules to load on the nodes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, for people: what it is, what was found or is wrong, and the way out."""
+
+    what: str
+    ok: bool
+    found: str
+    hint: str = ""
 
 
 class Lrm(Protocol):
@@ -79,6 +91,10 @@ class Lrm(Protocol):
 
     async def snapshot(self) -> LrmSnapshot:
         """Look once at everything."""
+        ...
+
+    async def check(self) -> Sequence[Finding]:
+        """What an operator should know before the first job: everything looked at, in order; raises nothing."""
         ...
 
     def changes(self) -> AsyncIterator[None]:

@@ -1,0 +1,67 @@
+"""Running a resource manager's own commands."""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+PATIENCE = 30.0
+"""Seconds that a command has to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command ended."""
+
+    code: int
+    output: bytes
+    errors: str
+
+    @property
+    def complaint(self) -> str:
+        """The first line that says something, for people."""
+        lines = [line.strip() for line in (self.errors or self.output.decode(errors="replace")).splitlines()]
+        return next((line for line in lines if line), f"exit code {self.code}")
+
+
+async def run(
+    *argv: str, environment: Mapping[str, str] | None = None, given: bytes = b"", patience: float = PATIENCE
+) -> Answer:
+    """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` after patience.
+
+    A command that was given up is killed; what it asked for may have been done all the same.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, env=None if environment is None else dict(environment), start_new_session=True,
+            stdin=asyncio.subprocess.PIPE if given else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise SiteRejected(
+            f"cannot run {argv[0]}: {error.strerror}", hint="install it on this host, or put it on the agent's PATH"
+        ) from error
+    try:
+        async with asyncio.timeout(patience):
+            output, errors = await process.communicate(given or None)
+    except TimeoutError as error:
+        raise SiteUnavailable(f"{argv[0]} did not answer within {patience:g} s") from error
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    return Answer(process.returncode or 0, output, errors.decode(errors="replace"))
+
+
+def words(text: str) -> Sequence[str]:
+    """Options from the configuration as a shell would split them; ``SiteRejected`` when it could not."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SiteRejected(f"native_specification {text!r}: {error}") from error

@@ -1,0 +1,82 @@
+"""The script that a resource manager runs for one component, and that starts the runner on each of its nodes.
+
+Everything the runner needs, its secret among it, is in this file and nowhere in the resource manager's own books, which
+every local user may read; so it belongs on a file system that the nodes share, readable by its owner only.
+"""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from koalapy.agents.lrm.port import LrmSubmission
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+Fanout = Literal["srun", "qrsh", "none"]
+
+MODULES = """\
+command -v module >/dev/null 2>&1 || for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh \\
+    /usr/share/modules/init/sh /usr/share/lmod/lmod/init/sh; do
+    if [ -r "$init" ]; then . "$init"; break; fi
+done
+module load {names} || {{ echo "koala: cannot load the modules {names}" >&2; exit 1; }}
+"""
+SRUN = """\
+exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none \\
+    --export=ALL {argv}
+"""
+# One start for each line of the host file. The first is this host; the others are reached through Grid Engine itself,
+# which hands the environment over and ends everything with the job.
+QRSH = """\
+index=0
+while read -r host _; do
+    export KOALA_NODE_INDEX=$index KOALA_NODE=$host
+    if [ "$index" = 0 ]; then
+        {argv} &
+    else
+        "${{SGE_ROOT:-}}/bin/${{ARC:-}}/qrsh" -inherit -nostdin -V "$host" {argv} &
+    fi
+    pids="${{pids:-}} $!"
+    index=$((index + 1))
+done < "$PE_HOSTFILE"
+code=0
+for pid in $pids; do
+    wait "$pid" || code=$?
+done
+exit $code
+"""
+
+
+def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:
+    """Write the component's script into its working directory; its path. Raises ``SiteError``."""
+    path = submission.workdir / "launch"
+    try:
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="utf-8") as file:
+            file.write(_text(submission, fanout))
+    except OSError as error:
+        raise SiteUnavailable(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def _text(submission: LrmSubmission, fanout: Fanout) -> str:
+    parts = ["#!/bin/sh\n"]
+    if submission.modules:
+        parts.append(MODULES.format(names=shlex.join(submission.modules)))
+    for name, value in submission.environment.items():
+        rest = ':"$PATH"' if name == "PATH" else ""
+        parts.append(f"export {name}={shlex.quote(value)}{rest}\n")
+    argv = shlex.join(submission.argv)
+    match fanout:
+        case "srun":
+            parts.append(SRUN.format(nodes=submission.nodes, argv=argv))
+        case "qrsh":
+            parts.append(QRSH.format(argv=argv))
+        case "none" if submission.nodes > 1:
+            raise SiteRejected(
+                f"{submission.nodes} nodes, but this cluster's fanout is none: it can start one node's runner only",
+                field="size", value=submission.nodes, hint="set the cluster's fanout to srun or qrsh",
+            )  # fmt: skip
+        case "none":
+            parts.append(f"KOALA_NODE_INDEX=0 exec {argv}\n")
+    return "".join(parts)
