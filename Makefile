@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench clean testbed testbed-down
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -23,6 +23,12 @@ demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
+	@deploy/testbed/control up
+
+testbed-down:  ## remove the testbed and all it holds
+	@deploy/testbed/control down
 
 check: $(STAMP)  ## lint, format, types, and the arrows between the rooms
 	$(BIN)/ruff check .

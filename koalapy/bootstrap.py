@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import secrets
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 import uvloop
@@ -20,13 +22,15 @@ import uvloop
 from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
 from koalapy.agents.lrm.local import LocalCluster, LocalLrm
 from koalapy.agents.lrm.port import Lrm
-from koalapy.model.errors import SiteRejected, UsageError
+from koalapy.model.errors import UsageError
 from koalapy.placement.registry import Registry, builtin
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.settings import ClusterSection, Settings, load
 
 PR_SET_PDEATHSIG = 1
+JOBS = "koala-"
+"""How the names of our jobs begin, in every resource manager."""
 
 
 def configure_logging(level: int = logging.INFO) -> None:
@@ -189,21 +193,66 @@ def agent(
     if section is None:
         known = ", ".join(sorted(settings.clusters))
         raise UsageError(f"there is no cluster {cluster}", field="CLUSTER", value=cluster, hint=f"there are {known}")
-    if section.kind != "local":
-        raise SiteRejected(f"clusters of the kind {section.kind} are not supported by this version")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = directory.resolve()
     settings_of_agent = AgentSettings(
         cluster=cluster,
         url=url,
         token=token,
-        directory=directory.resolve() / "spool",
-        environment=_program_environment(section),
+        directory=directory / "spool",
+        runner_host=section.runner_address or ("127.0.0.1" if section.kind == "local" else _own_address(url)),
+        environment=_program_environment(cluster, section),
+        modules=section.modules,
+        python=section.python or sys.executable,
+        lrm=section.kind,
     )
+    lrm = _lrm(cluster, section, directory, settings)
+    uvloop.run(_agent(settings_of_agent, lrm))
+    if embedded and isinstance(lrm, LocalLrm):
+        _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
+
+
+def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> Lrm:
+    """The adapter of a cluster's resource manager; ``SiteRejected`` when a package that it needs is missing."""
+    if section.kind == "local":
+        return LocalLrm(_local_cluster(cluster, section, directory, settings), JOBS)
+    # Imported here: embedded clusters need none of this.
+    from koalapy.agents.lrm.commands import words
+    from koalapy.agents.lrm.drmaa import DrmaaControl, DrmaaLrm, DrmaaSettings
+    from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
+    from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+
+    if section.kind == "drmaa":
+        own = DrmaaSettings(
+            section.nodes, section.native_specification, section.fanout or "none", section.poll_interval, directory
+        )
+        return DrmaaLrm(DrmaaControl(section.library), own)
+    options = tuple(words(section.native_specification))
+    if section.kind == "sge":
+        sge = SgeSettings(section.queue, section.parallel_environment, options, section.poll_interval)
+        return SgeLrm(sge, DrmaaControl(section.library), JOBS)
+    slurm = SlurmSettings(section.partition, section.account, options, section.poll_interval)
+    return SlurmLrm(slurm, JOBS, DrmaaControl(section.library) if section.library else None)
+
+
+def _local_cluster(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> LocalCluster:
     network = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
-    local = LocalCluster(directory.resolve() / "lrm", cluster, section.nodes, network, RUNNER)
-    uvloop.run(_agent(settings_of_agent, LocalLrm(local, "koala-")))
-    if embedded:
-        local.stop(if_idle=True)
+    return LocalCluster(directory / "lrm", cluster, section.nodes, network, RUNNER)
+
+
+def _own_address(url: str) -> str:
+    """This host's address on the way to the daemon; nothing is sent."""
+    there = urlsplit(url)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(there.hostname, there.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as asking:
+            asking.connect(address)
+            return str(asking.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            f"cannot tell this host's own address: {url} leads nowhere ({error.strerror})", field="--url", value=url,
+            hint="give the daemon's URL with --url, or set the cluster's runner_address",
+        ) from error  # fmt: skip
 
 
 async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
@@ -215,21 +264,36 @@ async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
         await serving
 
 
-def _program_environment(section: ClusterSection) -> dict[str, str]:
-    """What programs of a local cluster find: this environment's own ``bin`` first on ``PATH``, MPI set for loopback."""
+# All nodes of an embedded cluster share this machine's name. Open MPI then takes some of its ranks for neighbours and
+# others not, and collectives that need all to agree (coll/han, coll/sm) wait for ever: only those that need not are used.
+LOOPBACK_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
+
+
+def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str]:
+    """What programs of a cluster find: the profile's own, ``bin`` folders first on ``PATH``, and how MPI is set."""
+    mpi = section.mpi
     environment = {
-        # All nodes share this machine's name. Open MPI then takes some of its ranks for neighbours and others not,
-        # and collectives that need all to agree (coll/han, coll/sm) wait for ever: only those that need not are used.
-        "OMPI_MCA_btl": "tcp,self",
-        "OMPI_MCA_btl_tcp_if_include": "lo",
-        "OMPI_MCA_coll": "^han,sm",
         # More ranks than cores are the rule here: a rank that waits gives its core away.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
+        **({**LOOPBACK_MPI, "OMPI_MCA_mpi_yield_when_idle": "1"} if section.kind == "local" else {}),
+        **section.environment,
+        "KOALA_CLUSTER": cluster,
+        "KOALA_MPI_SERIES": str(mpi.series),
     }
-    environment |= section.environment
-    own = str(Path(sys.executable).parent)
-    rest = environment.get("PATH", os.environ.get("PATH", os.defpath))
-    return environment | {"PATH": f"{own}:{rest}"}
+    given = {
+        "KOALA_MPI_PREFIX": mpi.prefix,
+        "KOALA_MPI_INTERFACE": mpi.interface,
+        "KOALA_MPI_PORTS": mpi.ports,
+        "KOALA_MPI_PARAMETERS": json.dumps(mpi.parameters) if mpi.parameters else None,
+        "KOALA_SCRATCH": section.scratch,
+    }
+    environment |= {name: value for name, value in given.items() if value}
+    if section.kind == "local":
+        own = str(Path(sys.executable).parent)
+        rest = environment.get("PATH", os.environ.get("PATH", os.defpath))
+        environment["PATH"] = f"{own}:{rest}"
+    elif mpi.prefix:
+        environment["PATH"] = ":".join(filter(None, (f"{mpi.prefix}/bin", section.environment.get("PATH"))))
+    return environment
 
 
 def _die_with_parent() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class AgentSettings:
     """Address on which to listen for runners."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to every runner's environment, and so to every program's."""
+    modules: Sequence[str] = ()
+    """Environment modules to load on the nodes before that."""
     python: str = sys.executable
     lrm: str = "local"
     """Kind of resource manager, for people."""
@@ -136,6 +138,7 @@ class Agent:
             workdir=component.folder.path,
             output=component.folder.path / "runner.log",
             walltime=component.walltime,
+            modules=self._settings.modules,
         )
 
     # What the daemon says
