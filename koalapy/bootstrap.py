@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
@@ -27,6 +28,9 @@ from koalapy.placement.registry import Registry, builtin
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.settings import ClusterSection, Settings, load
+
+if TYPE_CHECKING:
+    from koalapy.agents.lrm.drmaa import DrmaaControl
 
 PR_SET_PDEATHSIG = 1
 JOBS = "koala-"
@@ -216,23 +220,32 @@ def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Setti
     """The adapter of a cluster's resource manager; ``SiteRejected`` when a package that it needs is missing."""
     if section.kind == "local":
         return LocalLrm(_local_cluster(cluster, section, directory, settings), JOBS)
-    # Imported here: embedded clusters need none of this.
+    # Imported here: each kind needs its own, and embedded clusters none.
     from koalapy.agents.lrm.commands import words
-    from koalapy.agents.lrm.drmaa import DrmaaControl, DrmaaLrm, DrmaaSettings
-    from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
-    from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
 
-    if section.kind == "drmaa":
-        own = DrmaaSettings(
-            section.nodes, section.native_specification, section.fanout or "none", section.poll_interval, directory
-        )
-        return DrmaaLrm(DrmaaControl(section.library), own)
     options = tuple(words(section.native_specification))
+    if section.kind == "slurm":
+        from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+
+        slurm = SlurmSettings(section.partition, section.account, options, section.poll_interval)
+        return SlurmLrm(slurm, JOBS, _drmaa(section) if section.library else None)
     if section.kind == "sge":
+        from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
+
         sge = SgeSettings(section.queue, section.parallel_environment, options, section.poll_interval)
-        return SgeLrm(sge, DrmaaControl(section.library), JOBS)
-    slurm = SlurmSettings(section.partition, section.account, options, section.poll_interval)
-    return SlurmLrm(slurm, JOBS, DrmaaControl(section.library) if section.library else None)
+        return SgeLrm(sge, _drmaa(section), JOBS)
+    from koalapy.agents.lrm.drmaa import DrmaaLrm, DrmaaSettings
+
+    own = DrmaaSettings(
+        section.nodes, section.native_specification, section.fanout or "none", section.poll_interval, directory
+    )
+    return DrmaaLrm(_drmaa(section), own)
+
+
+def _drmaa(section: ClusterSection) -> "DrmaaControl":
+    from koalapy.agents.lrm.drmaa import DrmaaControl
+
+    return DrmaaControl(section.library)
 
 
 def _local_cluster(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> LocalCluster:
@@ -265,7 +278,7 @@ async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
 
 
 # All nodes of an embedded cluster share this machine's name. Open MPI then takes some of its ranks for neighbours and
-# others not, and collectives that need all to agree (coll/han, coll/sm) wait for ever: only those that need not are used.
+# others not, and collectives that need all to agree (coll/han, coll/sm) wait for ever: only the others are used.
 LOOPBACK_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
 
 

@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.grid.conftest import Grid, close
+from tests.grid.embedded import Embedded, close
 
 PAIRS = 10
 JOBS = 1000
@@ -35,12 +35,12 @@ EMBEDDED = {
 
 
 @pytest.fixture
-def grid(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Grid]:
+def grid(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Embedded]:
     """A grid of 2 x N nodes."""
     config = tmp_path / "koala.yaml"
     nodes = request.param
     config.write_text(f"clusters: {{north: {{nodes: {nodes}}}, south: {{nodes: {nodes}}}}}\n")
-    found = Grid(tmp_path / "data", KOALA_CONFIG=str(config)).start()
+    found = Embedded(tmp_path / "data", KOALA_CONFIG=str(config)).start()
     yield found
     close(found)
 
@@ -63,7 +63,7 @@ def bare(agent: Path) -> float:
     return said(done.stdout) - started
 
 
-def ours(grid: Grid) -> float:
+def ours(grid: Embedded) -> float:
     """Seconds from placed until all ranks are past MPI_Init."""
     from datetime import datetime
 
@@ -74,7 +74,7 @@ def ours(grid: Grid) -> float:
 
 
 @pytest.mark.parametrize("grid", [4], indirect=True)
-def test_startup_overhead(grid: Grid, tmp_path: Path, benchmark: Any) -> None:
+def test_startup_overhead(grid: Embedded, tmp_path: Path, benchmark: Any) -> None:
     """Pairs of a bare mpirun and a co-allocated job, side by side on the same addresses."""
     agent = tmp_path / "agent.sh"
     agent.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
@@ -89,7 +89,7 @@ def test_startup_overhead(grid: Grid, tmp_path: Path, benchmark: Any) -> None:
 
 
 @pytest.mark.parametrize("grid", [32], indirect=True)
-def test_throughput(grid: Grid, benchmark: Any) -> None:
+def test_throughput(grid: Embedded, benchmark: Any) -> None:
     """Many one-node jobs through REST, until the last one is over."""
     benchmark.pedantic(lambda: asyncio.run(submit_all(grid.url)), rounds=1)
     assert grid.daemon is not None

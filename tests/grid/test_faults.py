@@ -1,38 +1,50 @@
 """Something dies: afterwards the books are right, no node stays held, no process is left."""
 
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.grid.conftest import Grid, Seen, until
+from tests.grid.conftest import WORLDS
+from tests.grid.embedded import Embedded
+from tests.grid.testbed import Testbed
+from tests.grid.world import Gate, World, until
 
-MakeGrid = Callable[..., Grid]
+MakeGrid = Callable[..., Embedded]
 FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
 MPI = pytest.param("openmpi", marks=pytest.mark.mpi)
-HOLD = "while [ ! -e {go} ]; do sleep 0.05; done; echo done"
+
+
+@pytest.fixture(params=WORLDS)
+def grid(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "testbed":
+        testbed: Testbed = request.getfixturevalue("testbed")
+        yield testbed
+        testbed.cancel_all()
+        testbed.settle()
+        return
+    make_grid: MakeGrid = request.getfixturevalue("make_grid")
+    yield make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
 
 
 @pytest.fixture
-def grid(make_grid: MakeGrid) -> Grid:
+def embedded(make_grid: MakeGrid) -> Embedded:
     return make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
 
 
-def runs(grid: Grid, ident: int) -> list[Seen]:
-    """The programs themselves, not the runners and MPI daemons around them."""
-    return [p for p in grid.workers(f"{ident}.") if p.command[1:2] == ["-c"] and "sleep 0.05; done" in p.command[2]]
-
-
-def start(grid: Grid, go: Path, launcher: str) -> int:
-    ident = grid.submit(FLEXIBLE_6, "sh", "-c", HOLD.format(go=go), launcher=launcher)
+def start(grid: World, gate: Gate, launcher: str) -> int:
+    ident = grid.submit(FLEXIBLE_6, *gate.hold, launcher=launcher)
     grid.wait_state(ident, "running")
-    until(lambda: len({p.node for p in runs(grid, ident)}) == 6, "six ranks to run")
+    until(lambda: len({p.node for p in grid.programs(ident)}) == 6, "six ranks to run")
     return ident
 
 
-def finish(grid: Grid, ident: int, go: Path, restarts: int) -> None:
-    go.touch()
+def node_of(grid: World, ident: int, cluster: str) -> str:
+    """The first node that the job has in a cluster, by its name there."""
+    return min(p.node for p in grid.programs(ident) if p.node.startswith(cluster))
+
+
+def finish(grid: World, ident: int, gate: Gate, restarts: int) -> None:
+    gate.open()
     job = grid.wait(ident)
     assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
     assert grid.logs(ident).count("done") == 6
@@ -40,76 +52,71 @@ def finish(grid: Grid, ident: int, go: Path, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-@pytest.mark.parametrize("node", ["north-1", "south-2"])
-def test_a_runner_is_killed(grid: Grid, tmp_path: Path, launcher: str, node: str) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, launcher)
-    (runner,) = grid.runners(f"{ident}.", node)
+@pytest.mark.parametrize("cluster", ["north", "south"])
+def test_a_runner_is_killed(grid: World, launcher: str, cluster: str) -> None:
+    gate = grid.gate()
+    ident = start(grid, gate, launcher)
+    (runner,) = grid.runners(f"{ident}.", node_of(grid, ident, cluster))
     runner.kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
-    finish(grid, ident, go, restarts=1)
-    errors = {c["name"]: c["errors"] for c in grid.clusters()}
-    assert errors == {"north": 0, "south": 0}, "a success resets the count"
+    finish(grid, ident, gate, restarts=1)
+    assert not any(c["errors"] for c in grid.clusters()), "a success resets the count"
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-def test_a_nodes_processes_are_killed(grid: Grid, tmp_path: Path, launcher: str) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, launcher)
-    for runner in grid.runners(f"{ident}.", "south-1"):
-        runner.kill()
-    for process in grid.workers(f"{ident}."):
-        if process.node == "south-1":
-            process.kill()
+def test_a_nodes_processes_are_killed(grid: World, launcher: str) -> None:
+    gate = grid.gate()
+    ident = start(grid, gate, launcher)
+    node = node_of(grid, ident, "south")
+    for process in (*grid.runners(f"{ident}.", node), *(w for w in grid.workers(f"{ident}.") if w.node == node)):
+        process.kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
-    finish(grid, ident, go, restarts=1)
+    finish(grid, ident, gate, restarts=1)
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-def test_an_agent_is_killed(grid: Grid, tmp_path: Path, launcher: str) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, launcher)
-    agents = [p for p in grid.processes("agent", "--embedded") if "south" in p.command]
-    assert len(agents) == 1
-    agents[0].kill()
-    until(lambda: grid.cluster("south")["state"] == "unreachable", "the loss to be noticed")
+def test_an_agent_is_killed(grid: World, launcher: str) -> None:
+    gate = grid.gate()
+    ident = start(grid, gate, launcher)
+    grid.kill_agent("south")
     until(lambda: grid.cluster("south")["state"] == "usable", "a new agent to connect")
-    finish(grid, ident, go, restarts=0)
+    finish(grid, ident, gate, restarts=0)
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-def test_the_daemon_is_killed(grid: Grid, tmp_path: Path, launcher: str) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, launcher)
+def test_the_daemon_is_killed(grid: World, launcher: str) -> None:
+    gate = grid.gate()
+    ident = start(grid, gate, launcher)
     waiting = grid.submit({"type": "flexible", "total_size": 8}, "true")
     grid.kill()
     grid.start()
     assert grid.job(waiting)["state"] == "queued"
-    finish(grid, ident, go, restarts=0)
+    finish(grid, ident, gate, restarts=0)
     assert grid.wait(waiting)["state"] == "succeeded"
 
 
-def test_jobs_end_while_no_daemon_is_there(grid: Grid, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, "processes")
+def test_jobs_end_while_no_daemon_is_there(grid: World) -> None:
+    gate = grid.gate()
+    ident = start(grid, gate, "processes")
     grid.kill()
-    go.touch()
-    until(lambda: not runs(grid, ident), "the programs to end")
+    gate.open()
+    until(lambda: not grid.programs(ident), "the programs to end")
     grid.start()
-    finish(grid, ident, go, restarts=0)
+    finish(grid, ident, gate, restarts=0)
 
 
-def test_the_local_resource_manager_is_killed(grid: Grid, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, "processes")
-    forks = {p.process.pid for p in grid.forks()}
-    (lrm,) = [p for p in grid.processes("locald.py") if "south" in p.command and p.process.pid not in forks]
+def test_an_embedded_resource_manager_is_killed(embedded: Embedded) -> None:
+    grid = embedded
+    gate = grid.gate()
+    ident = start(grid, gate, "processes")
+    forks = {p.pid for p in grid.forks()}
+    (lrm,) = [p for p in grid.processes("locald.py") if "south" in p.command and p.pid not in forks]
     lrm.kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
-    finish(grid, ident, go, restarts=1)
+    finish(grid, ident, gate, restarts=1)
 
 
-def test_many_jobs_survive_a_killed_daemon(grid: Grid) -> None:
+def test_many_jobs_survive_a_killed_daemon(grid: World) -> None:
     idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "sh", "-c", f"echo {n}") for n in range(40)]
     until(lambda: grid.job(idents[5])["state"] == "succeeded", "some to be over")
     grid.kill()
@@ -144,53 +151,52 @@ def test_a_cluster_whose_starts_all_fail_becomes_unusable(make_grid: MakeGrid) -
     grid.settle()
 
 
-def test_local_users_who_are_faster_make_the_claim_fail(make_grid: MakeGrid) -> None:
-    grid = make_grid(KOALA_RULES__CLAIM_GRACE="1")
-    (agent,) = [p for p in grid.processes("agent", "--embedded") if "south" in p.command]
-    agent.process.suspend()
-    local = local_run(grid, "4", "sleep", "300")
-    until(lambda: len([p for p in grid.processes("LOCALD_MARK=") if "300" in p.command]) >= 4, "local users to run")
-    assert grid.cluster("south")["idle"] == 4, "the scheduler does not know yet"
-    ident = grid.submit({"type": "fixed", "components": [{"size": 2, "cluster": "south"}]}, "true")
-    assert grid.job(ident)["state"] == "claiming"
-    agent.process.resume()
+@pytest.mark.parametrize("cluster", ["south", "east"])
+def test_local_users_who_are_faster_make_the_claim_fail(grid: World, cluster: str) -> None:
+    if cluster not in grid.nodes:
+        cluster = "north"
+    size = grid.nodes[cluster]
+    resume = grid.suspend_agent(cluster)
+    load = grid.local_load(cluster, size)
+    try:
+        assert grid.cluster(cluster)["idle"] == size, "the scheduler does not know yet"
+        ident = grid.submit({"type": "fixed", "components": [{"size": 2, "cluster": cluster}]}, "true")
+        assert grid.job(ident)["state"] == "claiming"
+    finally:
+        resume()
     until(lambda: "claim-failed" in str(grid.job(ident)["timeline"]), "the claim to fail")
-    until(lambda: grid.cluster("south")["background"] == 4, "the load to be seen")
+    until(lambda: grid.cluster(cluster)["background"] == size, "the load to be seen")
     grid.wait_state(ident, "queued")
-    local.terminate()
-    local.wait(timeout=60)
+    load.stop()
     job = grid.wait(ident)
-    assert (job["state"], job["restarts"], grid.cluster("south")["errors"]) == ("succeeded", 0, 0)
+    assert (job["state"], job["restarts"], grid.cluster(cluster)["errors"]) == ("succeeded", 0, 0)
     grid.settle()
 
 
-def local_run(grid: Grid, nodes: str, *command: str) -> "subprocess.Popen[str]":
-    environment = grid.environment | {"KOALA_URL": grid.url}
-    return subprocess.Popen([*grid.koala, "local-run", "south", nodes, *command], env=environment, text=True)
-
-
-def test_background_load_is_seen_and_kept_clear_of(make_grid: MakeGrid) -> None:
-    grid = make_grid()
-    local = local_run(grid, "3", "sleep", "300")
-    until(lambda: grid.cluster("south")["idle"] == 1, "the load to be seen")
-    job = grid.wait(grid.submit({"type": "flexible", "total_size": 5}, "true"))
-    assert {c["cluster"]: c["size"] for c in job["components"]} == {"north": 4, "south": 1}
-    local.terminate()
-    local.wait(timeout=60)
+@pytest.mark.parametrize("cluster", ["south", "east"])
+def test_background_load_is_seen_and_kept_clear_of(grid: World, cluster: str) -> None:
+    if cluster not in grid.nodes:
+        cluster = "north"
+    load = grid.local_load(cluster, grid.nodes[cluster] - 1)
+    until(lambda: grid.cluster(cluster)["idle"] == 1, "the load to be seen")
+    total = sum(grid.nodes.values()) - grid.nodes[cluster] + 1
+    job = grid.wait(grid.submit({"type": "flexible", "total_size": total}, "true"))
+    assert {c["cluster"]: c["size"] for c in job["components"]} == grid.nodes | {cluster: 1}
+    load.stop()
     grid.settle()
 
 
-def test_one_daemon_for_one_database(grid: Grid) -> None:
-    second = grid.run("serve", "--port", "0", "--data-dir", str(grid.directory))
+def test_one_daemon_for_one_database(embedded: Embedded) -> None:
+    second = embedded.run("serve", "--port", "0", "--data-dir", str(embedded.directory))
     assert second.returncode not in (0, 5)
     assert "another daemon" in second.stderr
     assert second.stderr.count("\n") == 1
 
 
-def test_a_clean_end_leaves_running_jobs_alone_and_the_next_start_finds_them(grid: Grid, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    ident = start(grid, go, "processes")
+def test_a_clean_end_leaves_running_jobs_alone_and_the_next_start_finds_them(grid: World) -> None:
+    gate = grid.gate()
+    ident = start(grid, gate, "processes")
     assert grid.end() == 0
-    assert runs(grid, ident)
+    assert grid.programs(ident)
     grid.start()
-    finish(grid, ident, go, restarts=0)
+    finish(grid, ident, gate, restarts=0)

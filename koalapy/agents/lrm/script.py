@@ -26,15 +26,17 @@ exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exi
     --export=ALL {argv}
 """
 # One start for each line of the host file. The first is this host; the others are reached through Grid Engine itself,
-# which hands the environment over and ends everything with the job.
+# which ends everything with the job. There this script runs again: qrsh joins what it is given to one line for a shell.
 QRSH = """\
+if [ "${{1:-}}" = node ]; then
+    KOALA_NODE_INDEX=$2 KOALA_NODE=$3 exec {argv}
+fi
 index=0
 while read -r host _; do
-    export KOALA_NODE_INDEX=$index KOALA_NODE=$host
     if [ "$index" = 0 ]; then
-        {argv} &
+        KOALA_NODE_INDEX=0 KOALA_NODE=$host {argv} &
     else
-        "${{SGE_ROOT:-}}/bin/${{ARC:-}}/qrsh" -inherit -nostdin -V "$host" {argv} &
+        qrsh -inherit -nostdin "$host" /bin/sh {script} node "$index" "$host" &
     fi
     pids="${{pids:-}} $!"
     index=$((index + 1))
@@ -53,13 +55,13 @@ def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:
     try:
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="utf-8") as file:
-            file.write(_text(submission, fanout))
+            file.write(_text(submission, fanout, path))
     except OSError as error:
         raise SiteUnavailable(f"cannot write {path}: {error.strerror}") from error
     return path
 
 
-def _text(submission: LrmSubmission, fanout: Fanout) -> str:
+def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
     parts = ["#!/bin/sh\n"]
     if submission.modules:
         parts.append(MODULES.format(names=shlex.join(submission.modules)))
@@ -71,7 +73,7 @@ def _text(submission: LrmSubmission, fanout: Fanout) -> str:
         case "srun":
             parts.append(SRUN.format(nodes=submission.nodes, argv=argv))
         case "qrsh":
-            parts.append(QRSH.format(argv=argv))
+            parts.append(QRSH.format(argv=argv, script=shlex.quote(shlex.quote(str(path)))))
         case "none" if submission.nodes > 1:
             raise SiteRejected(
                 f"{submission.nodes} nodes, but this cluster's fanout is none: it can start one node's runner only",

@@ -1,0 +1,167 @@
+"""A real daemon with embedded clusters, as ``koala serve`` starts it, and a look at the process table."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.grid.world import DEADLINE, Folder, Gate, Load, Seen, World, until
+
+
+class LocalGate(Gate):
+    def open(self) -> None:
+        Path(self.path).touch()
+
+
+class LocalFolder(Folder):
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory)
+
+    def read(self, name: str, cluster: str) -> str:
+        return Path(self.path, name).read_text()
+
+
+class LocalLoad(Load):
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=DEADLINE)
+
+
+class Embedded(World):
+    """A daemon in a directory of its own; may be killed and started again."""
+
+    python = sys.executable
+    nodes = {"north": 4, "south": 4}  # noqa: RUF012
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        super().__init__()
+        self.directory = directory
+        self._more = environment
+        self._made = 0
+        self.daemon: subprocess.Popen[str] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | self._more
+
+    def start(self) -> "Embedded":
+        self.daemon = subprocess.Popen(
+            [*self.koala, "serve", "--port", "0", "--data-dir", str(self.directory)],
+            stdout=subprocess.PIPE, stderr=(self.directory.parent / "daemon.log").open("a"),
+            text=True, env=self.environment, start_new_session=True,
+        )  # fmt: skip
+        assert self.daemon.stdout is not None
+        line = self.daemon.stdout.readline()
+        if not line.startswith("koala serves "):
+            pytest.fail(f"the daemon said {line!r} and {(self.directory.parent / 'daemon.log').read_text()[-2000:]}")
+        self.connect(line.split()[2])
+        return self
+
+    def kill(self) -> None:
+        assert self.daemon is not None
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def end(self) -> int:
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGTERM)
+        return self.daemon.wait(timeout=DEADLINE)
+
+    # What is really there
+
+    def processes(self, *needles: str) -> list[Seen]:
+        """Processes of this grid's clusters and agents whose environment or command line has all the needles."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                node = environment.get("LOCALD_NODE_NAME", "")
+                kill = _killer(process)
+                seen = Seen(process.pid, process.ppid(), process.cmdline(), environment, node, kill)
+                gone = process.status() == psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                continue
+            if not gone and str(self.directory) in seen.text and all(n in seen.text for n in needles):
+                found.append(seen)
+        return found
+
+    def workers(self, token: str = "") -> list[Seen]:
+        return self.processes("LOCALD_MARK=", f"KOALA_COMPONENT_TOKEN={token}")
+
+    def runners(self, token: str = "", node: str = "") -> list[Seen]:
+        """Forked by their cluster's resource manager, parents of what runs on a node."""
+        workers = {w.pid: w for w in self.workers(token) if not node or w.node == node}
+        parents = {w.parent: w for w in workers.values() if w.parent not in workers and psutil.pid_exists(w.parent)}
+        return [Seen(pid, 0, [], {}, w.node, _killer(psutil.Process(pid))) for pid, w in parents.items()]
+
+    def forks(self) -> list[Seen]:
+        """All runners: children of a resource manager that are copies of it."""
+        managers = {seen.pid: seen for seen in self.processes("locald.py")}
+        return [seen for seen in managers.values() if seen.parent in managers]
+
+    def agent(self, cluster: str) -> Seen:
+        (agent,) = [p for p in self.processes("agent", "--embedded") if cluster in p.command]
+        return agent
+
+    def settle(self) -> None:
+        until(lambda: not self.workers() and not self.forks(), "every process on the nodes to be gone")
+        until(lambda: all(c["idle"] == c["total"] for c in self.clusters()), f"idle nodes: {self.clusters()}")
+        assert [c["used"] for c in self.clusters()] == [0] * len(self.clusters())
+
+    # What may befall it
+
+    def gate(self) -> LocalGate:
+        return LocalGate(str(self._new("gate")))
+
+    def folder(self) -> LocalFolder:
+        path = self._new("folder")
+        path.mkdir()
+        return LocalFolder(path)
+
+    def _new(self, what: str) -> Path:
+        self._made += 1
+        return self.directory.parent / f"{what}-{self._made}"
+
+    def local_load(self, cluster: str, nodes: int) -> LocalLoad:
+        environment = self.environment | {"KOALA_URL": self.url}
+        command = [*self.koala, "local-run", cluster, str(nodes), "sleep", "300"]
+        load = LocalLoad(subprocess.Popen(command, env=environment, text=True))
+        until(lambda: len([p for p in self.processes("LOCALD_MARK=") if "300" in p.command]) >= nodes, "it to run")
+        return load
+
+    def kill_agent(self, cluster: str) -> None:
+        self.agent(cluster).kill()
+        until(lambda: self.cluster(cluster)["state"] == "unreachable", "the loss to be noticed")
+
+    def suspend_agent(self, cluster: str) -> Callable[[], None]:
+        process = psutil.Process(self.agent(cluster).pid)
+        process.suspend()
+        return process.resume
+
+
+def _killer(process: psutil.Process) -> Callable[[], Any]:
+    def kill() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+    return kill
+
+
+def close(grid: Embedded) -> None:
+    """End a grid and prove that nothing of it is left."""
+    if grid.daemon is None:
+        return
+    if grid.daemon.poll() is None:
+        grid.cancel_all()
+        assert grid.end() == 0
+    grid.http.close()
+    until(lambda: not grid.processes(), f"no process left: {grid.processes()}", 45.0)

@@ -1,0 +1,290 @@
+"""What only real resource managers have: queues, daemons that die, nodes taken out by operators, networks cut.
+
+Collected when the testbed is up (``make testbed``).
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+
+from tests.grid import containers
+from tests.grid.testbed import ADDRESSES, Testbed
+from tests.grid.world import Gate, until
+
+FLEXIBLE_8 = {"type": "flexible", "total_size": 8}
+
+
+@pytest.fixture
+def bed(testbed: Testbed) -> Iterator[Testbed]:
+    yield testbed
+    testbed.cancel_all()
+    testbed.settle()
+
+
+def on(cluster: str, size: int) -> dict[str, object]:
+    return {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
+
+
+def start(bed: Testbed, gate: Gate, request: dict[str, object] = FLEXIBLE_8, launcher: str = "openmpi") -> int:
+    ident = bed.submit(request, *gate.hold, launcher=launcher)
+    bed.wait_state(ident, "running")
+    size = sum(c["size"] for c in bed.job(ident)["components"])
+    until(lambda: len({p.node for p in bed.programs(ident)}) == size, "every rank to run")
+    return ident
+
+
+def finish(bed: Testbed, ident: int, gate: Gate, restarts: int = 0) -> None:
+    gate.open()
+    job = bed.wait(ident, 90)
+    assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
+    size = sum(c["size"] for c in job["components"])
+    assert bed.logs(ident).count("done") == size
+
+
+def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    for cluster in ("north", "south"):
+        rows = bed.heads[cluster].run("squeue", "-h", "-o", "%j %T %D", user="alice").split()
+        assert rows[0].endswith(f"-{_token(bed, ident, cluster)}")
+        assert rows[1:] == ["RUNNING", str(bed.nodes[cluster])]
+    listing = bed.heads["east"].run("qstat", "-u", "*", "-r", "-s", "r", user="alice")
+    assert f"-{_token(bed, ident, 'east')}" in listing
+    finish(bed, ident, gate)
+
+
+def _token(bed: Testbed, ident: int, cluster: str) -> str:
+    (index,) = [i for i, c in enumerate(bed.job(ident)["components"]) if c["cluster"] == cluster]
+    return f"{ident}.{bed.job(ident)['generation']}.{index}"
+
+
+@pytest.mark.parametrize("cluster", ["north", "east"])
+def test_nobody_else_can_read_a_runners_secret(bed: Testbed, cluster: str) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate, on(cluster, 2), "processes")
+    (secret, *_) = {r.environment["KOALA_RUNNER_SECRET"] for r in bed.runners(f"{ident}.")}
+    head = bed.heads[cluster]
+    shown = {
+        "north": "scontrol show job -dd; scontrol write batch_script $(squeue -h -o %i) -; squeue --json; ps axeww",
+        "east": "qstat -j '*'; qstat -u '*' -r -xml; ps axeww",
+    }[cluster]
+    assert secret not in head.shell(shown, user="alice", check=False)
+    nodes = [n for n in bed.workplaces if n.service.startswith(cluster)]
+    assert not any(secret in n.shell("ps axeww", user="alice") for n in nodes)
+    finish(bed, ident, gate)
+
+
+# Nodes that operators take out
+
+
+@contextmanager
+def drained(bed: Testbed, cluster: str) -> Iterator[None]:
+    head, node = bed.heads[cluster], f"{cluster}-1"
+    if cluster == "east":
+        head.run("qmod", "-d", f"all.q@{node}", user="sgeadmin")
+        back: Callable[[], str] = lambda: head.run("qmod", "-e", f"all.q@{node}", user="sgeadmin")  # noqa: E731
+    else:
+        head.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+        back = lambda: head.run("scontrol", "update", f"nodename={node}", "state=resume")  # noqa: E731
+    try:
+        yield
+    finally:
+        back()
+
+
+@pytest.mark.parametrize("cluster", ["north", "east"])
+def test_a_drained_node_is_seen_and_kept_clear_of(bed: Testbed, cluster: str) -> None:
+    with drained(bed, cluster):
+        until(lambda: bed.cluster(cluster)["down"] == 1, "the drain to be seen")
+        assert bed.cluster(cluster)["idle"] == 2
+        ident = bed.submit({"type": "flexible", "total_size": 7}, "sh", "-c", "echo $KOALA_NODE")
+        assert bed.wait(ident)["state"] == "succeeded"
+        assert f"{cluster}-1" not in bed.logs(ident)
+    until(lambda: bed.cluster(cluster)["idle"] == 3, "the node to be back")
+
+
+# Daemons that die under running jobs
+
+
+SERVICES = [("north", "north-1", "slurmd"), ("east", "east-1", "execd"),
+            ("north", "north-head", "slurmctld"), ("east", "east-head", "qmaster")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
+def test_a_running_job_outlives_a_resource_managers_daemon(
+    bed: Testbed, cluster: str, where: str, service: str
+) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    bed.containers[where].hold(service)
+    try:
+        if where.endswith("head"):
+            until(lambda: bed.cluster(cluster)["reason"], "the cluster's page to tell")
+            assert bed.job(ident)["state"] == "running"
+    finally:
+        bed.containers[where].release(service)
+    finish(bed, ident, gate)
+    until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
+
+
+@pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
+def test_a_job_cancelled_while_a_daemon_is_away_leaves_nothing(
+    bed: Testbed, cluster: str, where: str, service: str
+) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    bed.containers[where].hold(service)
+    try:
+        bed.cancel(ident)
+        until(lambda: not bed.programs(ident), "the programs to end though the resource manager cannot end them")
+    finally:
+        bed.containers[where].release(service)
+    assert bed.wait(ident, 90)["state"] == "cancelled"
+
+
+def test_the_other_clusters_work_on_while_one_has_no_resource_manager(bed: Testbed) -> None:
+    bed.heads["south"].hold("slurmctld")
+    try:
+        until(lambda: bed.cluster("south")["reason"], "the cluster's page to tell")
+        job = bed.wait(bed.submit({"type": "flexible", "total_size": 6}, "true"))
+        assert {c["cluster"] for c in job["components"]} == {"north", "east"}
+    finally:
+        bed.heads["south"].release("slurmctld")
+    until(lambda: not bed.cluster("south")["reason"], "the cluster to be well again")
+
+
+# Networks
+
+
+@contextmanager
+def cut(bed: Testbed, service: str) -> Iterator[None]:
+    container = bed.containers[service]
+    containers.network("disconnect", container)
+    try:
+        yield
+    finally:
+        containers.network("connect", container, ADDRESSES[service])
+
+
+@pytest.mark.parametrize("cluster", ["south", "east"])
+def test_a_network_cut_between_agent_and_daemon_costs_nothing(bed: Testbed, cluster: str) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    with cut(bed, f"{cluster}-head"):
+        until(lambda: bed.cluster(cluster)["state"] == "unreachable", "the loss to be noticed", 120)
+        assert len(bed.programs(ident)) == 8
+    until(lambda: bed.cluster(cluster)["state"] == "usable", "the agent to be back", 120)
+    finish(bed, ident, gate)
+
+
+def test_a_job_that_ends_while_its_agent_is_cut_off_is_not_lost(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate, launcher="processes")
+    with cut(bed, "south-head"):
+        gate.open()
+        until(lambda: not bed.programs(ident), "the programs to end")
+    assert bed.wait(ident, 120)["state"] == "succeeded"
+    assert bed.logs(ident).count("done") == 8
+
+
+def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
+    node = bed.containers["south-1"]
+    node.shell("ip route add blackhole 198.18.0.31/32")
+    try:
+        ident = bed.submit(
+            {"type": "fixed", "components": [{"size": 2, "cluster": "south"}, {"size": 3, "cluster": "east"}]},
+            "true", launcher="openmpi", max_restarts=0,
+        )  # fmt: skip
+        job = bed.wait(ident, 90)
+    finally:
+        node.shell("ip route del blackhole 198.18.0.31/32")
+    assert job["state"] == "failed"
+    assert "south-1" in job["reason"]
+    assert "east-1" in job["reason"]
+    assert "198.18.0.31:22" in job["reason"], "the port is of the cluster's range"
+    for cluster in ("south", "east"):
+        bed.run("clusters", "clear", cluster)
+
+
+# Profiles
+
+
+def test_a_command_may_use_what_its_cluster_has(bed: Testbed) -> None:
+    ident = bed.submit(FLEXIBLE_8, "sh", "-c", 'echo "$0" "$1" "$2"', "{cluster}", "{scratch}/{job}", "{home}")
+    assert bed.wait(ident)["state"] == "succeeded"
+    assert sorted(set(bed.logs(ident).splitlines())) == [
+        f"{name} /scratch/{ident} /shared/{name}/home/koala" for name in ("east", "north", "south")
+    ]
+
+
+def test_ranks_speak_over_the_network_that_the_profile_names(bed: Testbed) -> None:
+    program = (
+        "import os; from mpi4py import MPI; w = MPI.COMM_WORLD; "
+        "print(w.rank, os.environ['OMPI_MCA_btl_tcp_if_include'], flush=True); w.Barrier()"
+    )
+    ident = bed.submit(FLEXIBLE_8, "python", "-c", program, launcher="openmpi")
+    assert bed.wait(ident)["state"] == "succeeded", bed.logs(ident)
+    assert sorted(bed.logs(ident).splitlines()) == [f"{rank} 198.18.0.0/24" for rank in range(8)]
+
+
+# What operators are told
+
+
+@pytest.mark.parametrize("cluster", ["north", "south", "east"])
+def test_check_finds_everything_in_order(bed: Testbed, cluster: str) -> None:
+    head = bed.heads[cluster]
+    done = json.loads(head.run(*_check(bed, cluster, "--json"), user="koala"))
+    assert [f for f in done["findings"] if not f["ok"]] == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "setting", "value", "says"),
+    [
+        ("north", "PARTITION", "nosuch", "nosuch"),
+        ("east", "QUEUE", "nosuch.q", "nosuch.q"),
+        ("east", "PARALLEL_ENVIRONMENT", "nosuch", "nosuch"),
+        ("east", "LIBRARY", "/no/such/lib.so", "/no/such/lib.so"),
+        ("south", "MPI__SERIES", "4", "series"),
+    ],
+)
+def test_check_names_what_is_wrong_and_the_way_out(
+    bed: Testbed, cluster: str, setting: str, value: str, says: str
+) -> None:
+    wrong = f"KOALA_CLUSTERS__{cluster.upper()}__{setting}={value}"
+    out = bed.heads[cluster].run("env", wrong, *_check(bed, cluster, "--json"), user="koala", check=False)
+    bad = [f for f in json.loads(out)["findings"] if not f["ok"]]
+    assert bad
+    assert all(f["hint"] for f in bad)
+    assert says in str(bad)
+
+
+def _check(bed: Testbed, cluster: str, *more: str) -> list[str]:
+    settings = ["KOALA_CONFIG=/etc/koala/koala.yaml", "KOALA_URL=http://198.18.0.2:8642"]
+    token = bed.heads[cluster].run("printenv", "AGENT_TOKEN").strip()
+    directory = f"/shared/{cluster}/home/koala/agent"
+    return ["env", *settings, f"KOALA_AGENT_TOKEN={token}", "koala", "check", cluster, "--directory", directory, *more]
+
+
+def test_the_daemons_database_is_postgresql(bed: Testbed) -> None:
+    command = "PGPASSWORD=$DATABASE_PASSWORD psql -h 127.0.0.1 -U postgres -At koala -c 'select count(*) from jobs'"
+    before = int(bed.containers["database"].shell(command))
+    bed.wait(bed.submit({"type": "flexible", "total_size": 1}, "true"))
+    assert int(bed.containers["database"].shell(command)) == before + 1
+
+
+def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate, on("north", 2), "processes")
+    bed.containers["database"].kill("postgres")
+
+    def answers() -> bool:
+        try:
+            return bed.http.get(f"/api/v1/jobs/{ident}").status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    until(answers, "the daemon to answer again")
+    finish(bed, ident, gate)
