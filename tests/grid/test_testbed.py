@@ -6,6 +6,7 @@ Collected when the testbed is up (``make testbed``).
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -14,6 +15,7 @@ from tests.grid import containers
 from tests.grid.testbed import ADDRESSES, Testbed
 from tests.grid.world import Gate, until
 
+PORT_SUITE = "tests/agents/lrm/test_port.py -o asyncio_mode=auto"
 FLEXIBLE_8 = {"type": "flexible", "total_size": 8}
 
 
@@ -75,6 +77,18 @@ def test_nobody_else_can_read_a_runners_secret(bed: Testbed, cluster: str) -> No
     nodes = [n for n in bed.workplaces if n.service.startswith(cluster)]
     assert not any(secret in n.shell("ps axeww", user="alice") for n in nodes)
     finish(bed, ident, gate)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("cluster", "kind"), [("north", "slurm"), ("east", "sge")])
+def test_the_port_is_kept(bed: Testbed, cluster: str, kind: str) -> None:
+    """The suite of every resource manager, played on the head."""
+    folder = f"/shared/{cluster}/home/koala/port-{uuid4().hex[:8]}"
+    pytest_there = ["/opt/koala/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
+    script = f"cd /src && KOALA_PORT_KIND={kind} {' '.join(pytest_there)} --basetemp={folder} {PORT_SUITE}"
+    said = bed.heads[cluster].shell(script + " 2>&1; echo ended with $?", user="koala")
+    assert said.endswith("ended with 0\n"), said
+    assert "skipped" not in said
 
 
 # Nodes that operators take out

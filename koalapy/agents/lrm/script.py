@@ -21,9 +21,10 @@ command -v module >/dev/null 2>&1 || for init in /etc/profile.d/modules.sh /etc/
 done
 module load {names} || {{ echo "koala: cannot load the modules {names}" >&2; exit 1; }}
 """
+# Through a shell, so that a program that is not there ends with 127 as everywhere.
 SRUN = """\
 exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none \\
-    --export=ALL {argv}
+    --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
 """
 # One start for each line of the host file. The first is this host; the others are reached through Grid Engine itself,
 # which ends everything with the job. There this script runs again: qrsh joins what it is given to one line for a shell.

@@ -1,0 +1,129 @@
+"""On the testbed: start-up of a co-allocated MPI job against a bare single-cluster one; what an idle agent costs."""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.test_speed import PAST_INIT, said
+from tests.grid.containers import Container
+from tests.grid.testbed import Testbed
+from tests.grid.world import until
+
+PAIRS = 10
+IDLE_FOR = 60.0
+PLACES = {
+    "slurm + slurm": [("north", 2), ("south", 1)],
+    "slurm + sge": [("north", 2), ("east", 1)],
+}
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Testbed]:
+    bed = Testbed()
+    bed.start()
+    yield bed
+    bed.settle()
+    bed.close()
+
+
+def bare(bed: Testbed) -> float:
+    """Seconds from sbatch until all of 3 ranks are past MPI_Init, on north alone."""
+    head = bed.heads["north"]
+    home = "/shared/north/home/koala"
+    script = f"#!/bin/sh\nPATH=/opt/koala/bin:$PATH mpirun -np 3 --map-by node --bind-to none python -c '{PAST_INIT}'\n"
+    head.run("sh", "-c", f'printf %s "$0" > {home}/bare.sh', script, user="koala")
+    # The same network as ours, so that both speak alike.
+    settings = ["env", "OMPI_MCA_btl_tcp_if_include=198.18.0.0/24", "PRTE_MCA_prte_if_include=198.18.0.0/24"]
+    started = time.time()
+    head.run(
+        *settings, "sbatch", "--wait", "-N3", "--exclusive", f"--output={home}/bare.out", f"{home}/bare.sh",
+        user="koala",
+    )  # fmt: skip
+    return said(head.run("cat", f"{home}/bare.out")) - started
+
+
+def ours(bed: Testbed, places: list[tuple[str, int]]) -> float:
+    """Seconds from submitted until all of 3 ranks are past MPI_Init, over two clusters."""
+    request = {"type": "fixed", "components": [{"cluster": cluster, "size": size} for cluster, size in places]}
+    job = bed.wait(bed.submit(request, "python", "-c", PAST_INIT, launcher="openmpi"))
+    assert job["state"] == "succeeded", job
+    submitted = datetime.fromisoformat(job["submitted_at"].replace("Z", "+00:00")).timestamp()
+    return said(bed.logs(job["id"])) - submitted
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_startup_overhead(bed: Testbed, name: str, benchmark: Any) -> None:
+    """Pairs of a bare sbatch-ed mpirun and a co-allocated job of the same size, side by side."""
+    pairs: list[tuple[float, float]] = []
+
+    def pair() -> None:
+        bed.settle()
+        first = bare(bed)
+        bed.settle()
+        pairs.append((first, ours(bed, PLACES[name])))
+
+    pair()
+    pairs.clear()
+    benchmark.pedantic(pair, rounds=PAIRS)
+    benchmark.extra_info["bare_median_s"] = statistics.median(b for b, _ in pairs)
+    benchmark.extra_info["ours_median_s"] = statistics.median(o for _, o in pairs)
+    benchmark.extra_info["ratio_of_medians"] = (
+        benchmark.extra_info["ours_median_s"] / benchmark.extra_info["bare_median_s"]
+    )
+    print(name, benchmark.extra_info)
+
+
+@pytest.mark.parametrize("cluster", ["north", "east"])
+def test_an_idle_agent(bed: Testbed, cluster: str, benchmark: Any) -> None:
+    """Processor time of an agent and of all that it starts, as a share of a core."""
+    head = bed.heads[cluster]
+    bed.settle()
+    agent = int(head.run("cat", "/run/kept/agent"))
+
+    def idle() -> None:
+        before = _spent(head, agent)
+        time.sleep(IDLE_FOR)
+        benchmark.extra_info["share_of_a_core"] = (_spent(head, agent) - before) / IDLE_FOR
+
+    benchmark.pedantic(idle, rounds=1)
+    print(cluster, benchmark.extra_info)
+
+
+def _spent(head: Container, agent: int) -> float:
+    """Seconds of processor time of a process, its living children and those it has waited for."""
+    ticks = 0
+    for pid, parent, _, _ in head.processes():
+        if agent in (pid, parent):
+            fields = head.run("cat", f"/proc/{pid}/stat", check=False).rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15])) if fields else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("cluster", ["north", "east"])
+def test_a_change_in_the_resource_manager_is_told(bed: Testbed, cluster: str, benchmark: Any) -> None:
+    """Seconds from a drain until the daemon knows."""
+    head, node = bed.heads[cluster], f"{cluster}-1"
+    seconds: list[float] = []
+
+    def change() -> None:
+        if cluster == "east":
+            head.run("qmod", "-d", f"all.q@{node}", user="sgeadmin")
+        else:
+            head.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=bench")
+        changed = time.monotonic()
+        until(lambda: bed.cluster(cluster)["down"], "the drain to be told")
+        seconds.append(time.monotonic() - changed)
+        if cluster == "east":
+            head.run("qmod", "-e", f"all.q@{node}", user="sgeadmin")
+        else:
+            head.run("scontrol", "update", f"nodename={node}", "state=resume")
+        until(lambda: not bed.cluster(cluster)["down"], "the node to be back")
+
+    benchmark.pedantic(change, rounds=PAIRS)
+    benchmark.extra_info |= {"median_s": statistics.median(seconds), "max_s": max(seconds)}
+    print(cluster, benchmark.extra_info)
