@@ -1,0 +1,91 @@
+"""Every word of Slurm for a state has a meaning here, and an unknown one is never taken for an end."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
+
+# squeue(1), "JOB STATE CODES", and the state flags of later releases
+JOB_STATES = {
+    LrmJobState.QUEUED: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING",
+    LrmJobState.RUNNING: "RUNNING COMPLETING CONFIGURING SUSPENDED STOPPED SIGNALING RESIZING POWER_UP_NODE",
+    LrmJobState.ENDED: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL BOOT_FAIL PREEMPTED DEADLINE OUT_OF_MEMORY "
+    "REVOKED LAUNCH_FAILED RECONFIG_FAIL STAGE_OUT",
+    LrmJobState.UNKNOWN: "NONSENSE UPDATE_DB",
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [(word, state) for state, all in JOB_STATES.items() for word in all.split()]
+)
+def test_each_word_of_a_job(word: str, state: LrmJobState) -> None:
+    assert job_state({word}) is state
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("COMPLETED COMPLETING", LrmJobState.RUNNING),
+        ("RUNNING CONFIGURING", LrmJobState.RUNNING),
+        ("PENDING REQUEUED", LrmJobState.QUEUED),
+        ("CANCELLED UPDATE_DB", LrmJobState.ENDED),
+        ("", LrmJobState.UNKNOWN),
+    ],
+)
+def test_words_together(words: str, state: LrmJobState) -> None:
+    assert job_state(set(words.split())) is state
+
+
+@given(st.sets(st.text(max_size=12)))
+def test_foreign_words_end_no_job(words: set[str]) -> None:
+    known = {word for all in JOB_STATES.values() for word in all.split()}
+    if not words & known:
+        assert job_state(words) is LrmJobState.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "signal", "reason", "expected"),
+    [
+        ("COMPLETED", 0, 0, "None", (0, False, "")),
+        ("FAILED", 7, 0, "NonZeroExitCode", (7, False, "")),
+        ("FAILED", 127, 0, "NonZeroExitCode", (127, False, "")),
+        ("FAILED", 137, 0, "NonZeroExitCode", (137, True, "killed by signal 9")),
+        ("FAILED", 0, 9, "RaisedSignal:9(Killed)", (137, True, "killed by signal 9; RaisedSignal:9(Killed)")),
+        ("FAILED", 0, 0, "JobLaunchFailure", (None, True, "JobLaunchFailure")),
+        ("FAILED", 0, 0, "None", (None, True, "Slurm gives no reason")),
+        ("TIMEOUT", 0, 15, "TimeLimit", (143, False, "walltime exceeded")),
+        ("TIMEOUT", 0, 0, "TimeLimit", (None, False, "walltime exceeded")),
+        ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm by others")),
+        ("NODE_FAIL", 0, 0, "NodeDown", (None, True, "a node failed")),
+        ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (137, True, "out of memory (killed by signal 9)")),
+        ("PREEMPTED", 0, 15, "None", (143, True, "preempted by another job (killed by signal 15)")),
+        ("BOOT_FAIL", 0, 0, "None", (None, True, "a node did not boot")),
+    ],
+)
+def test_how_jobs_end(word: str, code: int, signal: int, reason: str, expected: tuple[int | None, bool, str]) -> None:
+    end = job_end({word}, code, signal, reason, cancelled_by_us=False)
+    assert (end.exit_code, end.lost, end.reason) == expected
+
+
+def test_what_we_cancelled_is_not_lost() -> None:
+    end = job_end({"CANCELLED"}, 0, 15, "None", cancelled_by_us=True)
+    assert (end.exit_code, end.lost, end.reason) == (143, False, "cancelled")
+    never_started = job_end({"CANCELLED"}, 0, 0, "Priority", cancelled_by_us=True)
+    assert (never_started.exit_code, never_started.lost) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "standing"),
+    [
+        ("IDLE", "idle"), ("IDLE PLANNED", "idle"), ("IDLE CLOUD POWERED_DOWN", "idle"),
+        ("IDLE REBOOT_REQUESTED", "idle"),
+        ("ALLOCATED", "busy"), ("MIXED", "busy"), ("IDLE COMPLETING", "busy"), ("IDLE RESERVED", "busy"),
+        ("DOWN", "down"), ("IDLE DRAIN", "down"), ("ALLOCATED DRAIN", "down"), ("IDLE NOT_RESPONDING", "down"),
+        ("IDLE MAINTENANCE", "down"), ("IDLE POWERING_DOWN", "down"), ("IDLE FAIL", "down"), ("UNKNOWN", "down"),
+        ("FUTURE", "down"), ("MYSTERY", "down"), ("", "down"),
+    ],
+)  # fmt: skip
+def test_nodes(words: str, standing: str) -> None:
+    assert node_standing(set(words.split())) == standing
