@@ -127,21 +127,46 @@ SERVICES = [("north", "north-1", "slurmd"), ("east", "east-1", "execd"),
             ("north", "north-head", "slurmctld"), ("east", "east-head", "qmaster")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
-def test_a_running_job_outlives_a_resource_managers_daemon(
-    bed: Testbed, cluster: str, where: str, service: str
-) -> None:
-    gate = bed.gate()
-    ident = start(bed, gate)
+@contextmanager
+def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
+    """A service that was killed, and does not come back before the end."""
     bed.containers[where].hold(service)
     try:
-        if where.endswith("head"):
-            until(lambda: bed.cluster(cluster)["reason"], "the cluster's page to tell")
-            assert bed.job(ident)["state"] == "running"
+        yield
     finally:
         bed.containers[where].release(service)
+
+
+@pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
+def test_a_running_job_outlives_a_daemon_that_comes_back(bed: Testbed, cluster: str, where: str, service: str) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    with held(bed, where, service):
+        if where.endswith("head"):
+            until(lambda: bed.cluster(cluster)["reason"], "the cluster's page to tell")
+        assert bed.job(ident)["state"] == "running"
     finish(bed, ident, gate)
     until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
+
+
+def test_a_job_is_restarted_when_slurm_gives_its_node_up(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    with held(bed, "north-1", "slurmd"):
+        until(lambda: bed.job(ident)["restarts"] == 1, "Slurm to give the node up", 120)
+        until(lambda: not bed.programs(ident), "every program to be ended, also where slurmd is dead")
+        until(lambda: bed.cluster("north")["down"] == 1, "the node to be seen as down")
+    finish(bed, ident, gate, restarts=1)
+
+
+def test_a_job_outlives_an_execution_daemon_that_grid_engine_misses(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    with held(bed, "east-1", "execd"):
+        head = bed.heads["east"]
+        until(lambda: "u" in head.shell("qstat -f -q '*@east-1' | grep @east-1").split()[-1], "it to be missed", 120)
+        assert bed.job(ident)["state"] == "running"
+    finish(bed, ident, gate)
 
 
 @pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
@@ -150,23 +175,17 @@ def test_a_job_cancelled_while_a_daemon_is_away_leaves_nothing(
 ) -> None:
     gate = bed.gate()
     ident = start(bed, gate)
-    bed.containers[where].hold(service)
-    try:
+    with held(bed, where, service):
         bed.cancel(ident)
         until(lambda: not bed.programs(ident), "the programs to end though the resource manager cannot end them")
-    finally:
-        bed.containers[where].release(service)
     assert bed.wait(ident, 90)["state"] == "cancelled"
 
 
 def test_the_other_clusters_work_on_while_one_has_no_resource_manager(bed: Testbed) -> None:
-    bed.heads["south"].hold("slurmctld")
-    try:
+    with held(bed, "south-head", "slurmctld"):
         until(lambda: bed.cluster("south")["reason"], "the cluster's page to tell")
         job = bed.wait(bed.submit({"type": "flexible", "total_size": 6}, "true"))
         assert {c["cluster"] for c in job["components"]} == {"north", "east"}
-    finally:
-        bed.heads["south"].release("slurmctld")
     until(lambda: not bed.cluster("south")["reason"], "the cluster to be well again")
 
 
