@@ -59,8 +59,10 @@ class Loop:
     def turn(self) -> None:
         now = time.monotonic()
         timeout = min((due for due, _ in self._alarms.values()), default=now + 60) - now
+        files = self._selector.get_map()
         for key, events in self._selector.select(max(0.0, timeout)):
-            key.data(events)
+            if files.get(key.fd) is key:  # an earlier callback may have closed it
+                key.data(events)
         now = time.monotonic()
         for name, (due, callback) in list(self._alarms.items()):
             if due <= now and self._alarms.get(name, (0, None))[1] is callback:
@@ -78,6 +80,8 @@ class Link:
         self._outgoing = bytearray()
         self._backoff = 0.05
         self.welcomed = False
+        self.address = ""
+        """This node's own, as far as the connection tells."""
         self.receive: Callable[[dict[str, Any]], None] = lambda message: None
 
     def connect(self) -> None:
@@ -89,6 +93,7 @@ class Link:
             self._loop.after("connect", self._backoff, self.connect)
             self._backoff = min(2.0, self._backoff * 2)
             return
+        self.address = self._socket.getsockname()[0]
         self._loop.watch(self._socket.fileno(), self._ready)
         self.send(self._hello())
 

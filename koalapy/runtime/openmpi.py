@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
 
 from koalapy.runtime.desk import Desk
+from koalapy.runtime.installation import Installation
+from koalapy.runtime.parameters import before_rank, prepare
 from koalapy.runtime.plan import Plan
+from koalapy.runtime.preflight import Preflight, Visitor
 from koalapy.runtime.processes import find_program
 from koalapy.runtime.settings import Failure
 
@@ -20,38 +22,21 @@ if TYPE_CHECKING:
 
 RESEND = 2.0
 LAUNCH_PATIENCE = 30.0
+NOTICE_PATIENCE = 60.0
+"""Seconds in which mpirun must have noticed that one of its daemons has failed."""
+CONNECTION_LOST = (0, 205)
+"""Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
 
 
-def mpirun_options(mpirun: str, launch_agent: str) -> list[str]:
-    """Options that make mpirun start its daemons by our launch agent; they depend on Open MPI's series."""
-    folder = os.path.dirname(os.path.realpath(mpirun))
-    if os.access(os.path.join(folder, "prterun"), os.X_OK):
-        options = {
-            "plm": "ssh",
-            "ras": "^slurm,gridengine",
-            "plm_ssh_agent": launch_agent,
-            "plm_ssh_no_tree_spawn": "1",
-        }
-        # Its launch threads lose track of a process that ends at once, and mpirun then hangs (seen in 5.0.11).
-        options["odls_base_max_threads"] = "0"
-        flag, more = "--prtemca", ["--leave-session-attached"]
-    elif os.access(os.path.join(folder, "orterun"), os.X_OK):
-        options = {
-            "plm": "rsh",
-            "ras": "^slurm,gridengine",
-            "plm_rsh_agent": launch_agent,
-            "plm_rsh_no_tree_spawn": "1",
-        }
-        flag, more = "--mca", ["--mca", "orte_leave_session_attached", "1"]
-    else:
-        raise Failure(f"{mpirun} is not Open MPI's: set the cluster's prefix")
-    return [*(word for k, v in options.items() for word in (flag, k, v)), *more, "--bind-to", "none"]
+def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
+    """This node's Open MPI, with an environment fit for it, and a folder of ours for its session files.
 
-
-def give_temporary_folder(node: Node) -> str:
-    """Let Open MPI have its session files in a folder of ours: what it leaves when killed would hurt a later run."""
+    What it leaves behind there when it is killed would hurt a later run.
+    """
+    found = Installation(node.environment, node.settings.name, plan)
+    prepare(node.environment, found, plan)
     node.environment["TMPDIR"] = folder = node.make_folder()
-    return folder
+    return found, folder
 
 
 def how_it_ended(code: int) -> str:
@@ -61,7 +46,7 @@ def how_it_ended(code: int) -> str:
 
 
 def is_lost(code: int) -> bool:
-    """Whether an MPI daemon that ended so was killed or never started; 1 is also how some end after a failed rank."""
+    """Whether an MPI daemon that ended so was killed or never started."""
     return code < 0 or code > 125
 
 
@@ -70,20 +55,25 @@ class Follower:
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
+        self._visitor: Visitor | None = None
         self._pid: int | None = None
 
     def start(self) -> None:
         """The head node will ask."""
-        give_temporary_folder(self._runner)
+        self._installation, _ = make_ready(self._runner, self._plan)
+        self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell)
+        self._visitor.say_ready()
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        if payload["op"] == "launch":
-            if self._pid is None:
-                self._pid = self._runner.spawn(["sh", "-c", payload["command"]])
-                self._runner.tell_running()
-            self._tell({"op": "launched"})
-        elif payload["op"] == "noted":
-            self._runner.conclude(None)
+        match payload["op"]:
+            case "probe" if self._visitor is not None:
+                self._visitor.probe(payload["doors"])
+            case "unreached":
+                self._runner.conclude(None, payload["error"], infrastructure=True)
+            case "launch":
+                self._launch(payload["command"])
+            case "noted":
+                self._runner.conclude(None)
 
     def child_ended(self, pid: int, code: int) -> None:
         if pid != self._pid:
@@ -95,6 +85,20 @@ class Follower:
 
     def close(self) -> None:
         self._runner.loop.cancel("daemon-ended")
+        self._leave_preflight()
+
+    def _launch(self, command: str) -> None:
+        self._leave_preflight()
+        if self._pid is None:
+            own = self._installation.daemon_command(command, self._runner.environment)
+            self._pid = self._runner.spawn(["sh", "-c", own])
+            self._runner.tell_running()
+        self._tell({"op": "launched"})
+
+    def _leave_preflight(self) -> None:
+        if self._visitor is not None:
+            self._visitor.close()
+            self._visitor = None
 
     def _tell_end(self, code: int) -> None:
         self._tell({"op": "daemon_ended", "code": code})
@@ -114,6 +118,9 @@ class Head:
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
         self._desk: Desk | None = None
+        self._preflight: Preflight | None = None
+        self._waiting: list[tuple[str, str]] = []
+        """What mpirun asked for before the pre-flight was over."""
         self._by_host = {n["host"]: i for i, n in enumerate(plan.nodes)}
         self._elsewhere = {i for i in range(len(plan.nodes)) if i != plan.index}
         self._commands: dict[int, tuple[str, float]] = {}
@@ -129,26 +136,27 @@ class Head:
         program = self._plan.context["command"][0]
         if find_program(program, environment) is None:
             raise Failure(f"command not found: {program}", 127)
-        prefix = environment.get("KOALA_MPI_PREFIX")
-        mpirun = find_program(f"{prefix}/bin/mpirun" if prefix else "mpirun", environment)
-        if mpirun is None:
-            name = self._runner.settings.name
-            raise Failure(f"mpirun not found on node {name}: install Open MPI or set the cluster's prefix")
         if all(name == "lo" for _, name in socket.if_nameindex()):
             raise Failure(
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
             )
-        self._desk = Desk(self._runner.loop, give_temporary_folder(self._runner), list(self._by_host), self._asked)
-        if os.geteuid() == 0:
-            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        argv = [mpirun, *mpirun_options(mpirun, self._desk.agent), *self._plan.mpirun_contexts()]
-        self._mpirun = self._runner.spawn(argv)
+        self._installation, folder = make_ready(self._runner, self._plan)
+        self._desk = Desk(self._runner.loop, folder, list(self._by_host), self._asked)
+        options = self._installation.options(self._desk.agent)
+        contexts = self._plan.mpirun_contexts(before_rank(environment))
+        self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *contexts])
+        if self._elsewhere:
+            self._preflight = Preflight(self._runner, self._plan, self._installation.series, self._reached)
+            self._preflight.begin()
         self._tell_when_all_started()
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         index, op = payload.get("index", -1), payload["op"]
         if op == "undelivered":
             self._refusal = payload["reason"]
+        elif op in ("ready", "reached"):
+            if self._preflight is not None:
+                self._preflight.told(payload)
         elif op == "launched" and index in self._commands:
             self._runner.loop.cancel(f"launch-{index}")
             del self._commands[index]
@@ -170,18 +178,37 @@ class Head:
         if self._desk is not None:
             self._desk.close()
             self._desk = None
+        if self._preflight is not None:
+            self._preflight.close()
         for index in self._commands:
             self._runner.loop.cancel(f"launch-{index}")
         self._runner.loop.cancel("daemons")
+        self._runner.loop.cancel("notice")
+
+    def _reached(self) -> None:
+        """The pre-flight is over, and all is well."""
+        self._preflight = None
+        for host, command in self._waiting:
+            self._asked(host, command)
 
     def _asked(self, host: str, command: str) -> None:
         index = self._by_host[host]
-        if index != self._plan.index:
+        if self._preflight is not None:
+            self._waiting.append((host, command))
+        elif index != self._plan.index:
             self._commands[index] = (command, time.monotonic() + LAUNCH_PATIENCE)
             self._hand_over(index)
         else:
-            self._local = self._runner.spawn(["sh", "-c", command])
+            self._start_here(index, command)
+
+    def _start_here(self, index: int, command: str) -> None:
+        """mpirun does not always see that one of the hosts is its own."""
+        try:
+            own = self._installation.daemon_command(command, self._runner.environment)
+            self._local = self._runner.spawn(["sh", "-c", own])
             self._started.add(index)
+        except Failure as failure:
+            self._runner.conclude(None, failure.message, infrastructure=True)
 
     def _hand_over(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
@@ -205,6 +232,8 @@ class Head:
     def _daemon_ended(self, index: int, code: int) -> None:
         self._answer(index, how_it_ended(code) if code else "")
         self._ended[index] = code
+        if self._code is None and code:
+            self._runner.loop.after("notice", NOTICE_PATIENCE, self._conclude)
         self._conclude_when_all_ended()
 
     def _conclude_when_all_ended(self) -> None:
@@ -212,17 +241,29 @@ class Head:
             self._conclude()
 
     def _conclude(self) -> None:
-        code, nodes = self._code or 0, self._plan.nodes
-        bad = next((i for i, c in self._ended.items() if is_lost(c) or (c != 0 and code == 0)), None)
-        silent = next(iter(self._started - self._ended.keys()), None)
-        unreached = next(iter(self._elsewhere - self._started), None)
-        error = ""
-        if code < 0:
-            error = f"mpirun {how_it_ended(code)}"
-        elif bad is not None:
-            error = f"the MPI daemon on {nodes[bad]['host']} {how_it_ended(self._ended[bad])}"
-        elif silent is not None:
-            error = f"no word of how the MPI daemon on {nodes[silent]['host']} ended"
-        elif unreached is not None:
-            error = f"mpirun {how_it_ended(code)} before node {nodes[unreached]['host']} was reached {self._refusal}"
-        self._runner.conclude(None if error else code, error, infrastructure=bool(error))
+        error = self._what_went_wrong()
+        self._runner.conclude(None if error else self._code, error, infrastructure=bool(error))
+
+    def _what_went_wrong(self) -> str:
+        """The infrastructure's failure; empty when mpirun's exit code is the program's.
+
+        A daemon that ends with an error of its own is no failure as such: some do after a failed rank, whose exit code
+        is then mpirun's. It is one when mpirun says by its exit code that it lost a connection, or says nothing.
+        """
+        code, hosts = self._code, [node["host"] for node in self._plan.nodes]
+        suspicious = code is None or code in CONNECTION_LOST
+        bad = [(i, how) for i, how in self._ended.items() if is_lost(how) or (how and suspicious)]
+        if code is not None and code < 0:
+            return f"mpirun {how_it_ended(code)}"
+        if bad:
+            index, how = min(bad, key=lambda found: (not is_lost(found[1]), found[0] == self._plan.index))
+            error = f"the MPI daemon on {hosts[index]} {how_it_ended(how)}"
+            if code is None:
+                return f"{error}, and mpirun did not notice"
+            return error if is_lost(how) else f"{error} as it lost its connection"
+        for index in self._started - self._ended.keys():
+            return f"no word of how the MPI daemon on {hosts[index]} ended"
+        for index in self._elsewhere - self._started:
+            how_said = how_it_ended(code or 0)
+            return f"mpirun {how_said} before node {hosts[index]} was reached {self._refusal}".rstrip()
+        return ""

@@ -39,8 +39,11 @@ class Plan:
         }
         return {**settings.base, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
 
-    def mpirun_contexts(self) -> list[str]:
-        """The part of mpirun's command line that says which program runs where; ranks in order of the plan's nodes."""
+    def mpirun_contexts(self, before: str) -> list[str]:
+        """The part of mpirun's command line that says which program runs where; ranks in order of the plan's nodes.
+
+        ``before`` are shell commands that every rank runs first.
+        """
         contexts = [(c["command"], c["workdir"], c["nodes"]) for c in self.contexts]
         if all(c[:2] == contexts[0][:2] for c in contexts):
             contexts = [(*contexts[0][:2], list(range(len(self.nodes))))]
@@ -51,5 +54,5 @@ class Plan:
             words += [":"] if words else []
             words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes))]
             words += ["--wdir", workdir] if workdir and len(contexts) > 1 else []
-            words += command if ":" not in command else ["/bin/sh", "-c", f"exec {shlex.join(command)}"]
+            words += ["/bin/sh", "-c", f"{before}exec {shlex.join(command)}"]
         return words

@@ -68,6 +68,8 @@ class Runner:
         self._watch_signals()
         self.loop.watch(self._reading, self._read)
         self.loop.after("lease", self.settings.lease, self._lease_over)
+        if self.settings.problem:
+            self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
         while self._status is None:
             self.loop.turn()
@@ -116,6 +118,7 @@ class Runner:
 
     def _hello(self) -> dict[str, Any]:
         s = self.settings
+        s.host = s.host or self._link.address
         hello = {"component": s.component_name, "secret": s.secret, "node": s.node, "host": s.host, "name": s.name}
         return {"t": "hello", **hello, "pid": os.getpid(), "phase": self._phase, "start": self._output.start}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 
+from koalapy.runtime.address import address_in, own_addresses
+
 NODE_VARIABLES = (
     ("LOCALD_NODE_INDEX", "LOCALD_NODE", "LOCALD_NODE_NAME"),
-    ("SLURM_NODEID", "SLURMD_NODENAME", "SLURMD_NODENAME"),
-    ("KOALA_NODE_INDEX", "KOALA_HOST", "KOALA_NODE"),
+    ("SLURM_NODEID", "", "SLURMD_NODENAME"),
+    ("KOALA_NODE_INDEX", "", "KOALA_NODE"),
 )
 
 """Where each resource manager says which node this is: index within the component, address, name."""
@@ -35,6 +37,21 @@ class Settings:
         self.spool = environment["KOALA_SPOOL"]
         index, host, name = next((v for v in NODE_VARIABLES if v[0] in environment), NODE_VARIABLES[-1])
         self.node = int(environment.get(index, "0"))
-        self.host = environment.get(host) or socket.gethostname()
-        self.name = environment.get(name) or self.host
+        self.name = environment.get(name) or socket.gethostname()
+        self.host = environment.get(host, "")
+        """Address of this node for the others of its gang; empty: the one by which it reaches its agent."""
+        self.problem = ""
+        """Why this node is of no use, if it is not."""
+        if network := environment.get("KOALA_MPI_INTERFACE"):
+            self._look_for(network, environment.get("KOALA_CLUSTER", "NAME"))
         self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
+
+    def _look_for(self, network: str, cluster: str) -> None:
+        """Take this node's address in a network. Embedded nodes share a host: each has the one it was given."""
+        addresses = [("lo", self.host)] if self.host else own_addresses()
+        found = address_in(network, addresses)
+        if found is None:
+            has = ", ".join(f"{address} on {interface}" for interface, address in addresses)
+            what = f"address in {network}" if "/" in network else f"interface {network} with an address"
+            self.problem = f"node {self.name} has no {what} (it has {has}): correct clusters.{cluster}.mpi.interface"
+        self.host = found or self.host

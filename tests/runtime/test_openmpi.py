@@ -9,24 +9,17 @@ from pathlib import Path
 import pytest
 
 from koalapy.runtime.processes import descendants
-from tests.runtime.conftest import FakeAgent, FakeNode, alive, plan
+from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
 
 pytestmark = pytest.mark.mpi
 
-MPI_ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "OMPI_MCA_coll": "^han,sm",
-    "OMPI_MCA_btl": "tcp,self",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
 RANK = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $KOALA_HOST $KOALA_NODE_INDEX"]
 
 
-async def gang(agent: FakeAgent, **sizes: int) -> list[FakeNode]:
+async def gang(agent: FakeAgent, environment: dict[str, str] | None = None, **sizes: int) -> list[FakeNode]:
     """Nodes of components 7.1.0 (127.0.1.x), 7.1.1 (127.0.2.x), … that have said hello."""
     return [
-        await agent.start(f"7.1.{c}", i, f"127.0.{c + 1}.{i + 1}", **MPI_ENVIRONMENT)
+        await agent.start(f"7.1.{c}", i, f"127.0.{c + 1}.{i + 1}", **{**MPI_ENVIRONMENT, **(environment or {})})
         for c, size in enumerate(sizes.values())
         for i in range(size)
     ]

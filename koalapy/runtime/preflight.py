@@ -1,0 +1,173 @@
+"""Before a program starts: every node proves that it can open a connection to every other one of its gang."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from koalapy.runtime.doors import Door, Round
+from koalapy.runtime.parameters import rank_ports
+from koalapy.runtime.plan import Plan
+from koalapy.runtime.settings import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from koalapy.runtime.role import Node
+
+RESEND = 2.0
+READY_PATIENCE = 30.0
+BLAME_PATIENCE = 10.0
+"""Seconds for a node to report an error of its cluster; then the head node does."""
+
+
+class Visitor:
+    """A node's own part: it opens its door, and knocks at all others when the head node says where they are."""
+
+    def __init__(self, runner: Node, plan: Plan, series: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._runner, self._plan, self._tell = runner, plan, tell
+        ports = rank_ports(runner.environment)
+        self._door = Door(runner.loop, runner.settings.name, plan.me["host"], ports)
+        self._round: Round | None = None
+        self._answer: dict[str, Any] | None = None
+        self.ready: dict[str, Any] = {
+            "op": "ready", "index": plan.index, "name": runner.settings.name, "series": series,
+            "port": self._door.port, "word": self._door.word,
+        }  # fmt: skip
+
+    def say_ready(self) -> None:
+        """And again until the head node answers: relays may get lost."""
+        self._runner.loop.after("ready", RESEND, self.say_ready)
+        self._tell(self.ready)
+
+    def probe(self, doors: list[tuple[int, str]]) -> None:
+        """Knock at all doors, given as (port, word) in the order of the plan's nodes, and say how that went."""
+        self._runner.loop.cancel("ready")
+        if self._answer is not None:
+            self._tell(self._answer)
+        elif self._round is None:
+            hosts = [node["host"] for node in self._plan.nodes]
+            places = {i: (hosts[i], port, word) for i, (port, word) in enumerate(doors) if i != self._plan.index}
+            self._round = Round(self._runner.loop, hosts[self._plan.index], places, self._done)
+            self._round.begin()
+
+    def close(self) -> None:
+        self._runner.loop.cancel("ready")
+        self._door.close()
+        if self._round is not None:
+            self._round.close()
+
+    def _done(self, failures: dict[int, str]) -> None:
+        self._answer = {"op": "reached", "index": self._plan.index, "failures": sorted(failures.items())}
+        self._tell(self._answer)
+
+
+class Preflight:
+    """The head node's part: it tells all nodes of all doors, and learns who cannot reach whom."""
+
+    def __init__(self, runner: Node, plan: Plan, series: int, over: Callable[[], None]) -> None:
+        """``over`` is called once all have reached all."""
+        self._runner, self._plan, self._over = runner, plan, over
+        self._ready: dict[int, dict[str, Any]] = {}
+        self._failures: dict[int, list[tuple[int, str]]] = {}
+        self._visitor = Visitor(runner, plan, series, self.told)
+        self._deadline = time.monotonic() + READY_PATIENCE
+
+    def begin(self) -> None:
+        self._wait()
+        self.told(self._visitor.ready)
+
+    def told(self, payload: dict[str, Any]) -> None:
+        """A node has its door open, or has knocked at all others'."""
+        index = payload["index"]
+        if payload["op"] == "reached":
+            self._failures[index] = payload["failures"]
+            if len(self._failures) == len(self._plan.nodes):
+                self._settle()
+        elif index not in self._ready:
+            self._ready[index] = payload
+            if len(self._ready) == len(self._plan.nodes):
+                self._compare()
+                self._send_out()
+
+    def close(self) -> None:
+        self._runner.loop.cancel("preflight")
+        self._visitor.close()
+
+    def _wait(self) -> None:
+        """Until everybody has answered; those that have not are asked again."""
+        if time.monotonic() > self._deadline:
+            missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
+            self._runner.conclude(
+                None, f"node {self._name(missing)} did not get ready within {READY_PATIENCE:g} s", infrastructure=True
+            )
+            return
+        self._runner.loop.after("preflight", RESEND, self._again)
+
+    def _again(self) -> None:
+        if len(self._ready) == len(self._plan.nodes):
+            self._send_out()
+        self._wait()
+
+    def _send_out(self) -> None:
+        doors = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
+        for index, node in enumerate(self._plan.nodes):
+            if index in self._failures:
+                continue
+            if index == self._plan.index:
+                self._visitor.probe(doors)
+            else:
+                self._runner.relay(node["token"], node["node"], {"op": "probe", "doors": doors})
+
+    def _compare(self) -> None:
+        """One job needs one series on all its nodes."""
+        own = self._ready[self._plan.index]
+        for index, other in self._ready.items():
+            if other["series"] != own["series"]:
+                clusters = " and ".join(f"clusters.{self._cluster(i)}.mpi" for i in (self._plan.index, index))
+                raise Failure(
+                    f"node {own['name']} has Open MPI {own['series']}, node {other['name']} has {other['series']}: "
+                    f"one job needs the same series everywhere, see {clusters}"
+                )
+
+    def _settle(self) -> None:
+        failed = [(i, int(j), why) for i, found in sorted(self._failures.items()) for j, why in found]
+        if not failed:
+            self.close()
+            self._over()
+            return
+        culprit = self._culprit([(i, j) for i, j, _ in failed])
+        at = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == culprit}
+        source, target, why = min(failed, key=lambda f: (f[1] not in at, f[0] not in at))
+        node, port = self._plan.nodes[target], self._ready[target]["port"]
+        error = (
+            f"node {self._name(source)} cannot reach node {self._name(target)} at {node['host']}:{port} ({why}): "
+            f"name a network that both have in clusters.{node['cluster']}.mpi.interface, "
+            f"and ports that are open between them in clusters.{node['cluster']}.mpi.ports"
+        )
+        self._deadline = time.monotonic() + BLAME_PATIENCE
+        self._blame(target if target in at else source, error)
+
+    def _culprit(self, pairs: list[tuple[int, int]]) -> str:
+        """The cluster with most of the failing pairs; if in doubt not the head node's, which has most of the nodes."""
+        counts: Counter[str] = Counter()
+        for pair in pairs:
+            counts.update(self._cluster(i) for i in pair)
+        return max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
+
+    def _blame(self, index: int, error: str) -> None:
+        """Have a node of the cluster at fault report it, since the cluster that reports an error is charged with it."""
+        node = self._plan.nodes[index]
+        if time.monotonic() > self._deadline or node["cluster"] == self._plan.me["cluster"]:
+            self._runner.conclude(None, error, infrastructure=True)
+            return
+        self._runner.relay(node["token"], node["node"], {"op": "unreached", "error": error})
+        self._runner.loop.after("preflight", RESEND, lambda: self._blame(index, error))
+
+    def _name(self, index: int) -> str:
+        return str(self._ready[index]["name"] if index in self._ready else self._plan.nodes[index]["host"])
+
+    def _cluster(self, index: int) -> str:
+        return str(self._plan.nodes[index]["cluster"])

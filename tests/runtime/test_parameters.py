@@ -1,0 +1,183 @@
+"""What a cluster's profile becomes in the environment of its Open MPI."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from koalapy.runtime.installation import Installation
+from koalapy.runtime.parameters import before_rank, prepare, rank_ports
+from koalapy.runtime.plan import Plan
+from koalapy.runtime.settings import Failure
+from tests.runtime.conftest import FakeNode, plan
+
+PROFILE = {
+    "KOALA_MPI_INTERFACE": "198.18.0.0/24",
+    "KOALA_MPI_PORTS": "20000-20399",
+    "KOALA_MPI_PARAMETERS": '{"btl_tcp_links": 2, "oob_tcp_peer_retries": "5", "ptl_base_max_retries": "3"}',
+}
+
+
+def installation(
+    tmp_path: Path, starter: str, script: str = "", *, host: str = "198.18.0.5", clusters: int = 1
+) -> tuple[dict[str, str], Plan]:
+    """A tree with as much of Open MPI in it as is looked at, the environment that names it, and a plan with a node."""
+    folder = tmp_path / "mpi" / "bin"
+    folder.mkdir(parents=True)
+    (folder.parent / "lib").mkdir()
+    for name in ("mpirun", starter):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    agent: Any = None
+    nodes = [FakeNode(agent, f"7.1.{i}", 0, host) for i in range(clusters)]
+    message = plan(nodes, ["true"], launcher="openmpi")
+    return {"KOALA_MPI_PREFIX": str(folder.parent)}, Plan(message, "7.1.0", 0)
+
+
+def prepared(tmp_path: Path, starter: str, host: str = "198.18.0.5", clusters: int = 1, **more: str) -> dict[str, str]:
+    where, own = installation(tmp_path, starter, host=host, clusters=clusters)
+    environment = {**where, **more}
+    prepare(environment, Installation(environment, "n1", own), own)
+    return {k: v for k, v in environment.items() if "_MCA_" in k}
+
+
+OF_RANKS = {
+    "OMPI_MCA_btl_tcp_if_include": "198.18.0.0/24",
+    "OMPI_MCA_btl_tcp_disable_family": "6",
+    "OMPI_MCA_btl_tcp_port_min_v4": "20064",
+    "OMPI_MCA_btl_tcp_port_range_v4": "336",
+    "OMPI_MCA_btl_tcp_links": "2",
+}
+
+
+def test_series_5(tmp_path: Path) -> None:
+    assert prepared(tmp_path, "prterun", **PROFILE) == OF_RANKS | {
+        "PRTE_MCA_prte_if_include": "198.18.0.0/24",
+        "PRTE_MCA_oob_tcp_disable_ipv6_family": "1",
+        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
+        "PRTE_MCA_oob_tcp_peer_retries": "5",
+        "PMIX_MCA_ptl_base_max_retries": "3",
+    }
+
+
+def test_series_4(tmp_path: Path) -> None:
+    assert prepared(tmp_path, "orterun", **PROFILE) == OF_RANKS | {
+        "OMPI_MCA_oob_tcp_if_include": "198.18.0.0/24",
+        "OMPI_MCA_oob_tcp_disable_ipv6_family": "1",
+        "OMPI_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20063",
+        "OMPI_MCA_oob_tcp_peer_retries": "5",
+        "OMPI_MCA_ptl_base_max_retries": "3",
+    }
+
+
+def test_without_a_profile_nothing_is_said(tmp_path: Path) -> None:
+    assert prepared(tmp_path, "prterun") == {}
+
+
+def test_without_a_profile_a_node_in_several_clusters_keeps_to_the_interface_by_which_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [("lo", "127.0.0.1"), ("eth0", "192.0.2.5"), ("ib0", "198.18.0.5")]
+    monkeypatch.setattr("koalapy.runtime.parameters.own_addresses", lambda: own)
+    names = prepared(tmp_path, "prterun", clusters=2)
+    assert names["OMPI_MCA_btl_tcp_if_include"] == names["PRTE_MCA_prte_if_include"] == "ib0"
+
+
+def test_the_control_channel_is_left_alone_on_loopback(tmp_path: Path) -> None:
+    names = prepared(tmp_path, "prterun", "127.0.1.1", **PROFILE | {"KOALA_MPI_PARAMETERS": "{}"})
+    assert names.keys() == OF_RANKS.keys() - {"OMPI_MCA_btl_tcp_links"}
+
+
+def test_what_the_environment_says_already_is_kept_and_parameters_go_before_what_is_derived(tmp_path: Path) -> None:
+    own = {"KOALA_MPI_PARAMETERS": '{"btl_tcp_if_include": "ib0", "btl_tcp_port_min_v4": "30000"}'}
+    names = prepared(tmp_path, "prterun", **PROFILE | own, OMPI_MCA_btl_tcp_if_include="lo")
+    assert names["OMPI_MCA_btl_tcp_if_include"] == "lo"
+    assert names["OMPI_MCA_btl_tcp_port_min_v4"] == "30000"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "7"])
+def test_parameters_that_are_none(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Failure, match="KOALA_MPI_PARAMETERS must be a JSON object"):
+        prepared(tmp_path, "prterun", KOALA_MPI_PARAMETERS=text)
+
+
+@pytest.mark.parametrize(("ports", "ranks"), [("2000-2001", (2001, 2001)), ("2000-2099", (2025, 2099)), ("", None)])
+def test_ranks_have_most_of_the_ports(ports: str, ranks: tuple[int, int] | None) -> None:
+    assert rank_ports({"KOALA_MPI_PORTS": ports}) == ranks
+
+
+def test_traces_of_the_resource_manager_are_removed(tmp_path: Path) -> None:
+    environment, own = installation(tmp_path, "prterun")
+    foreign = ["SLURM_NODELIST", "SLURMD_NODENAME", "PMI_RANK", "PMIX_NAMESPACE", "PE_HOSTFILE"]
+    kept = {"PMIX_MCA_gds": "hash", "SGE_ROOT": "/sge", "PEACE": "1"}
+    environment |= dict.fromkeys(foreign, "x") | kept
+    prepare(environment, Installation(environment, "n1", own), own)
+    assert environment.keys().isdisjoint(foreign)
+    assert environment.items() >= kept.items()
+
+
+def test_a_rank_goes_back_to_its_own_nodes_settings(tmp_path: Path) -> None:
+    head = {"OMPI_MCA_a": "head's", "OMPI_MCA_b": "head's", "PATH": "/usr/bin:/bin"}
+    own, gang = installation(tmp_path, "prterun")
+    own |= {"OMPI_MCA_a": "it's $mine", "PATH": "/opt/mine:/bin", "LD_LIBRARY_PATH": "/opt/lib"}
+    prepare(own, Installation(own, "n1", gang), gang)
+    brought = {"OMPI_MCA_a": "head's", "OMPI_MCA_b": "head's", "OPAL_PREFIX": "/head", "LD_LIBRARY_PATH": "/head/lib"}
+    script = f'{before_rank(head)} echo "$OMPI_MCA_a|${{OMPI_MCA_b-unset}}|$PATH|$LD_LIBRARY_PATH|$OPAL_PREFIX"'
+    done = subprocess.run(["/bin/sh", "-c", script], env=own | brought, capture_output=True, text=True, check=True)
+    prefix = own["KOALA_MPI_PREFIX"]
+    assert done.stdout.strip() == f"it's $mine|unset|/opt/mine:/bin|{prefix}/lib:/opt/lib|{prefix}"
+
+
+def test_another_series_than_the_clusters_is_named(tmp_path: Path) -> None:
+    environment, own = installation(tmp_path, "orterun", "echo 'mpirun (Open MPI) 4.1.4'")
+    with pytest.raises(Failure) as failure:
+        Installation(environment | {"KOALA_MPI_SERIES": "5"}, "n1", own)
+    prefix = environment["KOALA_MPI_PREFIX"]
+    assert failure.value.message == (
+        f"node n1 has Open MPI 4.1.4 at {prefix}, but clusters.north.mpi.series is 5: "
+        "correct it or clusters.north.mpi.prefix"
+    )
+    assert failure.value.code is None
+
+
+def test_an_mpirun_that_is_not_open_mpis(tmp_path: Path) -> None:
+    environment, own = installation(tmp_path, "hydra")
+    with pytest.raises(Failure, match=r"mpirun on node n1 is not Open MPI's: correct clusters.north.mpi.prefix"):
+        Installation(environment, "n1", own)
+
+
+LAUNCH_5 = (
+    "PRTE_PREFIX=/opt/a;export PRTE_PREFIX;LD_LIBRARY_PATH=/opt/a/lib:/opt/ab/lib:$LD_LIBRARY_PATH;"
+    'export LD_LIBRARY_PATH;/opt/a/bin/prted --prtemca ess "env" --prtemca prte_if_include "eth0" '
+    '--prtemca rmaps_x "head" --pmixmca y "head" --prtemca plm "ssh"'
+)
+LAUNCH_4 = (
+    "          PATH=/usr/bin:$PATH ; export PATH ;   /usr/bin/orted -mca ess "
+    '"env" -mca btl_tcp_if_include "eth0" -mca only_head "1" --mca plm_rsh_agent "/bin/sh /x/launch"'
+)
+
+
+def translated(command: str, **own: str) -> str:
+    here = SimpleNamespace(prefix="/my mpi", daemon="/my mpi/bin/daemon")
+    return Installation.daemon_command(here, command, own)  # type: ignore[arg-type]
+
+
+def test_a_daemons_command_is_translated_to_this_node_in_series_5() -> None:
+    assert translated(LAUNCH_5, PRTE_MCA_rmaps_x="mine") == (
+        "PRTE_PREFIX='/my mpi';export PRTE_PREFIX;LD_LIBRARY_PATH='/my mpi'/lib:/opt/ab/lib:$LD_LIBRARY_PATH;"
+        'export LD_LIBRARY_PATH;\'/my mpi/bin/daemon\' --prtemca ess "env" --pmixmca y "head" --prtemca plm "ssh"'
+    )
+
+
+def test_a_daemons_command_is_translated_to_this_node_in_series_4() -> None:
+    assert translated(LAUNCH_4) == (
+        "          PATH='/my mpi'/bin:$PATH ; export PATH ;   '/my mpi/bin/daemon' -mca ess "
+        '"env" -mca only_head "1" --mca plm_rsh_agent "/bin/sh /x/launch"'
+    )
+
+
+def test_what_is_no_daemons_command_is_refused() -> None:
+    with pytest.raises(Failure, match="not its daemon: rm -rf"):
+        translated("rm -rf /opt/prted-stuff")
