@@ -176,8 +176,11 @@ class Runner:
         try:
             os.chdir(workdir)
         except OSError as error:
-            place = self.settings.spool if os.path.isdir(self.settings.spool) else "/"
-            self._say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {place}")
+            # Home rather than the spool: what the program leaves there stays.
+            places = (self.environment.get("HOME", ""), self.settings.spool)
+            place = next((p for p in places if os.access(p, os.W_OK | os.X_OK)), "/")
+            if self.settings.node == 0:
+                self._say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {place}")
             os.chdir(place)
 
     def _copy_to(self, path: str | None) -> None:

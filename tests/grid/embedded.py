@@ -41,6 +41,7 @@ class Embedded(World):
 
     python = sys.executable
     nodes = {"north": 4, "south": 4}  # noqa: RUF012
+    six = {"type": "flexible", "total_size": 6}  # noqa: RUF012
 
     def __init__(self, directory: Path, **environment: str) -> None:
         super().__init__()

@@ -10,7 +10,6 @@ from tests.grid.testbed import Testbed
 from tests.grid.world import Gate, World, until
 
 MakeGrid = Callable[..., Embedded]
-FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
 MPI = pytest.param("openmpi", marks=pytest.mark.mpi)
 
 
@@ -32,7 +31,7 @@ def embedded(make_grid: MakeGrid) -> Embedded:
 
 
 def start(grid: World, gate: Gate, launcher: str) -> int:
-    ident = grid.submit(FLEXIBLE_6, *gate.hold, launcher=launcher)
+    ident = grid.submit(grid.six, *gate.hold, launcher=launcher)
     grid.wait_state(ident, "running")
     until(lambda: len({p.node for p in grid.programs(ident)}) == 6, "six ranks to run")
     return ident

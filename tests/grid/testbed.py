@@ -74,6 +74,7 @@ class Testbed(World):
     __test__ = False
     python = "python"
     nodes = {name: size for name, (_, size) in CLUSTERS.items()}  # noqa: RUF012
+    six = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in CLUSTERS]}  # noqa: RUF012
 
     def __init__(self) -> None:
         known = dict(line.split("=", 1) for line in ENVIRONMENT.read_text().splitlines() if "=" in line)
@@ -117,7 +118,7 @@ class Testbed(World):
         return [p for p in self._of(token) if not _is_runner(p)]
 
     def runners(self, token: str = "", node: str = "") -> list[Seen]:
-        found = [p for p in self._of(token) if _is_runner(p) and p.command[0].endswith("python")]
+        found = [p for p in self._of(token) if _is_runner(p) and "python" in p.command[0]]
         return [p for p in found if not node or p.node == node]
 
     def _of(self, token: str) -> list[Seen]:
@@ -135,10 +136,12 @@ class Testbed(World):
     def settle(self) -> None:
         until(lambda: not self.processes(), "every process on the nodes to be gone")
         until(lambda: not self.lrm_jobs(), f"the resource managers' queues to be empty: {self.lrm_jobs()}")
-        until(lambda: all(c["idle"] == c["total"] for c in self.clusters()), f"idle nodes: {self.clusters()}")
-        assert {c["name"]: (c["total"], c["used"]) for c in self.clusters()} == {
-            c: (n, 0) for c, n in self.nodes.items()
-        }
+        whole = {name: (size, size, 0) for name, size in self.nodes.items()}
+
+        def told() -> dict[str, tuple[int, int, int]]:
+            return {c["name"]: (c["total"], c["idle"], c["used"]) for c in self.clusters()}
+
+        until(lambda: told() == whole, f"every node to be idle: {told()}")
 
     # What may befall it
 

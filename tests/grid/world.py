@@ -81,7 +81,8 @@ class World(ABC):
     """Word by which a program's command names Python with koalapy."""
     nodes: dict[str, int]
     """Clusters' sizes."""
-    lrm_names: tuple[str, ...] = ()
+    six: dict[str, Any]
+    """A request of 6 nodes that has some in every cluster."""
 
     def __init__(self, url: str = "", token: str = "") -> None:
         self.url, self.token = url, token
