@@ -14,7 +14,7 @@ import koalapy
 from koalapy.agents.barrier import Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
-from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
 from koalapy.agents.protocol import Ack, Command, Forget, FromDaemon, Hello, Open, Stop, Submit, Welcome
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
@@ -49,6 +49,8 @@ class AgentSettings:
     python: str = sys.executable
     lrm: str = "local"
     """Kind of resource manager, for people."""
+    poll_interval: float = POLL_INTERVAL
+    """Seconds between two questions to a resource manager that cannot tell of changes by itself."""
 
     @property
     def endpoint(self) -> str:
@@ -71,7 +73,7 @@ class Agent:
         self._address_file = settings.directory / "agent.json"
         self._uplink = Uplink(settings.endpoint, settings.token, self._hello)
         self._reporter = Reporter(self._uplink)
-        self._jobs = LrmJobs(lrm, self._reporter, self._submission)
+        self._jobs = LrmJobs(lrm, self._reporter, self._submission, settings.poll_interval)
         self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
         self._runners = RunnerServer(settings.runner_host, self._address_file)
         self._epoch = 0
@@ -79,7 +81,6 @@ class Agent:
 
     async def run(self) -> None:
         self._recall()
-        await self._lrm.open()
         await self._runners.listen(self._barrier)
         log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
         try:
@@ -169,7 +170,9 @@ class Agent:
         self._greeting = asyncio.create_task(self._take_stock())
 
     async def _take_stock(self) -> None:
-        self._reporter.connected(await self._jobs.snapshot())
+        self._reporter.welcomed(self._jobs.problem)
+        snapshot = await self._jobs.snapshot()
+        self._reporter.connected(snapshot, self._jobs.problem)
 
     def _command(self, message: Command) -> None:
         if message.epoch < self._epoch:

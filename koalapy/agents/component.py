@@ -156,6 +156,12 @@ class Component:
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
         self.folder.write(end={**facts, "hosts": hosts})
 
+    @property
+    def only_the_lrm_is_missing(self) -> bool:
+        """Whether its runners are gone, or none is awaited any more, so that its job should be over."""
+        started = any(node.phase for node in self.nodes)
+        return self.lrm_job is not None and not self.connected and (started or self.stop is not None)
+
     def over(self, job: LrmJob | None) -> bool:
         """Whether the resource manager's word means that all is over: not while a runner is still there."""
         return not self.connected and (job is None or job.state is LrmJobState.ENDED)

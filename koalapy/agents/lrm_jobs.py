@@ -9,11 +9,19 @@ import structlog
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agents.reporter import Reporter
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
 
 REPORT_EVERY = 10.0
+POLL_INTERVAL = 5.0
+"""Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
+SOON = 0.1
+"""Seconds until we look for the end of a component whose runners are gone; each further look waits twice as long."""
+SHARE = 4
+"""How many times as long as a look took, we wait at least until the next such one."""
+LONGEST_PAUSE = 10.0
+"""Seconds between two tries to open the resource manager, at most."""
 LOOK_PAUSE = 0.02
 """Seconds between two looks at least, so that a burst of changes costs one."""
 SUBMIT_TRIES = 5
@@ -24,14 +32,24 @@ STOP_PATIENCE = 5.0
 class LrmJobs:
     """The jobs we have in the resource manager."""
 
-    def __init__(self, lrm: Lrm, reporter: Reporter, submission: Callable[[Component], LrmSubmission]) -> None:
+    def __init__(
+        self, lrm: Lrm, reporter: Reporter, submission: Callable[[Component], LrmSubmission],
+        poll_interval: float = POLL_INTERVAL,
+    ) -> None:  # fmt: skip
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
+        self.problem = ""
+        """Why the resource manager cannot be asked, in one line; empty when it can."""
+        self._poll_interval = poll_interval
+        self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelling: set[str] = set()
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
-        self._problem = ""
         self._last: LrmSnapshot | None = None
+        self._took = 0.0
+        """Seconds of the last look."""
+        self._ending: set[str] = set()
+        self._soon = self._soon_at = 0.0
 
     async def snapshot(self) -> LrmSnapshot:
         """The last look; waits for the first."""
@@ -61,46 +79,87 @@ class LrmJobs:
 
     async def watch(self) -> None:
         """Follow the resource manager until cancelled."""
-        listener = asyncio.create_task(self._listen())
         try:
+            await self._open()
+            self._spawn(self._listen())
+            await self._wait(SOON)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
-                await self._once(anyway=time.monotonic() - reported_at >= REPORT_EVERY)
-                if time.monotonic() - reported_at >= REPORT_EVERY:
+                anyway = time.monotonic() - reported_at >= REPORT_EVERY
+                await self._once(anyway=anyway)
+                if anyway:
                     reported_at = time.monotonic()
                 await asyncio.sleep(LOOK_PAUSE)
-                try:
-                    async with asyncio.timeout(REPORT_EVERY):
-                        await self._look.wait()
-                except TimeoutError:
-                    pass
-                self._look.clear()
+                await self._wait(self._patience())
         finally:
-            for task in (listener, *self._tasks):
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(listener, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _open(self) -> None:
+        """Open the resource manager, however long it takes until that can be done."""
+        pause = SOON
+        while not self._opened.is_set():
+            try:
+                await self._lrm.open()
+                self._opened.set()
+            except SiteError as error:
+                self._out_of_reach(error)
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
 
     async def _listen(self) -> None:
         async for _ in self._lrm.changes():
             self._look.set()
 
+    async def _wait(self, patience: float) -> None:
+        try:
+            async with asyncio.timeout(patience):
+                await self._look.wait()
+        except TimeoutError:
+            pass
+        self._look.clear()
+
+    def _patience(self) -> float:
+        """Seconds until the next look at the latest.
+
+        As a rule a resource manager says itself when to look, and to look without that is a safety net. But where only
+        its word is missing for the end of a component, nodes of ours are idle until then: we look soon, and ever later.
+        """
+        now = time.monotonic()
+        ending = {component.name for component in self._reporter.live.values() if component.only_the_lrm_is_missing}
+        if ending - self._ending:
+            self._soon = max(SOON, SHARE * self._took)
+            self._soon_at = now + self._soon
+        elif now >= self._soon_at:
+            self._soon = min(self._poll_interval, self._soon * 2)
+            self._soon_at = now + self._soon
+        self._ending = ending
+        safety_net = max(REPORT_EVERY, 2 * self._poll_interval)
+        return min(safety_net, self._soon_at - now) if ending else safety_net
+
     async def _once(self, *, anyway: bool) -> None:
         began = time.monotonic()
         try:
             snapshot = await self._lrm.snapshot()
-        except (SiteUnavailable, SiteRejected) as error:
-            if not self._problem:
-                log.warning("resource manager out of reach", action="lrm-lost", reason=error.message)
-            self._problem = error.message
-            self._reporter.report(None, error.message)
+        except SiteError as error:
+            self._out_of_reach(error)
             return
-        if self._problem:
+        finally:
+            self._took = time.monotonic() - began
+        if self.problem:
             log.info("resource manager in reach again", action="lrm-back")
-            self._problem = ""
+            self.problem = ""
         self._last = snapshot
         self._compare(snapshot, began)
         self._reporter.report(snapshot, anyway=anyway)
         self._looked.set()
+
+    def _out_of_reach(self, error: SiteError) -> None:
+        if not self.problem:
+            log.warning("resource manager out of reach", action="lrm-lost", reason=error.message)
+        self.problem = " ".join(f"{error.message}; {error.hint}".split() if error.hint else error.message.split())
+        self._reporter.report(None, self.problem)
 
     def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
         jobs = {job.name: job for job in snapshot.jobs}
@@ -117,6 +176,7 @@ class LrmJobs:
             self._reporter.publish(component)
 
     async def _hand_in(self, component: Component, unsure: bool) -> None:
+        await self._opened.wait()
         for attempt in range(1, SUBMIT_TRIES + 1):
             try:
                 found = await self._lrm.find(component.name) if unsure else None
@@ -145,6 +205,7 @@ class LrmJobs:
     async def _cancel(self, component: Component, patience: float) -> None:
         """Ask the resource manager, and again until the component has ended."""
         try:
+            await self._opened.wait()
             await asyncio.sleep(patience)
             while not component.ended and component.lrm_job is not None:
                 try:

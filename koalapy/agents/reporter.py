@@ -9,6 +9,7 @@ from koalapy.agents.protocol import Inventory, Output, Report, Status
 from koalapy.agents.uplink import Uplink
 
 CHUNK = 64 * 1024
+NOTHING_SEEN = Report(total=0, idle=0, background=0, down=0, holding=[])
 WINDOW = 512 * 1024
 """Bytes of a component's output on their way to the daemon at most."""
 
@@ -23,7 +24,9 @@ class Reporter:
         self.live: dict[str, Component] = {}
         """Those that have not ended."""
         self.instance = ""
+        self._welcomed = False
         self._ready = False
+        """Whether the inventory has been sent."""
         self._reported: Report | None = None
 
     def add(self, component: Component) -> None:
@@ -35,8 +38,14 @@ class Reporter:
         """A component of the daemon we are connected to, or were last."""
         return self.components.get(lrm_name(self.instance, token))
 
-    def connected(self, snapshot: LrmSnapshot) -> None:
-        """Begin anew with a daemon that has welcomed us."""
+    def welcomed(self, problem: str) -> None:
+        """A daemon has let us in; until the resource manager has been asked there is only a problem to tell, if any."""
+        self._welcomed, self._reported = True, None
+        if problem:
+            self.report(None, problem)
+
+    def connected(self, snapshot: LrmSnapshot, problem: str) -> None:
+        """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again."""
         own = [c for c in self.components.values() if c.instance == self.instance]
         for component in own:
             component.output.sent = component.output.acknowledged
@@ -45,12 +54,14 @@ class Reporter:
         self.uplink.put(Inventory(components=[*statuses, *self._strays(snapshot)]))
         self._reported = None
         self.report(snapshot)
+        if problem:
+            self.report(None, problem)
         for component, status in zip(own, statuses, strict=True):
             component.told = status
             self.publish_output(component)
 
     def disconnected(self) -> None:
-        self._ready = False
+        self._welcomed = self._ready = False
 
     def publish(self, component: Component) -> None:
         """Send a component's status if it is another than the last one sent."""
@@ -82,8 +93,8 @@ class Reporter:
             self.publish(component)
 
     def report(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
-        """Send node counts if they changed; without a snapshot the last ones, with the reason why."""
-        if not self._ready:
+        """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why."""
+        if not self._welcomed or (snapshot is not None and not self._ready):
             return
         if snapshot is not None:
             report = Report(
@@ -93,10 +104,8 @@ class Reporter:
                 down=snapshot.down,
                 holding=self._holding(snapshot),
             )
-        elif self._reported is not None:
-            report = self._reported.model_copy(update={"problem": problem})
         else:
-            return
+            report = (self._reported or NOTHING_SEEN).model_copy(update={"problem": problem})
         if anyway or report != self._reported:
             self._reported = report
             self.uplink.put(report)

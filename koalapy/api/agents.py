@@ -1,11 +1,14 @@
-"""The WebSocket on which a cluster's agent connects."""
+"""The WebSocket on which a cluster's agent connects, and a way to ask whether it would be let in."""
 
 import hmac
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
+
+from koalapy.api.problems import problem
 
 REFUSED = 4401
 CLOSED = 4000
@@ -50,17 +53,33 @@ def agents_router(hub: AgentHub, tokens: Mapping[str, str | None]) -> APIRouter:
     async def connect(socket: WebSocket, cluster: str) -> None:
         await socket.accept()
         connection = AgentConnection(socket)
-        expected = tokens.get(cluster)
-        if cluster in tokens and expected is None:
-            await socket.close(REFUSED, f"clusters.{cluster}.token is not set in the daemon's configuration")
-        elif cluster in tokens and not _shows(socket, expected or ""):
-            await socket.close(REFUSED, f"the token is not that of cluster {cluster}")
+        refused = _refused(socket, cluster, tokens)
+        if cluster in tokens and refused:
+            await socket.close(REFUSED, refused)
         else:
             await hub.serve(cluster, connection)
+
+    @router.get("/api/v1/agents/{cluster}/connect", include_in_schema=False)
+    async def would_connect(request: Request, cluster: str) -> Response:
+        """Whether an agent that shows this token would be let in."""
+        if cluster not in tokens:
+            return problem(404, f"there is no cluster {cluster}", hint="add it to the daemon's configuration")
+        if refused := _refused(request, cluster, tokens):
+            hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
+            return problem(401, refused, hint=hint, headers={"WWW-Authenticate": "Bearer"})
+        return Response(status_code=204)
 
     return router
 
 
-def _shows(socket: WebSocket, token: str) -> bool:
-    shown = socket.headers.get("authorization", "").removeprefix("Bearer ").strip()
+def _refused(asking: HTTPConnection, cluster: str, tokens: Mapping[str, str | None]) -> str:
+    """Why an agent is not let in; empty when it is."""
+    expected = tokens.get(cluster)
+    if expected is None:
+        return f"clusters.{cluster}.token is not set in the daemon's configuration"
+    return "" if _shows(asking, expected) else f"the token is not that of cluster {cluster}"
+
+
+def _shows(asking: HTTPConnection, token: str) -> bool:
+    shown = asking.headers.get("authorization", "").removeprefix("Bearer ").strip()
     return hmac.compare_digest(shown.encode(), token.encode())

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.problems import problem
 
+AGENTS = "/api/v1/agents/"
 LARGEST_BODY = 1024 * 1024
 """Bytes."""
 
@@ -24,8 +25,8 @@ class Guard:
         self._tokens = [token.encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # WebSockets are the agents'; their route looks at tokens of its own.
-        if scope["type"] != "http":
+        # The agents' routes look at tokens of their own.
+        if scope["type"] != "http" or scope["path"].startswith(AGENTS):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

@@ -1,5 +1,6 @@
 """The commands that start something here: the daemon, an agent, a local user's load, the demo."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, of_koala
+from koalapy.cli.errors import CliError, Exit, of_koala, printable
 
 Config = Annotated[Path | None, typer.Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
@@ -17,6 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:8642"
 def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.command()(agent)
+    app.command()(check)
     app.command(name="local-run", context_settings={"allow_interspersed_args": False})(local_run)
     app.command()(demo)
 
@@ -58,6 +60,34 @@ def agent(
         bootstrap.agent(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""), embedded)
     except KoalaError as error:
         raise of_koala(error) from error
+
+
+def check(
+    cluster: Annotated[str, typer.Argument(help="the cluster, as the configuration names it")],
+    url: Annotated[str, typer.Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    directory: Annotated[Path | None, typer.Option(help="the agent's; default: in the data")] = None,
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the findings, for programs")] = False,
+) -> None:
+    """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
+    from koalapy import bootstrap
+    from koalapy.model.errors import KoalaError
+
+    where = directory or DATA.expanduser() / "clusters" / cluster
+    try:
+        findings = bootstrap.check(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""))
+    except KoalaError as error:
+        raise of_koala(error) from error
+    well = all(finding.ok for finding in findings)
+    if as_json:
+        told = [{"what": f.what, "ok": f.ok, "found": f.found, "hint": f.hint} for f in findings]
+        print(json.dumps({"cluster": cluster, "ok": well, "findings": told}, indent=2))
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.ok else 'FAIL'}  {printable(f'{finding.what}: {finding.found}')}")
+            if finding.hint:
+                print(f"      {printable(finding.hint)}")
+    raise typer.Exit(Exit.OK if well else Exit.FAILED)
 
 
 def local_run(

@@ -63,6 +63,17 @@ class GridView:
         """All nodes that may be promised now."""
         return sum(cluster.idle for cluster in self.by_idle)
 
+    @cached_property
+    def _parts(self) -> dict[frozenset[ClusterName], "GridView"]:
+        return {}
+
+    def only(self, names: frozenset[ClusterName]) -> "GridView":
+        """The part of the grid that these clusters are; made once for all requests of a scan."""
+        part = self._parts.get(names)
+        if part is None:
+            part = self._parts[names] = GridView(tuple(c for c in self.clusters if c.name in names), self.links)
+        return part
+
     def get(self, name: ClusterName) -> ClusterView | None:
         return next((c for c in self.clusters if c.name == name), None)
 

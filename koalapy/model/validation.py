@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import NoReturn
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.packing import fits_by_worst_fit
+from koalapy.model.profile import ClusterProfile, folders_needed, folders_used, lacks, series_differ, texts_of
 from koalapy.model.request import (
     ClusterName,
     ComponentRequest,
@@ -22,10 +23,11 @@ from koalapy.model.wording import known_names, listed, nodes
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """A cluster's size in nodes; None while it is not known."""
+    """A cluster's size in nodes, None while it is not known, and what programs find there."""
 
     name: ClusterName
     total: int | None
+    profile: ClusterProfile = field(default_factory=ClusterProfile)
 
 
 WORST_FIT = ("", "worst-fit")
@@ -52,7 +54,15 @@ def check(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> None:
     else:
         _check_components(spec, request.components)
         _check_clusters_named(request, totals)
-    _check_fits(spec, totals)
+    able = _check_profiles(spec, clusters)
+    try:
+        _check_fits(spec, {cluster.name: cluster.total for cluster in able})
+        _check_fits_one_series(spec, able)
+    except UsageError as error:
+        if left_out := sorted(totals.keys() - {cluster.name for cluster in able}):
+            why = lacks(left_out, folders_needed(spec))
+            raise UsageError(f"{error.message}; {why}", field=error.field, value=error.value, hint=error.hint) from None
+        raise
 
 
 def _refuse(field: str, value: object, problem: str, hint: str) -> NoReturn:
@@ -162,7 +172,73 @@ def _check_split_options(request: FlexibleRequest) -> None:
             _refuse(field, value, problem, "leave out one of the two")
 
 
+# What clusters have to offer
+
+
+def _check_profiles(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> list[ClusterLimits]:
+    """The clusters on which the job, or any component of it, may run."""
+    if isinstance(spec.request, FixedRequest):
+        _check_fixed_profiles(spec, spec.request, {cluster.name: cluster.profile for cluster in clusters})
+        return list(clusters)
+    needed = folders_needed(spec)
+    able = [cluster for cluster in clusters if needed <= cluster.profile.folders]
+    if clusters and not able:
+        _refuse_folder(spec, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
+    return able
+
+
+def _check_fixed_profiles(
+    spec: JobSpec, request: FixedRequest, profiles: Mapping[ClusterName, ClusterProfile]
+) -> None:  # fmt: skip
+    first = profiles[request.components[0].cluster or ""]
+    for index, component in enumerate(request.components):
+        name = component.cluster or ""
+        used = folders_used(text for _, text in texts_of(spec, component))
+        if missing := used - profiles[name].folders:
+            _refuse_folder(spec, missing, f"but {lacks([name], missing)}", index)
+        if spec.launcher is Launcher.OPENMPI and profiles[name].mpi_series != first.mpi_series:
+            series = {c.cluster or "": profiles[c.cluster or ""].mpi_series for c in request.components[: index + 1]}
+            hint = "name clusters of one series, or use the launcher processes"
+            _refuse(f"request.components[{index}].cluster", name, f"is {name}, but {series_differ(series)}", hint)
+
+
+def _refuse_folder(spec: JobSpec, missing: frozenset[str], why: str, component: int | None = None) -> NoReturn:
+    """Name the first text that needs one of these folders; of a certain component, or of any."""
+    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    indices = range(len(components)) if component is None else (component,)
+    for index in indices if components else (None,):
+        own = components[index] if index is not None else None
+        for name, text in texts_of(spec, own):
+            if used := folders_used([text]) & missing:
+                is_own = own is not None and (own.output if name == "output" else own.command) and name != "workdir"
+                place = f"request.components[{index}].{name}" if is_own else name
+                folder = min(used)
+                hint = f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
+                _refuse(place, text, f"needs {{{folder}}}, {why}", hint)
+    raise AssertionError("a folder is needed that no text names")
+
+
 # Whether it fits on the empty grid
+
+
+def _check_fits_one_series(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> None:
+    """What fits on the whole grid must also fit on clusters with the same series of Open MPI."""
+    groups: dict[int, dict[ClusterName, int | None]] = {}
+    for cluster in clusters:
+        groups.setdefault(cluster.profile.mpi_series, {})[cluster.name] = cluster.total
+    if spec.launcher is not Launcher.OPENMPI or isinstance(spec.request, FixedRequest) or len(groups) < 2:
+        return
+    refused: UsageError | None = None
+    for group in sorted(groups.values(), key=lambda totals: -sum(total or 0 for total in totals.values())):
+        try:
+            _check_fits(spec, group)
+            return
+        except UsageError as error:
+            refused = refused or error
+    assert refused is not None
+    each = "; ".join(f"Open MPI {series}: {_each(_known(groups[series]))}" for series in sorted(groups, reverse=True))
+    problem = f"fits on the grid, but not on clusters with one series of Open MPI ({each})"
+    _refuse(refused.field, refused.value, problem, "ask for less, or use the launcher processes")
 
 
 def _check_fits(spec: JobSpec, totals: Totals) -> None:
@@ -170,7 +246,7 @@ def _check_fits(spec: JobSpec, totals: Totals) -> None:
     if isinstance(request, FixedRequest):
         _check_fixed_fits(request, totals)
         return
-    known = {name: total for name, total in totals.items() if total is not None}
+    known = _known(totals)
     if not known or len(known) < len(totals):
         return
     if isinstance(request, NonFixedRequest):
@@ -181,6 +257,10 @@ def _check_fits(spec: JobSpec, totals: Totals) -> None:
             _refuse("request.components", sizes, problem, "use smaller components, or make the request flexible")
     else:
         _check_flexible_fits(request, known)
+
+
+def _known(totals: Totals) -> dict[ClusterName, int]:
+    return {name: total for name, total in totals.items() if total is not None}
 
 
 def _check_fixed_fits(request: FixedRequest, totals: Totals) -> None:

@@ -51,6 +51,8 @@ class Effects:
     commands: list[Command] = field(default_factory=list)
     clusters: set[ClusterName] = field(default_factory=set)
     """Clusters whose error count or state changed."""
+    warnings: list[str] = field(default_factory=list)
+    """What the operator should know; for the log only."""
 
     def __bool__(self) -> bool:
         return bool(self.jobs or self.timeline or self.commands or self.clusters)

@@ -40,6 +40,8 @@ class ClusterReported:
     background: int = 0
     down: int = 0
     holding: frozenset[Token] = frozenset()
+    problem: str = ""
+    """Why the resource manager cannot be asked; the counts are then the last ones, or 0 when there never were any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,17 @@ from collections.abc import Iterable, Mapping
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
 from koalapy.model.job import Token
+from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
 
 
 class ClusterBook:
     """One cluster. Nodes are counted; which ones a component gets is the cluster's own business."""
 
-    def __init__(self, name: ClusterName, speed: float = 1.0) -> None:
+    def __init__(self, name: ClusterName, speed: float = 1.0, profile: ClusterProfile | None = None) -> None:
         self.name = name
         self.speed = speed
+        self.profile = profile or ClusterProfile()
         self.total = 0
         self.background = 0
         self.down = 0
@@ -22,6 +24,8 @@ class ClusterBook:
         self.errors = 0
         self.unusable = False
         self.note = ""
+        self.problem = ""
+        """Why its agent cannot ask the resource manager; empty when it can."""
         self.live: dict[Token, int] = {}
         """Size in nodes of each component that may hold nodes here."""
         self.grew = False
@@ -30,8 +34,11 @@ class ClusterBook:
         self._holding: frozenset[Token] = frozenset()
         self._promised = 0
 
-    def report(self, total: int, idle: int, background: int, down: int, holding: frozenset[Token]) -> None:
-        before = self.available
+    def report(
+        self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = ""
+    ) -> None:  # fmt: skip
+        before = self.available if not self.problem or problem else 0
+        self.problem = problem
         self.total, self._idle, self.background, self.down = total, idle, background, down
         self._holding = holding
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
@@ -69,14 +76,16 @@ class ClusterBook:
     def state(self) -> ClusterState:
         if not self.connected:
             return ClusterState.UNREACHABLE
-        return ClusterState.UNUSABLE if self.unusable else ClusterState.USABLE
+        if self.unusable:
+            return ClusterState.UNUSABLE
+        return ClusterState.UNREACHABLE if self.problem else ClusterState.USABLE
 
     @property
     def why(self) -> str:
         """Why nothing is placed here, in the words an operator would use; empty when usable."""
         if not self.connected:
-            return self.disconnected_because
-        return self.note if self.unusable else ""
+            return self.problem or self.disconnected_because
+        return self.note if self.unusable else self.problem
 
     def view(self) -> ClusterView:
         return ClusterView(self.name, self.total, self.available, self.state, self.speed, self.why)

@@ -58,6 +58,9 @@ class Ledger:
     def command(self, command: Command) -> None:
         self._effects.commands.append(command)
 
+    def warn(self, text: str) -> None:
+        self._effects.warnings.append(text)
+
     def cluster_changed(self, name: str) -> None:
         self._effects.clusters.add(name)
 

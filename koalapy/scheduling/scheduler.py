@@ -11,7 +11,7 @@ from typing import assert_never
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, UsageError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Priority
-from koalapy.model.placement import Refusal
+from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import shape_of
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
@@ -21,6 +21,7 @@ from koalapy.scheduling.components import Components
 from koalapy.scheduling.faults import CLAIM_FAILED, Faults
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.placing import BrokenPolicy, Placer
 from koalapy.scheduling.queue import PlacementQueue
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timer, Timers
@@ -39,6 +40,7 @@ class Scheduler:
         self.grid = GridBook(clusters)
         self._ledger = Ledger()
         self._timers = Timers()
+        self._placer = Placer({book.name: book.profile for book in self.grid.books()})
         self._claiming = Claiming(rules, self._ledger, self.grid, self._timers)
         self._faults = Faults(rules, self._ledger, self.grid, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
@@ -46,6 +48,8 @@ class Scheduler:
         self._queue_seq = 0
         self._arrivals: list[JobId] = []
         self._refusals: dict[Shape, Refusal] = {}
+        self._broken: set[str] = set()
+        """Policies of which was told that they answer nonsense."""
         self._high_scans = 0
 
     # What a world does with it
@@ -93,7 +97,7 @@ class Scheduler:
 
     def waiting_reason(self, job: Job) -> str:
         """Why a queued job is not placed: what its shape was last refused for."""
-        refusal = self._refusals.get(_shape(job))
+        refusal = self._refusals.get(self._shape(job))
         return refusal.summary if refusal else job.reason or "waits for its turn in the queue"
 
     def admit(self) -> None:
@@ -133,8 +137,7 @@ class Scheduler:
             case ev.JobReleased():
                 self._enqueue(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
             case ev.ClusterReported():
-                book = self.grid[event.cluster]
-                book.report(event.total, event.idle, event.background, event.down, event.holding)
+                self._report(event)
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
             case ev.ClusterCleared():
@@ -160,10 +163,16 @@ class Scheduler:
                 self._scan(priority, now)
         self._try_arrivals(arrivals, now)
 
+    def _report(self, event: ev.ClusterReported) -> None:
+        book = self.grid[event.cluster]
+        if event.problem != book.problem:
+            self._ledger.cluster_changed(book.name)
+        book.report(event.total, event.idle, event.background, event.down, event.holding, event.problem)
+
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
         book = self.grid[event.cluster]
-        if book.connected:
-            book.disconnected_because = event.reason
+        if book.connected or book.problem:
+            book.disconnected_because, book.problem = event.reason, ""
             self._lose_contact(book, now)
 
     def _lose_contact(self, book: ClusterBook, now: float) -> None:
@@ -195,7 +204,7 @@ class Scheduler:
 
     def _push(self, job: Job, seq: int) -> None:
         request = job.spec.request
-        self._queues[job.spec.priority].push(job.id, seq, _shape(job), request.total_size)
+        self._queues[job.spec.priority].push(job.id, seq, self._shape(job), request.total_size)
 
     def _enqueue(self, job: Job) -> None:
         """To the tail of its queue; it is tried at once."""
@@ -243,25 +252,41 @@ class Scheduler:
             if self.rules.queue == "fcfs" and queue.position(job_id) > 0:
                 continue
             view = view or self.grid.view()
-            if _shape(job) not in refused and self._place(job, view, now):
+            shape = self._shape(job)
+            if shape not in refused and self._place(job, view, now):
                 queue.remove(job_id)
                 view = None
                 continue
-            refused.add(_shape(job))
+            refused.add(shape)
             self._count_try(job, now)
 
     def _place(self, job: Job, view: GridView, now: float) -> bool:
+        answer: Placement | Refusal
         try:
-            answer = self.policies.resolve(job.spec.policy, job.spec.request).place(job.spec.request, view)
+            policy = self.policies.resolve(job.spec.policy, job.spec.request)
+            answer = self._placer.ask(policy, job.spec, view)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
             answer = Refusal(error.message)
-        shape = _shape(job)
+        except BrokenPolicy as error:
+            self._complain(error)
+            answer = Refusal(error.message)
+        shape = self._shape(job)
         if isinstance(answer, Refusal):
             self._refusals[shape] = answer
             return False
         self._refusals.pop(shape, None)
         self._claiming.start(job, answer, now)
         return True
+
+    def _shape(self, job: Job) -> Shape:
+        """What the answer to a job depends on."""
+        return (job.spec.policy, *shape_of(job.spec.request), *self._placer.demands(job.spec))
+
+    def _complain(self, error: BrokenPolicy) -> None:
+        """Of each policy once: it is asked again and again."""
+        if error.policy not in self._broken:
+            self._broken.add(error.policy)
+            self._ledger.warn(error.message)
 
     def _try_limit(self, job: Job) -> int | None:
         own = job.spec.max_placement_tries
@@ -391,7 +416,3 @@ def _must_be_awaited(job: Job, component: Component) -> bool:
         return False
     out_of_reach = component.unknown_since is not None
     return not out_of_reach or (job.ending is JobState.QUEUED and live(job).barrier_at is not None)
-
-
-def _shape(job: Job) -> Shape:
-    return (job.spec.policy, *shape_of(job.spec.request))

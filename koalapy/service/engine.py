@@ -64,7 +64,7 @@ class Engine:
     """Owns the scheduler: nobody else touches it outside ``prepare`` and the read-only questions."""
 
     def __init__(
-        self, scheduler: Scheduler, store: Store, outbox: Outbox, *, epoch: int, slots: dict[str, int],
+        self, scheduler: Scheduler, store: Store, outbox: Outbox, *, epoch: int,
         describe: Callable[[str], ClusterRecord], clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler
@@ -74,7 +74,7 @@ class Engine:
         self.clock = clock
         self.draining = False
         self._store = store
-        self._slots = slots
+        self._profiles = {book.name: book.profile for book in scheduler.grid.books()}
         self._describe = describe
         self._items: deque[Item] = deque()
         self._wake = asyncio.Event()
@@ -144,6 +144,8 @@ class Engine:
                 this.items.append(item)
         self.scheduler.decide(this.now)
         effects = self.scheduler.take()
+        for warning in effects.warnings:
+            log.error("a policy is broken", action="policy", error=warning)
         batch, messages = self._batch(this, effects)
         if batch:
             await self._write(batch)
@@ -166,7 +168,7 @@ class Engine:
         entries: list[OutboxEntry] = []
         for command in effects.commands:
             ident = self.outbox.new_id()
-            payload = message(command, self._job_of(command, effects), ident, self.epoch, self._slots)
+            payload = message(command, self._job_of(command, effects), ident, self.epoch, self._profiles)
             messages.setdefault(command.cluster, []).append(payload)
             # To forget is told again at each inventory that still shows the component: it needs no outbox.
             if not isinstance(command, ForgetComponent):
@@ -202,6 +204,8 @@ class Engine:
                 return
             except StoreUnavailable as error:
                 log.error("the database did not take a transaction", action="retry", error=str(error))
+                if self._stopping:
+                    raise  # as if killed: nothing of it was sent
                 await asyncio.sleep(RETRY_PAUSE)
 
     def _finish(

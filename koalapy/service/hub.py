@@ -9,7 +9,7 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agents import protocol as wire
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.job import parse_token
 from koalapy.ports import OutputChunk, Store
 from koalapy.scheduling.events import ClusterDisconnected, ClusterReported, ComponentUpdated, InventoryReceived
@@ -107,6 +107,14 @@ class Hub:
         pump = asyncio.create_task(session.pump())
         try:
             await self._listen(session, frames)
+        except StoreUnavailable as error:
+            log.error(
+                "the database did not answer an agent's connection",
+                action="disconnect",
+                cluster=cluster,
+                error=str(error),
+            )
+            await connection.close("the database does not answer: connect again")
         finally:
             pump.cancel()
             self._leave(session)
@@ -151,8 +159,9 @@ class Hub:
     def _report(self, session: Session, message: wire.Report) -> None:
         self._reported[session.cluster] = message
         event = ClusterReported(
-            session.cluster, message.total, message.idle, message.background, message.down, frozenset(message.holding)
-        )
+            session.cluster, message.total, message.idle, message.background, message.down,
+            frozenset(message.holding), message.problem,
+        )  # fmt: skip
         self._engine.post(Item(events=(event,)))
 
     def _status(self, session: Session, message: wire.Status) -> None:

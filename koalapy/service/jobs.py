@@ -69,7 +69,7 @@ class Jobs:
 
     def _limits(self) -> list[ClusterLimits]:
         books = self._engine.scheduler.grid.books()
-        return [ClusterLimits(book.name, book.total or None) for book in books]
+        return [ClusterLimits(book.name, book.total or None, book.profile) for book in books]
 
     async def cancel(self, job: JobId, reason: str) -> JobRecord:
         return await self._act(job, JobCancelled(job, reason or "cancelled"))

@@ -1,9 +1,12 @@
 """The scheduler's commands as messages to agents, with everything an agent needs to carry them out."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from koalapy.agents.protocol import Forget, Open, PlanContext, PlanNode, Stop, Submit
 from koalapy.model.job import Component, Job
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import ClusterName
 from koalapy.scheduling.commands import Command, ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
 
@@ -11,8 +14,11 @@ STARTUP_ALLOWANCE = 60.0
 """Seconds that the LRM gives a component beyond its walltime, which counts from the launch of the program."""
 
 
-def message(command: Command, job: Job | None, ident: int, epoch: int, slots: dict[str, int]) -> dict[str, Any]:
-    """One command as a JSON message; ``slots`` gives each cluster's processes per node."""
+Profiles = Mapping[ClusterName, ClusterProfile]
+
+
+def message(command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles) -> dict[str, Any]:
+    """One command as a JSON message; what depends on a cluster is told in that cluster's own words."""
     match command:
         case StopComponent(_, token, reason):
             return Stop(id=ident, epoch=epoch, token=token, reason=reason).model_dump()
@@ -21,7 +27,7 @@ def message(command: Command, job: Job | None, ident: int, epoch: int, slots: di
         case SubmitComponent(_, token) if job is not None:
             return _submit(token, job, ident, epoch).model_dump()
         case OpenBarrier(_, token) if job is not None:
-            return _open(token, job, ident, epoch, slots).model_dump()
+            return _open(token, job, ident, epoch, profiles).model_dump()
     raise ValueError(f"{command} is for a job that is not at hand")
 
 
@@ -32,19 +38,20 @@ def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
     return Submit(id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=walltime)
 
 
-def _open(token: str, job: Job, ident: int, epoch: int, slots: dict[str, int]) -> Open:
+def _open(token: str, job: Job, ident: int, epoch: int, profiles: Profiles) -> Open:
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
     for component in attempt.components:
         first = len(nodes)
         own = job.token(component.index)
-        per_node = job.spec.processes_per_node or slots.get(component.cluster, 1)
+        profile = profiles[component.cluster]
+        per_node = job.spec.processes_per_node or profile.processes_per_node
         nodes += [
             PlanNode(host=host, cluster=component.cluster, token=own, node=index, slots=per_node)
             for index, host in enumerate(component.hosts)
         ]
-        contexts.append(_context(job, component, own, list(range(first, len(nodes)))))
+        contexts.append(_context(job, component, profile, list(range(first, len(nodes)))))
     return Open(
         id=ident,
         epoch=epoch,
@@ -58,14 +65,15 @@ def _open(token: str, job: Job, ident: int, epoch: int, slots: dict[str, int]) -
     )
 
 
-def _context(job: Job, component: Component, token: str, nodes: list[int]) -> PlanContext:
-    spec = job.spec
+def _context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:
+    spec, cluster = job.spec, component.cluster
     own = spec.component(component.request_index)
+    output = (own and own.output) or spec.output
     return PlanContext(
-        token=token,
-        command=list((own and own.command) or spec.command),
+        token=job.token(component.index),
+        command=profile.words((own and own.command) or spec.command, cluster, job.id),
         environment=dict(spec.environment) | dict(own.environment if own else ()),
-        workdir=spec.workdir,
-        output=(own and own.output) or spec.output,
+        workdir=profile.path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
+        output=profile.path(output, cluster, job.id) if output else output,
         nodes=nodes,
     )

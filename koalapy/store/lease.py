@@ -5,6 +5,7 @@ import socket
 import uuid
 
 from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.store.tables import lease
@@ -18,7 +19,13 @@ class Lease:
     def __init__(self, engine: Engine, now: float) -> None:
         self._engine = engine
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
-        with engine.begin() as connection:
+        try:
+            self._acquire(now)
+        except IntegrityError:  # another daemon has made the row just now
+            self._acquire(now)
+
+    def _acquire(self, now: float) -> None:
+        with self._engine.begin() as connection:
             row = connection.execute(select(lease).with_for_update()).mappings().first()
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
@@ -35,15 +42,18 @@ class Lease:
     def _mine(self, now: float) -> dict[str, object]:
         return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS}
 
-    def check(self, connection: Connection) -> None:
-        """``LeaseLost`` when another daemon has a newer epoch; to be called in each writing transaction."""
-        epoch = connection.execute(select(lease.c.epoch)).scalar_one()
+    def check(self, connection: Connection, *, to_change: bool = False) -> None:
+        """``LeaseLost`` when another daemon has a newer epoch; to be called in each writing transaction.
+
+        None can take over before the transaction has ended: the row stays locked until then.
+        """
+        epoch = connection.execute(select(lease.c.epoch).with_for_update(read=not to_change)).scalar_one()
         if epoch != self.epoch:
             raise LeaseLost(f"epoch {epoch} has taken over from {self.epoch}")
 
     def renew(self, now: float) -> None:
         with self._engine.begin() as connection:
-            self.check(connection)
+            self.check(connection, to_change=True)
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
 
     def release(self) -> None:

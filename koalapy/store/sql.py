@@ -1,36 +1,21 @@
 """The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, func, insert, select, update
+from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import FINAL_STATES, Attempt, Job, JobId, TimelineEntry
 from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, OutputChunk, Saved, Submitted
 from koalapy.store import rows, tables
+from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
 from koalapy.store.lease import Lease
 
-
-def make_engine(url: str) -> Engine:
-    """An engine for a database URL; SQLite gets a write-ahead log, so that readers never wait for the writer."""
-    engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")))
-    if engine.dialect.name == "sqlite":
-
-        @event.listens_for(engine, "connect")
-        def _set_pragmas(connection: Any, _: object) -> None:
-            cursor = connection.cursor()
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=5000"):
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.close()
-
-    return engine
+__all__ = ["SqlStore", "make_engine"]
 
 
 class SqlStore:
@@ -38,8 +23,10 @@ class SqlStore:
 
     def __init__(self, engine: Engine, now: float) -> None:
         self._engine = engine
-        with _unavailable_is_known():
-            self._lease = Lease(engine, now)
+        self._writer = writing(engine)
+        self._reader = reading(engine)
+        with unavailable_is_known():
+            self._lease = Lease(self._writer, now)
         self.instance = self._lease.instance
         self.epoch = self._lease.epoch
         self._known: set[JobId] = set()
@@ -48,18 +35,18 @@ class SqlStore:
         self._engine.dispose()
 
     def renew_lease(self, now: float) -> None:
-        with _unavailable_is_known():
+        with unavailable_is_known():
             self._lease.renew(now)
 
     def release_lease(self) -> None:
-        with _unavailable_is_known():
+        with unavailable_is_known():
             self._lease.release()
 
     # Writing
 
     def write(self, batch: Batch) -> None:
         """All of the batch in one transaction."""
-        with _unavailable_is_known(), self._engine.begin() as connection:
+        with unavailable_is_known(), self._writer.begin() as connection:
             self._lease.check(connection)
             self._write_jobs(connection, batch.jobs.values())
             _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
@@ -107,10 +94,16 @@ class SqlStore:
 
     # Reading
 
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """The database as of one moment, so that what belongs together is of one age."""
+        with unavailable_is_known(), self._reader.connect() as connection:
+            yield connection
+
     def load(self) -> Saved:
         """Everything that is not over."""
         unfinished = tables.jobs.c.state.not_in([state.value for state in FINAL_STATES])
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             jobs = self._jobs(connection, select(tables.jobs).where(unfinished))
             outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
             clusters = connection.execute(select(tables.clusters)).mappings()
@@ -124,13 +117,13 @@ class SqlStore:
             )
 
     def submitted(self, key: str) -> Submitted | None:
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             query = select(tables.submissions).where(tables.submissions.c.key == key)
             row = connection.execute(query).mappings().first()
             return Submitted(row["key"], row["job_id"], row["digest"]) if row else None
 
     def job(self, job: JobId) -> Job | None:
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             found = self._jobs(connection, select(tables.jobs).where(tables.jobs.c.id == job))
             return found[0] if found else None
 
@@ -153,7 +146,7 @@ class SqlStore:
             )
         if which.before is not None:
             query = query.where(tables.jobs.c.id < which.before)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return self._jobs(connection, query)
 
     def _jobs(self, connection: Connection, query: Any) -> list[Job]:
@@ -167,14 +160,14 @@ class SqlStore:
 
     def timeline(self, job: JobId) -> list[TimelineEntry]:
         query = select(tables.timeline).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [rows.entry_from_row(row) for row in connection.execute(query).mappings()]
 
     def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
         output = tables.output.c
         query = select(tables.output).where(output.job_id == job, output.generation == generation)
         query = query.order_by(output.component, output.offset)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             found = connection.execute(query).mappings()
             return [
                 OutputChunk(generation, row["component"], row["offset"], row["data"])
@@ -187,7 +180,7 @@ class SqlStore:
         query = select(func.max(output.offset + func.length(output.data))).where(
             output.job_id == job, output.generation == generation, output.component == component
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return connection.execute(query).scalar() or 0
 
 
@@ -226,12 +219,3 @@ def _cluster_from_row(row: Any) -> ClusterRecord:
         row["name"], row["kind"], "unusable" if row["unusable"] else row["state"], row["total"], 0, 0, 0, 0,
         row["errors"], row["reason"], row["last_heard"], 1, 1.0,
     )  # fmt: skip
-
-
-@contextmanager
-def _unavailable_is_known() -> Iterator[None]:
-    """What the database says when it is locked, full or away becomes ``StoreUnavailable``."""
-    try:
-        yield
-    except OperationalError as error:
-        raise StoreUnavailable(f"the database does not answer: {error.orig}") from error

@@ -11,10 +11,10 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
-    Text,
 )
+
+from koalapy.store.plain import Plain, PlainText
 
 metadata = MetaData(
     naming_convention={
@@ -31,13 +31,13 @@ jobs = Table(
     "jobs",
     metadata,
     Column("id", BigId, primary_key=True, autoincrement=False),
-    Column("name", String(200), nullable=False),
-    Column("owner", String(200), nullable=False),
-    Column("priority", String(8), nullable=False),
+    Column("name", Plain(200), nullable=False),
+    Column("owner", Plain(200), nullable=False),
+    Column("priority", Plain(8), nullable=False),
     Column("spec", JSON, nullable=False),
-    Column("state", String(12), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("ending", String(12)),
+    Column("state", Plain(12), nullable=False),
+    Column("reason", PlainText(), nullable=False),
+    Column("ending", Plain(12)),
     Column("queue_seq", BigInteger, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("restarts", Integer, nullable=False),
@@ -62,7 +62,7 @@ attempts = Table(
     Column("launched_at", Float),
     Column("ended_at", Float),
     Column("exit_code", Integer),
-    Column("end_reason", Text, nullable=False),
+    Column("end_reason", PlainText(), nullable=False),
 )
 
 components = Table(
@@ -71,14 +71,14 @@ components = Table(
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
     Column("generation", Integer, primary_key=True),
     Column("index", Integer, primary_key=True),
-    Column("cluster", String(100), nullable=False),
+    Column("cluster", Plain(100), nullable=False),
     Column("size", Integer, nullable=False),
-    Column("state", String(12), nullable=False),
+    Column("state", Plain(12), nullable=False),
     Column("request_index", Integer),
     Column("hosts", JSON, nullable=False),
-    Column("lrm_job", String(100)),
+    Column("lrm_job", Plain(100)),
     Column("exit_code", Integer),
-    Column("error", Text, nullable=False),
+    Column("error", PlainText(), nullable=False),
     Column("infrastructure", Boolean, nullable=False),
     Column("unknown_since", Float),
     Column("claimed_at", Float),
@@ -92,12 +92,12 @@ timeline = Table(
     Column("id", BigId, primary_key=True),
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("at", Float, nullable=False),
-    Column("event", String(40), nullable=False),
-    Column("state", String(12), nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("event", Plain(40), nullable=False),
+    Column("state", Plain(12), nullable=False),
+    Column("reason", PlainText(), nullable=False),
     Column("generation", Integer, nullable=False),
     Column("component", Integer),
-    Column("cluster", String(100)),
+    Column("cluster", Plain(100)),
     Index(None, "job_id", "id"),
 )
 
@@ -105,7 +105,7 @@ outbox = Table(
     "outbox",
     metadata,
     Column("id", BigId, primary_key=True, autoincrement=False),
-    Column("cluster", String(100), nullable=False),
+    Column("cluster", Plain(100), nullable=False),
     Column("payload", JSON, nullable=False),
     Column("written_at", Float, nullable=False),
 )
@@ -113,9 +113,9 @@ outbox = Table(
 submissions = Table(
     "submissions",
     metadata,
-    Column("key", String(200), primary_key=True),
+    Column("key", Plain(200), primary_key=True),
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
-    Column("digest", String(64), nullable=False),
+    Column("digest", Plain(64), nullable=False),
     Column("at", Float, nullable=False),
 )
 
@@ -132,10 +132,10 @@ output = Table(
 clusters = Table(
     "clusters",
     metadata,
-    Column("name", String(100), primary_key=True),
-    Column("kind", String(20), nullable=False),
-    Column("state", String(12), nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("name", Plain(100), primary_key=True),
+    Column("kind", Plain(20), nullable=False),
+    Column("state", Plain(12), nullable=False),
+    Column("reason", PlainText(), nullable=False),
     Column("total", Integer, nullable=False),
     Column("errors", Integer, nullable=False),
     Column("unusable", Boolean, nullable=False),
@@ -145,8 +145,8 @@ clusters = Table(
 links = Table(
     "links",
     metadata,
-    Column("source", String(100), primary_key=True),
-    Column("target", String(100), primary_key=True),
+    Column("source", Plain(100), primary_key=True),
+    Column("target", Plain(100), primary_key=True),
     Column("measured_at", Float, primary_key=True),
     Column("latency", Float),
     Column("bandwidth", Float),
@@ -156,8 +156,8 @@ lease = Table(
     "lease",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("instance", String(32), nullable=False),
+    Column("instance", Plain(32), nullable=False),
     Column("epoch", Integer, nullable=False),
-    Column("holder", String(200), nullable=False),
+    Column("holder", Plain(200), nullable=False),
     Column("expires_at", Float, nullable=False),
 )

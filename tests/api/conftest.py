@@ -39,7 +39,7 @@ async def serving(path: Path, tokens: list[str], rules: Rules) -> AsyncIterator[
         book = scheduler.grid[name]
         return ClusterRecord(name, "local", str(book.state), book.total, 0, 0, 0, 0, 0, book.why, None, 1, 1.0)
 
-    engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, slots={}, describe=describe)
+    engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
     app = create_app(Jobs(engine, store, 1, describe), tokens)
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala") as client:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import uvicorn
 
+from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.app import create_app
 from koalapy.cli.main import main
 from tests.cli.memory import MemoryService
@@ -22,12 +23,19 @@ class Ended:
     err: str
 
 
+class NoHub:
+    async def serve(self, cluster: str, connection: AgentConnection) -> None:
+        raise AssertionError(f"an agent of {cluster} has connected")
+
+
 @dataclass
 class Server:
     """A daemon's face on a free port, in a thread; it may be ended and started again on the same port."""
 
     service: MemoryService = field(default_factory=MemoryService)
     tokens: tuple[str, ...] = ()
+    agents: dict[str, str | None] = field(default_factory=dict)
+    """What each cluster's agent must show."""
     port: int = 0
 
     @property
@@ -37,7 +45,7 @@ class Server:
     def start(self) -> None:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        app = create_app(self.service, self.tokens)
+        app = create_app(self.service, self.tokens, [agents_router(NoHub(), self.agents)])
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
         # Connections that come before the server is ready wait in the listener's queue.

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority, TimelineEntry, Token, parse_token
+from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.placement.registry import Registry, builtin
 from koalapy.scheduling.commands import Command, Effects, ForgetComponent, SubmitComponent
@@ -50,6 +51,7 @@ class World:
     def __init__(
         self, sizes: Mapping[str, int], rules: Rules | None = None, *, policies: Registry | None = None,
         manual: bool = False, strict: bool = True, now: float = 0.0,
+        profiles: Mapping[str, ClusterProfile] | None = None,
     ) -> None:  # fmt: skip
         self.now = now
         self.rules = rules or Rules()
@@ -57,11 +59,14 @@ class World:
         self.manual = manual
         self.strict = strict
         self.sites = {name: Site(name, total, self._size_of) for name, total in sizes.items()}
-        self.scheduler = Scheduler(self.rules, self.policies, [ClusterBook(name) for name in sizes])
+        self.profiles = profiles or {}
+        books = [ClusterBook(name, profile=self.profiles.get(name)) for name in sizes]
+        self.scheduler = Scheduler(self.rules, self.policies, books)
         self.jobs: dict[JobId, Job] = {}
         self.timeline: list[TimelineEntry] = []
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
+        self.warnings: list[str] = []
         self.programs: dict[JobId, Program] = {}
         self.gangs = laws.Gangs()
         self.away_since = dict.fromkeys(sizes, now)
@@ -81,13 +86,14 @@ class World:
 
     def submit(
         self, request: Request, *, lasts: float | tuple[float, ...] = 10.0, code: int = 0, lingers: bool = False,
-        launcher: Launcher = Launcher.PROCESSES, priority: Priority = Priority.LOW, **spec: Any,
+        launcher: Launcher = Launcher.PROCESSES, priority: Priority = Priority.LOW,
+        command: tuple[str, ...] = ("program",), **spec: Any,
     ) -> JobId:  # fmt: skip
         """Submit a job whose program will do as told; returns its id."""
         self.scheduler.admit()
         ident = len(self.jobs) + 1
         self.programs[ident] = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
-        job = Job(ident, JobSpec(request, ("program",), priority=priority, launcher=launcher, **spec), self.now)
+        job = Job(ident, JobSpec(request, command, priority=priority, launcher=launcher, **spec), self.now)
         self.step([JobSubmitted(job)])
         return ident
 
@@ -136,6 +142,7 @@ class World:
         laws.check_effects(self, effects)
         self.jobs |= effects.jobs
         self.timeline += effects.timeline
+        self.warnings += effects.warnings
         for name in effects.clusters:
             book = self.scheduler.grid[name]
             self._clusters[name] = (book.errors, book.unusable, book.note)
@@ -166,7 +173,7 @@ class World:
         books = []
         for name, site in self.sites.items():
             self._goes_away(site)
-            book = ClusterBook(name)
+            book = ClusterBook(name, profile=self.profiles.get(name))
             book.errors, book.unusable, book.note = self._clusters.get(name, (0, False, ""))
             books.append(book)
         self._ready.clear()

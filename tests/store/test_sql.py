@@ -1,20 +1,25 @@
 """What is written is there: after a restart, all of a batch or nothing, by pages, once."""
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
 
-from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
+from koalapy.model.errors import ConflictError, KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, OutputChunk, Submitted
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
 from koalapy.store.tables import metadata
+from tests.store.conftest import stores
 
 Open = Callable[[], SqlStore]
 
@@ -56,8 +61,7 @@ def test_migrations_can_be_taken_back(url: str) -> None:
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
     with engine.connect() as connection:
-        tables = set(connection.exec_driver_sql("select name from sqlite_master where type = 'table'").scalars())
-    assert tables <= {"alembic_version"}
+        assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
 
 
 def test_a_new_daemon_finds_what_is_not_over(open_store: Open) -> None:
@@ -89,14 +93,17 @@ def test_a_job_is_updated_and_a_new_attempt_leaves_the_old_one_alone(store: SqlS
 def test_a_batch_is_written_whole_or_not_at_all(store: SqlStore) -> None:
     store.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
     twice = batch(a_job(2), submitted=[Submitted("key", 2, "other")])
-    with pytest.raises(Exception, match="UNIQUE"):
+    with pytest.raises(IntegrityError):
         store.write(twice)
     assert store.job(2) is None
     assert store.submitted("key") == Submitted("key", 1, "digest")
 
 
-def test_a_job_whose_batch_failed_can_be_written_again(store: SqlStore, url: str) -> None:
-    path = url.removeprefix("sqlite:///")
+def test_a_job_whose_batch_failed_can_be_written_again(tmp_path: Path) -> None:
+    """SQLite: while another process writes. For PostgreSQL see there."""
+    path = tmp_path / "koala.db"
+    opened = stores(f"sqlite:///{path}")
+    store = next(opened)()
     with store._engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA busy_timeout=1")
     store.write(batch(a_job(1)))
@@ -109,11 +116,12 @@ def test_a_job_whose_batch_failed_can_be_written_again(store: SqlStore, url: str
     store.write(batch(a_job(1, reason="changed"), a_job(2)))
     assert store.job(2) == a_job(2)
     assert store.job(1) == a_job(1, reason="changed")
+    next(opened, None)
 
 
 def test_a_job_is_new_until_its_transaction_is_through(store: SqlStore) -> None:
     clash = batch(a_job(1), outbox=[OutboxEntry(1, "north", {}), OutboxEntry(1, "north", {})])
-    with pytest.raises(Exception, match="UNIQUE"):
+    with pytest.raises(IntegrityError):
         store.write(clash)
     store.write(batch(a_job(1)))
     assert store.job(1) == a_job(1)
@@ -176,7 +184,7 @@ def test_only_one_daemon_at_a_time(store: SqlStore, url: str) -> None:
 def test_a_daemon_that_died_is_followed_at_once(store: SqlStore, url: str) -> None:
     dead = store._lease.holder.rsplit(":", 1)[0] + ":0"
     with store._engine.begin() as connection:
-        connection.exec_driver_sql("update lease set holder = ?", (dead,))
+        connection.execute(text("update lease set holder = :dead"), {"dead": dead})
     successor = SqlStore(make_engine(url), now=1001.0)
     assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
 
@@ -199,3 +207,87 @@ def test_a_daemon_that_was_followed_writes_no_more(store: SqlStore, open_store: 
     assert successor.job(1) is None
     with pytest.raises(LeaseLost):
         store.renew_lease(1.0)
+
+
+def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> None:
+    nasty = "a\0b\ud800 ü€😀\n"
+    components = (Component(0, "north", 1, error=nasty, hosts=(nasty,), lrm_job="9" * 300),)
+    attempt = Attempt(1, components, placed_at=1.0, end_reason=nasty)
+    spec = JobSpec(FlexibleRequest(1), ("sh", nasty), workdir=nasty)
+    job = replace(a_job(1, JobState.RUNNING, generation=1, attempt=attempt, reason=nasty), spec=spec)
+    entry = TimelineEntry(1, 5.0, "ending", JobState.RUNNING, nasty)
+    command = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0", "reason": nasty})
+    store.write(batch(job, timeline=[entry], outbox=[command], output=[(1, OutputChunk(1, 0, 0, nasty[:2].encode()))]))
+    kept = "a�b? ü€😀\n"
+    found = store.job(1)
+    assert found is not None
+    assert found.attempt is not None
+    assert (found.reason, found.attempt.end_reason, found.attempt.components[0].error) == (kept, kept, kept)
+    assert found.attempt.components[0].lrm_job == "9" * 100
+    assert found.spec == spec
+    assert store.timeline(1)[0].reason == kept
+    assert store.output(1, 1, {})[0].data == b"a\0"
+    assert store.load().outbox == (command,)
+    assert store.jobs(JobFilter(name="\0", owner="\ud800", states=("\0",), cluster="\0")) == []
+
+
+def test_large_numbers(store: SqlStore) -> None:
+    ident = 2**40
+    store.write(batch(a_job(ident), outbox=[OutboxEntry(2**50, "north", {"type": "stop", "token": "1.1.0"})]))
+    store.write(batch(output=[(ident, OutputChunk(1, 0, 2**40, b"x"))]))
+    assert store.output_size(ident, 1, 0) == 2**40 + 1
+    assert store.load().next_job == ident + 1
+
+
+def test_a_page_is_of_one_moment_while_jobs_are_started_anew(open_store: Open) -> None:
+    """A job is never shown without the attempt that its state speaks of."""
+    store = open_store()
+    store.write(batch(*(running(n, 1) for n in range(1, 20))))
+    going_on = threading.Event()
+
+    def start_anew() -> None:
+        for generation in range(2, 60):
+            store.write(batch(*(running(n, generation) for n in range(1, 20))))
+        going_on.set()
+
+    writer = threading.Thread(target=start_anew)
+    writer.start()
+    try:
+        while not going_on.is_set():
+            for job in store.jobs(JobFilter(limit=50)):
+                assert job.attempt is not None
+                assert job.attempt.generation == job.generation
+    finally:
+        writer.join(60)
+
+
+def test_two_daemons_that_start_at_the_same_moment(url: str) -> None:
+    """One of them serves; the other is told."""
+    at_once = threading.Barrier(2)
+    stores: list[SqlStore] = []
+    refused: list[KoalaError] = []
+
+    def start() -> None:
+        engine = make_engine(url)
+        at_once.wait(60)
+        try:
+            migrate(engine)
+            stores.append(SqlStore(engine, now=1000.0))
+        except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy becoming what it is to be
+            refused.append(error)
+
+    daemons = [threading.Thread(target=start) for _ in range(2)]
+    for daemon in daemons:
+        daemon.start()
+    for daemon in daemons:
+        daemon.join(60)
+    assert (len(stores), len(refused)) == (1, 1)
+    stores[0].close()
+
+
+def test_what_is_no_database_is_said_in_one_line() -> None:
+    for url in ("mysql://localhost/koala", "oracle:x", "nonsense", ""):
+        with pytest.raises(UsageError) as error:
+            make_engine(url)
+        assert error.value.field == "database"
+        assert "secret" not in error.value.message

@@ -73,7 +73,7 @@ class Lrm(Protocol):
     """A local resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not)."""
 
     async def open(self) -> None:
-        """Get ready to answer; called once."""
+        """Get ready to answer; called until it succeeds."""
 
     async def close(self) -> None:
         """Let go of connections; jobs go on."""

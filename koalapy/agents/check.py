@@ -1,0 +1,179 @@
+"""What ``koala check`` looks at on a cluster's head node before the first job, which it leaves as it was."""
+
+import asyncio
+import os
+import re
+import shlex
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+
+from koalapy.agents.agent import AgentSettings
+from koalapy.agents.check_daemon import check_daemon
+from koalapy.agents.lrm.commands import run
+from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.agents.lrm.script import MODULES
+from koalapy.model.errors import SiteError
+
+OLDEST_PYTHON = (3, 11)
+SHARED = (
+    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "gluster", "afs", "panfs", "pvfs", "orangefs", "weka",
+)  # fmt: skip
+"""How the types of file systems begin that several hosts can see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the configuration says of a cluster, beside what its agent is told."""
+
+    mpi_series: int
+    mpi_prefix: str | None = None
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """By what they are for: scratch, home."""
+    own_token: bool = False
+    """Whether the daemon starts the agent itself, with a token of its own making."""
+
+
+async def check_cluster(settings: AgentSettings, expected: Expected, make_lrm: Callable[[], Lrm]) -> list[Finding]:
+    """Everything that was looked at, in order; ``make_lrm`` may raise ``SiteError``."""
+    findings = await _check_lrm(make_lrm)
+    findings.append(await _check_mpi(settings, expected))
+    findings.append(await _check_python(settings))
+    findings.append(_check_directory(settings))
+    findings.append(await _check_address(settings))
+    findings += [_check_folder(settings.cluster, what, path) for what, path in expected.folders.items()]
+    return findings + await check_daemon(settings, own_token=expected.own_token)
+
+
+async def _check_lrm(make_lrm: Callable[[], Lrm]) -> list[Finding]:
+    try:
+        lrm = make_lrm()
+    except SiteError as error:
+        return [Finding("resource manager", False, error.message, error.hint)]
+    try:
+        fault: SiteError | None = None
+        try:
+            await lrm.open()
+        except SiteError as error:
+            fault = error
+        findings = list(await lrm.check())
+        if fault is not None and all(finding.ok for finding in findings):
+            findings.append(Finding("resource manager", False, fault.message, fault.hint))
+        return findings
+    finally:
+        await lrm.close()
+
+
+async def _check_mpi(settings: AgentSettings, expected: Expected) -> Finding:
+    """The first ``mpirun`` that a program would find, as far as this host is like the nodes."""
+    where = f"clusters.{settings.cluster}.mpi"
+    mpirun = f"{expected.mpi_prefix}/bin/mpirun" if expected.mpi_prefix else "mpirun"
+    lines = [MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
+    if path := settings.environment.get("PATH"):
+        lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
+    lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")
+    others = {name: value for name, value in settings.environment.items() if name != "PATH"}
+    try:
+        answer = await run("sh", "-c", "".join(lines), environment={**os.environ, **others})
+    except SiteError as error:
+        return Finding("Open MPI", False, error.message, error.hint)
+    told = answer.output.decode(errors="replace").splitlines()
+    version = re.search(r"\(Open MPI\) (\d+)[\w.]*", "\n".join(told[1:]))
+    hint = f"install it, load a module with it, or set {where}.prefix to where it is"
+    if version is None:
+        found = f"{told[0]} is no Open MPI" if told else _not_found(mpirun, answer.errors)
+        return Finding("Open MPI", False, found, hint)
+    found = f"{version[0].removeprefix('(Open MPI) ')} ({told[0]})"
+    if int(version[1]) != expected.mpi_series:
+        hint = f"set {where}.series to {version[1]}, or {where}.prefix to where series {expected.mpi_series} is"
+        return Finding("Open MPI", False, f"{found}, but {where}.series is {expected.mpi_series}", hint)
+    return Finding("Open MPI", True, found)
+
+
+def _not_found(mpirun: str, errors: str) -> str:
+    complaint = next((line.strip() for line in errors.splitlines() if line.strip()), "")
+    return f"{mpirun} was not found" + (f" ({complaint})" if complaint else "")
+
+
+async def _check_python(settings: AgentSettings) -> Finding:
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    hint = f"set clusters.{settings.cluster}.python to a Python {wanted} or newer that the nodes have under this path"
+    code = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+    try:
+        answer = await run(settings.python, "-I", "-S", "-c", code)
+    except SiteError as error:
+        return Finding("Python on the nodes", False, error.message, hint)
+    told = answer.output.decode(errors="replace").strip()
+    if answer.code or not re.fullmatch(r"\d+\.\d+\.\d+", told):
+        return Finding("Python on the nodes", False, f"{settings.python} is none: {answer.complaint}", hint)
+    major, minor = (int(part) for part in told.split(".")[:2])
+    if (major, minor) < OLDEST_PYTHON:
+        return Finding("Python on the nodes", False, f"{settings.python} is {told}, older than {wanted}", hint)
+    return Finding("Python on the nodes", True, f"{told} ({settings.python})")
+
+
+def _check_directory(settings: AgentSettings) -> Finding:
+    """Where the agent keeps what must survive a restart, and the runners what they tell it."""
+    path = settings.directory.absolute()
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        # Only trying tells: a file system may be read-only, full, or no friend of root's.
+        with tempfile.TemporaryDirectory(prefix=".koala-check-", dir=there):
+            pass
+    except OSError as error:
+        problem = f"{path} cannot be {'written to' if there == path else 'made'}: {error.strerror}"
+        hint = f"give another with --directory, or let {_user()} write to {there}"
+        return Finding("agent's directory", False, problem, hint)
+    kind = file_system(there.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
+    if settings.lrm == "local":
+        return Finding("agent's directory", True, str(path))
+    if kind.removeprefix("fuse.").startswith(SHARED):
+        return Finding("agent's directory", True, f"{path} ({kind}, shared)")
+    hint = "the nodes must see it under this path: give a folder on a shared file system with --directory"
+    return Finding("agent's directory", True, f"{path} ({kind}, a local disk unless it is shared with the nodes)", hint)
+
+
+def _user() -> str:
+    return os.environ.get("USER") or f"user {os.getuid()}"
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The type of the file system that holds a path, by the text of ``/proc/self/mountinfo``."""
+    found, longest = "unknown", -1
+    for line in mounts.splitlines():
+        mount, _, rest = line.partition(" - ")
+        # Blanks in names are written as octal numbers.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split(" ")[4]))
+        if path.is_relative_to(point) and len(point.parts) >= longest:
+            found, longest = rest.split(" ")[0], len(point.parts)
+    return found
+
+
+async def _check_address(settings: AgentSettings) -> Finding:
+    """Whether the agent can listen for its runners where the nodes can reach it."""
+    host, hint = settings.runner_host, f"set clusters.{settings.cluster}.runner_address to one that the nodes reach"
+    if not host:
+        return Finding("runner address", False, f"no way from here leads to {settings.url}", hint)
+    try:
+        told = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = told[0]
+        with socket.socket(family, kind) as listener:
+            listener.bind(address)
+    except OSError as error:
+        return Finding("runner address", False, f"cannot listen on {host}: {error.strerror or error}", hint)
+    own = ip_address(str(address[0]).partition("%")[0])
+    if own.is_unspecified or (own.is_loopback and settings.lrm != "local"):
+        what = "stands for every address" if own.is_unspecified else "is for this host only"
+        return Finding("runner address", False, f"{host} {what}: the nodes cannot reach it", hint)
+    return Finding("runner address", True, host if host == str(own) else f"{host} ({own})")
+
+
+def _check_folder(cluster: str, what: str, folder: str) -> Finding:
+    if Path(folder).is_dir():
+        return Finding(f"{what} folder", True, folder)
+    return Finding(
+        f"{what} folder", False, f"there is no {folder} here", f"make it, or correct clusters.{cluster}.{what}"
+    )

@@ -1,0 +1,49 @@
+"""Whether the daemon answers an agent, and whether it would let it in; a connected agent is not disturbed."""
+
+import httpx2
+
+from koalapy.agents.agent import AgentSettings
+from koalapy.agents.lrm.port import Finding
+
+PATIENCE = 10.0
+"""Seconds that the daemon has to answer."""
+
+
+async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Finding]:
+    url = settings.url.rstrip("/")
+    try:
+        # As the agent itself, which goes by no proxy.
+        async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False) as http:
+            health = _told(await http.get(f"{url}/healthz"))
+            if "version" not in health:
+                hint = "give the daemon's URL with --url"
+                return [Finding("daemon", False, f"what answers at {url} is no koala daemon", hint)]
+            daemon = Finding("daemon", True, f"koalapy {health['version']} at {url}")
+            return [daemon, await _check_token(http, settings, own_token=own_token)]
+    except (httpx2.TransportError, httpx2.InvalidURL, ValueError) as error:
+        hint = "start it with koala serve, or give its URL with --url"
+        return [Finding("daemon", False, f"no daemon answers at {url} ({str(error) or type(error).__name__})", hint)]
+
+
+async def _check_token(http: httpx2.AsyncClient, settings: AgentSettings, *, own_token: bool) -> Finding:
+    if not settings.token:
+        if own_token:
+            return Finding("agent's token", True, "the daemon starts this agent itself")
+        hint = f"set it to the value of clusters.{settings.cluster}.token in the daemon's configuration"
+        return Finding("agent's token", False, "KOALA_AGENT_TOKEN is not set", hint)
+    headers = {"Authorization": f"Bearer {settings.token}"}
+    answer = await http.get(settings.endpoint.replace("ws", "http", 1), headers=headers)
+    if answer.is_success:
+        return Finding("agent's token", True, f"lets an agent of {settings.cluster} in")
+    problem = _told(answer)
+    said = str(problem.get("detail") or f"HTTP status {answer.status_code}")
+    return Finding("agent's token", False, said, str(problem.get("hint") or "see the daemon's configuration"))
+
+
+def _told(answer: httpx2.Response) -> dict[str, object]:
+    """The object that was answered; empty when it was none."""
+    try:
+        told = answer.json()
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

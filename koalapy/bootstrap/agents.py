@@ -1,0 +1,200 @@
+"""The agent of one cluster, with the adapter of its resource manager and the environment of its programs."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import uvloop
+
+from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
+from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.bootstrap.logs import configure_logging
+from koalapy.model.errors import UsageError
+from koalapy.settings import ClusterSection, Settings, load
+
+if TYPE_CHECKING:
+    from koalapy.agents.lrm.drmaa import DrmaaControl
+
+PR_SET_PDEATHSIG = 1
+JOBS = "koala-"
+"""How the names of our jobs begin, in every resource manager."""
+
+
+def agent(
+    cluster: str, url: str, config: Path | None, directory: Path, token: str, embedded: bool = False
+) -> None:  # fmt: skip
+    """Run the agent of a cluster until it is told to end; ``embedded``: or until the daemon that started it dies."""
+    configure_logging(logging.WARNING if embedded else logging.INFO)
+    os.environ.pop("KOALA_AGENT_TOKEN", None)  # programs inherit this environment, and the token is none of theirs
+    if embedded:
+        _die_with_parent()
+    settings = load(config)
+    section = _section(cluster, settings)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = directory.resolve()
+    runner_host = section.runner_address or _runner_host(section, url)
+    settings_of_agent = _settings_of_agent(cluster, section, url, token, directory, runner_host)
+    lrm = _lrm(cluster, section, directory, settings)
+    uvloop.run(_agent(settings_of_agent, lrm))
+    if embedded and isinstance(lrm, LocalLrm):
+        _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
+
+
+def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> Lrm:
+    """The adapter of a cluster's resource manager; ``SiteRejected`` when a package that it needs is missing."""
+    if section.kind == "local":
+        return LocalLrm(_local_cluster(cluster, section, directory, settings), JOBS)
+    # Imported here: each kind needs its own, and embedded clusters none.
+    from koalapy.agents.lrm.commands import words
+
+    options = tuple(words(section.native_specification))
+    if section.kind == "slurm":
+        from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+
+        slurm = SlurmSettings(section.partition, section.account, options, section.poll_interval)
+        return SlurmLrm(slurm, JOBS, _drmaa(section) if section.library else None)
+    if section.kind == "sge":
+        from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
+
+        sge = SgeSettings(section.queue, section.parallel_environment, options, section.poll_interval)
+        return SgeLrm(sge, _drmaa(section), JOBS)
+    from koalapy.agents.lrm.drmaa import DrmaaLrm, DrmaaSettings
+
+    own = DrmaaSettings(
+        section.nodes, section.native_specification, section.fanout or "none", section.poll_interval, directory
+    )
+    return DrmaaLrm(_drmaa(section), own)
+
+
+def _drmaa(section: ClusterSection) -> "DrmaaControl":
+    from koalapy.agents.lrm.drmaa import DrmaaControl
+
+    return DrmaaControl(section.library)
+
+
+def _local_cluster(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> LocalCluster:
+    network = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
+    return LocalCluster(directory / "lrm", cluster, section.nodes, network, RUNNER)
+
+
+def _section(cluster: str, settings: Settings) -> ClusterSection:
+    section = settings.clusters.get(cluster)
+    if section is None:
+        known = ", ".join(sorted(settings.clusters))
+        raise UsageError(f"there is no cluster {cluster}", field="CLUSTER", value=cluster, hint=f"there are {known}")
+    return section
+
+
+def _settings_of_agent(
+    cluster: str, section: ClusterSection, url: str, token: str, directory: Path, runner_host: str
+) -> AgentSettings:
+    return AgentSettings(
+        cluster=cluster,
+        url=url,
+        token=token,
+        directory=directory / "spool",
+        runner_host=runner_host,
+        environment=_program_environment(cluster, section),
+        modules=section.modules,
+        python=section.python or sys.executable,
+        lrm=section.kind,
+        poll_interval=section.poll_interval,
+    )
+
+
+def _runner_host(section: ClusterSection, url: str) -> str:
+    return "127.0.0.1" if section.kind == "local" else _own_address(url)
+
+
+def _own_address(url: str) -> str:
+    """This host's address on the way to the daemon; nothing is sent."""
+    there = urlsplit(url)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(there.hostname, there.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as asking:
+            asking.connect(address)
+            return str(asking.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            f"cannot tell this host's own address: {url} leads nowhere ({error.strerror})", field="--url", value=url,
+            hint="give the daemon's URL with --url, or set the cluster's runner_address",
+        ) from error  # fmt: skip
+
+
+async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
+    """Until SIGTERM or SIGINT."""
+    serving = asyncio.ensure_future(run_agent(settings, lrm))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+# All nodes of an embedded cluster share this machine's name. Open MPI then takes some of its ranks for neighbours and
+# others not, and collectives that need all to agree (coll/han, coll/sm) wait for ever: only the others are used.
+LOOPBACK_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
+
+
+def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str]:
+    """What programs of a cluster find: the profile's own, ``bin`` folders first on ``PATH``, and how MPI is set."""
+    mpi = section.mpi
+    environment = {
+        # More ranks than cores are the rule here: a rank that waits gives its core away.
+        **({**LOOPBACK_MPI, "OMPI_MCA_mpi_yield_when_idle": "1"} if section.kind == "local" else {}),
+        **section.environment,
+        "KOALA_CLUSTER": cluster,
+        "KOALA_MPI_SERIES": str(mpi.series),
+    }
+    given = {
+        "KOALA_MPI_PREFIX": mpi.prefix,
+        "KOALA_MPI_INTERFACE": mpi.interface,
+        "KOALA_MPI_PORTS": mpi.ports,
+        "KOALA_MPI_PARAMETERS": json.dumps(mpi.parameters) if mpi.parameters else None,
+        "KOALA_SCRATCH": section.scratch,
+    }
+    environment |= {name: value for name, value in given.items() if value}
+    if section.kind == "local":
+        own = str(Path(sys.executable).parent)
+        rest = environment.get("PATH", os.environ.get("PATH", os.defpath))
+        environment["PATH"] = f"{own}:{rest}"
+    elif mpi.prefix:
+        environment["PATH"] = ":".join(filter(None, (f"{mpi.prefix}/bin", section.environment.get("PATH"))))
+    return environment
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it dies, however that happens."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(0)
+
+
+def check(cluster: str, url: str, config: Path | None, directory: Path, token: str) -> list[Finding]:
+    """What the agent of a cluster would find here, in order; a wrong configuration is a ``UsageError``."""
+    # Imported here: nobody else needs an HTTP client.
+    from koalapy.agents.check import Expected, check_cluster
+
+    configure_logging(logging.CRITICAL)
+    settings = load(config)
+    section = _section(cluster, settings)
+    directory = directory.absolute()
+    try:
+        runner_host = section.runner_address or _runner_host(section, url)
+    except UsageError:
+        runner_host = ""
+    would_be = _settings_of_agent(cluster, section, url, token, directory, runner_host)
+    folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
+    own_token = section.is_embedded and section.token is None
+    expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
+    return asyncio.run(check_cluster(would_be, expected, lambda: _lrm(cluster, section, directory, settings)))

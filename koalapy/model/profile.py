@@ -1,0 +1,120 @@
+"""What a job meets on a cluster: its folders, where it has the submitter's paths, its Open MPI; and what a job needs.
+
+``{scratch}``, ``{home}``, ``{cluster}`` and ``{job}`` stand for the cluster's own values; ``{{scratch}}`` is
+``{scratch}`` itself, and ``${home}`` a variable of the shell's. All other braces are the program's.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from koalapy.model.job import JobId, JobSpec
+from koalapy.model.request import ClusterName, ComponentRequest, FlexibleRequest
+from koalapy.model.wording import listed
+
+FOLDERS = ("scratch", "home")
+"""What not every cluster has."""
+NONE: frozenset[str] = frozenset()
+
+_PLACEHOLDER = re.compile(r"\$\{\{?\w+\}|\{\{(scratch|home|cluster|job)\}\}|\{(scratch|home|cluster|job)\}")
+_PATH_WORD = re.compile(r"([\w.-]+=)?(/[^\s;|&<>$`]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProfile:
+    """One cluster as programs find it; ``paths`` says where it has what the submitter calls ``/a/b``."""
+
+    processes_per_node: int = 1
+    scratch: str | None = None
+    home: str | None = None
+    paths: Mapping[str, str] = field(default_factory=dict)
+    mpi_series: int = 5
+    """Major version of its Open MPI."""
+
+    @property
+    def folders(self) -> frozenset[str]:
+        """Which of ``FOLDERS`` it has."""
+        return frozenset(name for name in FOLDERS if getattr(self, name) is not None)
+
+    def path(self, text: str, cluster: ClusterName, job: JobId) -> str:
+        """A path of the job's as this cluster has it."""
+        return self._fill(self._mapped(text), cluster, job)
+
+    def words(self, command: Sequence[str], cluster: ClusterName, job: JobId) -> list[str]:
+        """A command as it is run here. A word is mapped that is a path as a whole, or a name, ``=`` and a path.
+
+        One with blanks or the shell's own characters is none: it may be a script, of which only a part would be mapped.
+        """
+        return [self._fill(self._mapped_word(word), cluster, job) for word in command]
+
+    def _mapped(self, path: str) -> str:
+        """By the longest of ``paths`` whose whole folder names the path begins with."""
+        for folder in sorted(self.paths, key=len, reverse=True):
+            own = folder.rstrip("/")
+            if path == own or path.startswith(f"{own}/"):
+                return self.paths[folder].rstrip("/") + path[len(own) :] or "/"
+        return path
+
+    def _mapped_word(self, word: str) -> str:
+        found = _PATH_WORD.fullmatch(word) if self.paths else None
+        return (found[1] or "") + self._mapped(found[2]) if found else word
+
+    def _fill(self, text: str, cluster: ClusterName, job: JobId) -> str:
+        """Placeholders replaced; one for a folder that there is not stays, for no job is placed that needs it."""
+        if "{" not in text:
+            return text
+        values = {"scratch": self.scratch, "home": self.home, "cluster": cluster, "job": str(job)}
+
+        def replacement(found: re.Match[str]) -> str:
+            if found[1]:
+                return f"{{{found[1]}}}"
+            return (values[found[2]] if found[2] else None) or found[0]
+
+        return _PLACEHOLDER.sub(replacement, text)
+
+
+def folders_used(texts: Iterable[str]) -> frozenset[str]:
+    """Which of ``FOLDERS`` there are placeholders of."""
+    with_braces = [text for text in texts if "{" in text]
+    return frozenset(found[2] for text in with_braces for found in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
+
+
+def texts_of(spec: JobSpec, component: ComponentRequest | None = None) -> Iterator[tuple[str, str]]:
+    """The texts in which a job's (or one component's own) placeholders are replaced, by field of the job."""
+    own = component.command if component is not None else None
+    yield from ((f"command[{i}]", word) for i, word in enumerate(own or spec.command))
+    yield "workdir", spec.workdir or ""
+    yield "output", (component and component.output) or spec.output or ""
+
+
+def folders_needed(spec: JobSpec) -> frozenset[str]:
+    """The folders that a cluster must have for any component of the job."""
+    # Asked for every job at every try, and almost none has a placeholder.
+    if "{" not in "".join((*spec.command, spec.workdir or "", spec.output or "")):
+        if isinstance(spec.request, FlexibleRequest) or not any(c.command or c.output for c in spec.request.components):
+            return NONE
+    elif isinstance(spec.request, FlexibleRequest):
+        return folders_used(text for _, text in texts_of(spec))
+    different = {(c.command, c.output): c for c in spec.request.components}.values()
+    used = [folders_used(text for _, text in texts_of(spec, component)) for component in different]
+    return NONE.union(*used)
+
+
+def lacks(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
+    """``cluster south has no scratch folder``, ``clusters east, south have no scratch folder``."""
+    which = " or ".join(sorted(folders))
+    if len(clusters) == 1:
+        return f"cluster {clusters[0]} has no {which} folder"
+    return f"clusters {listed(clusters)} have no {which} folder"
+
+
+def series_differ(series: Mapping[ClusterName, int]) -> str:
+    """``north has Open MPI 5, south 4: a job runs under one series``; the clusters of one series together."""
+    groups: dict[int, list[ClusterName]] = {}
+    for name in sorted(series):
+        groups.setdefault(series[name], []).append(name)
+    said: list[str] = []
+    for number, names in groups.items():
+        have = "" if said else "has Open MPI " if len(names) == 1 else "have Open MPI "
+        said.append(f"{listed(names, separator=' and ')} {have}{number}")
+    return f"{', '.join(said)}: a job runs under one series"

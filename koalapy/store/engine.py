@@ -1,0 +1,102 @@
+"""Engines for a database URL, and what their databases say in the words of ``model.errors``."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    OperationalError,
+    TimeoutError,
+)
+
+from koalapy.model.errors import StoreUnavailable, UsageError
+
+WRITING = {"koala_writes": True}
+"""Execution options of an engine for transactions that write."""
+SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+PATIENCE = {"connect_timeout": "5", "tcp_user_timeout": "10000"}
+"""Seconds and milliseconds after which PostgreSQL is taken for gone; a URL may say otherwise."""
+
+
+def make_engine(url: str) -> Engine:
+    """An engine for ``sqlite:///PATH`` or ``postgresql://HOST/NAME``; ``UsageError`` for anything else."""
+    try:
+        parts = make_url(url)
+        kind = parts.drivername.partition("+")[0]
+        if kind == "sqlite":
+            return _sqlite(parts)
+        if kind in ("postgresql", "postgres"):
+            return _postgresql(parts)
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise _no_database(url) from error
+    raise _no_database(url)
+
+
+def _no_database(url: str) -> UsageError:
+    kind = url.partition(":")[0]
+    return UsageError(
+        f"database: {kind}:… is no database that koala knows", field="database", value=kind,
+        hint="give sqlite:///PATH or postgresql://USER@HOST/NAME",
+    )  # fmt: skip
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _sqlite(url: URL) -> Engine:
+    """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so."""
+    engine = create_engine(url, json_serializer=_dumps)
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # else the driver begins a transaction only at its first change
+        for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # One that reads before it writes could not wait for another's end: it must be the writer from its beginning.
+        writes = connection.get_execution_options().get("koala_writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    """Through psycopg 3; connections that the server has dropped meanwhile are made again."""
+    url = url.set(drivername="postgresql+psycopg", query={**PATIENCE, **url.query})
+    try:
+        return create_engine(url, json_serializer=_dumps, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "database: PostgreSQL needs the package psycopg", field="database", value="postgresql",
+            hint="pip install 'koalapy[postgresql]'",
+        ) from error  # fmt: skip
+
+
+def reading(engine: Engine) -> Engine:
+    """The same database, seen by each transaction as of one moment."""
+    return engine if engine.dialect.name == "sqlite" else engine.execution_options(**SNAPSHOT)
+
+
+def writing(engine: Engine) -> Engine:
+    """The same database, for transactions that write."""
+    return engine.execution_options(**WRITING)
+
+
+@contextmanager
+def unavailable_is_known() -> Iterator[None]:
+    """What the database says when it is locked, full or away becomes ``StoreUnavailable``."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, InternalError) as error:
+        raise StoreUnavailable(f"the database does not answer: {' '.join(str(error.orig).split())}") from error
+    except TimeoutError as error:
+        raise StoreUnavailable("the database does not answer: all connections are busy") from error

@@ -1,0 +1,231 @@
+"""What the check of a head node finds and misses, each with the way out."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.agent import AgentSettings
+from koalapy.agents.check import Expected, check_cluster, file_system
+from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agents.memory_lrm import MemoryLrm
+
+NOBODY = "http://127.0.0.1:1"
+
+
+class Looked(MemoryLrm):
+    """A resource manager that has something to say."""
+
+    def __init__(self, *findings: Finding) -> None:
+        super().__init__()
+        self.findings = findings
+        self.closed = False
+
+    async def check(self) -> Sequence[Finding]:
+        return self.findings
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def bin_(tmp_path: Path) -> Path:
+    folder = tmp_path / "prefix" / "bin"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def mpirun(folder: Path, version: str = "mpirun (Open MPI) 4.1.4") -> Path:
+    return program(folder / "mpirun", f"echo '{version}'")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, bin_: Path) -> AgentSettings:
+    return AgentSettings(
+        "north", NOBODY, "s3cret", tmp_path / "agent" / "spool", environment={"PATH": f"{bin_}"}, lrm="slurm",
+        runner_host="localhost",
+    )  # fmt: skip
+
+
+async def found(
+    settings: AgentSettings, what: str, expected: Expected | None = None, lrm: Lrm | None = None
+) -> Finding:
+    findings = await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm())
+    return next(finding for finding in findings if finding.what == what)
+
+
+async def test_the_resource_manager_speaks_for_itself_and_first(settings: AgentSettings) -> None:
+    lrm = Looked(Finding("controller", True, "answers"), Finding("partition", False, "none", "make one"))
+    findings = await check_cluster(settings, Expected(4), lambda: lrm)
+    assert findings[:2] == list(lrm.findings)
+    assert lrm.opened == 1
+    assert lrm.closed
+
+
+async def test_one_that_cannot_be_opened_though_nothing_seems_wrong(settings: AgentSettings) -> None:
+    lrm = Looked(Finding("controller", True, "answers"))
+    lrm.unopened = SiteUnavailable("the library is busy", hint="wait")
+    assert await found(settings, "resource manager", lrm=lrm) == Finding(
+        "resource manager", False, "the library is busy", "wait"
+    )
+    said = Finding("library", False, "it is busy", "wait")
+    lrm.findings = (said,)
+    findings = await check_cluster(settings, Expected(4), lambda: lrm)
+    assert [finding for finding in findings if finding.what in ("resource manager", "library")] == [said]
+
+
+async def test_one_for_which_a_package_is_missing(settings: AgentSettings) -> None:
+    def make() -> Lrm:
+        raise SiteRejected("there is no drmaa", hint="pip install drmaa")
+
+    findings = await check_cluster(settings, Expected(4), make)
+    assert findings[0] == Finding("resource manager", False, "there is no drmaa", "pip install drmaa")
+    assert len(findings) > 4
+
+
+# Open MPI
+
+
+async def test_open_mpi_is_found_on_the_path_of_programs(settings: AgentSettings, bin_: Path) -> None:
+    path = mpirun(bin_)
+    assert await found(settings, "Open MPI") == Finding("Open MPI", True, f"4.1.4 ({path})")
+
+
+async def test_a_prefix_goes_before_the_path(settings: AgentSettings, bin_: Path, tmp_path: Path) -> None:
+    mpirun(bin_)
+    other = tmp_path / "other" / "bin"
+    other.mkdir(parents=True)
+    path = mpirun(other, "mpirun (Open MPI) 5.0.6rc1\n\nReport bugs")
+    expected = Expected(5, mpi_prefix=str(tmp_path / "other"))
+    assert await found(settings, "Open MPI", expected) == Finding("Open MPI", True, f"5.0.6rc1 ({path})")
+
+
+async def test_another_series_than_the_configuration_says(settings: AgentSettings, bin_: Path) -> None:
+    path = mpirun(bin_)
+    assert await found(settings, "Open MPI", Expected(5)) == Finding(
+        "Open MPI", False, f"4.1.4 ({path}), but clusters.north.mpi.series is 5",
+        "set clusters.north.mpi.series to 4, or clusters.north.mpi.prefix to where series 5 is",
+    )  # fmt: skip
+
+
+async def test_an_mpirun_of_another_make(settings: AgentSettings, bin_: Path) -> None:
+    path = mpirun(bin_, "HYDRA build details:\n Version: 4.1")
+    seen = await found(settings, "Open MPI")
+    assert (seen.ok, seen.found) == (False, f"{path} is no Open MPI")
+    assert "clusters.north.mpi.prefix" in seen.hint
+
+
+async def test_no_open_mpi_at_all(settings: AgentSettings) -> None:
+    seen = await found(settings, "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    assert (seen.ok, seen.found) == (False, "/nowhere/bin/mpirun was not found")
+
+
+async def test_modules_that_cannot_be_loaded(settings: AgentSettings) -> None:
+    seen = await found(replace(settings, modules=["no-such-module"]), "Open MPI", Expected(4, "/nowhere"))
+    assert not seen.ok
+
+
+# Python, folders, address
+
+
+async def test_python_on_the_nodes(settings: AgentSettings, bin_: Path) -> None:
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert await found(settings, "Python on the nodes") == Finding(
+        "Python on the nodes", True, f"{version} ({sys.executable})"
+    )
+    hint = "set clusters.north.python to a Python 3.11 or newer that the nodes have under this path"
+    for text, problem in {
+        "echo 3.9.2": "PATH is 3.9.2, older than 3.11",
+        "echo hello": "PATH is none: hello",
+        "exit 3": "PATH is none: exit code 3",
+    }.items():
+        path = str(program(bin_ / "python", text))
+        seen = await found(replace(settings, python=path), "Python on the nodes")
+        assert seen == Finding("Python on the nodes", False, problem.replace("PATH", path), hint)
+    seen = await found(replace(settings, python="/nowhere"), "Python on the nodes")
+    assert (seen.ok, seen.found) == (False, "cannot run /nowhere: No such file or directory")
+
+
+async def test_a_directory_that_can_be_made_is_not_made(settings: AgentSettings, tmp_path: Path) -> None:
+    before = sorted(os.walk(tmp_path))
+    seen = await found(settings, "agent's directory")
+    assert seen.ok
+    assert str(settings.directory) in seen.found
+    assert sorted(os.walk(tmp_path)) == before
+    assert "shared" in seen.hint, "this test runs on a local disk"
+    local = await found(replace(settings, lrm="local"), "agent's directory")
+    assert local == Finding("agent's directory", True, str(settings.directory))
+
+
+async def test_a_directory_that_cannot_be_made(settings: AgentSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    seen = await found(replace(settings, directory=tmp_path / "file" / "spool"), "agent's directory")
+    assert not seen.ok
+    assert seen.found == f"{tmp_path}/file/spool cannot be made: Not a directory"
+    seen = await found(replace(settings, directory=Path("/proc/1")), "agent's directory")
+    assert not seen.ok
+    assert seen.found.startswith("/proc/1 cannot be written to: ")
+
+
+def test_the_file_system_of_a_path() -> None:
+    mounts = (
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "23 22 0:21 / /home rw - nfs4 server:/home rw\n"
+        r"24 23 0:22 / /home/with\040blank rw shared:3 master:2 - fuse.glusterfs x rw" + "\n"
+        "25 23 0:23 / /homes rw - tmpfs x rw\n"
+        "26 23 0:23 / /home rw - lustre over rw\n"
+    )
+    assert file_system(Path("/var/x"), mounts) == "ext4"
+    assert file_system(Path("/home/ada"), mounts) == "lustre", "the last mount hides those before"
+    assert file_system(Path("/home/with blank/x"), mounts) == "fuse.glusterfs"
+    assert file_system(Path("/homes"), mounts) == "tmpfs"
+    assert file_system(Path("/x"), "") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("host", "lrm", "problem"),
+    [
+        ("127.0.0.1", "local", ""),
+        ("127.0.0.1", "slurm", "127.0.0.1 is for this host only: the nodes cannot reach it"),
+        ("localhost", "sge", "localhost is for this host only: the nodes cannot reach it"),
+        ("0.0.0.0", "local", "0.0.0.0 stands for every address: the nodes cannot reach it"),
+        ("203.0.113.7", "slurm", "cannot listen on 203.0.113.7: Cannot assign requested address"),
+        ("", "slurm", f"no way from here leads to {NOBODY}"),
+    ],
+)
+async def test_the_address_for_runners(settings: AgentSettings, host: str, lrm: str, problem: str) -> None:
+    seen = await found(replace(settings, runner_host=host, lrm=lrm), "runner address")
+    hint = "set clusters.north.runner_address to one that the nodes reach"
+    assert seen == Finding("runner address", not problem, problem or host, hint if problem else "")
+
+
+async def test_folders_that_programs_are_promised(settings: AgentSettings, tmp_path: Path) -> None:
+    expected = Expected(4, folders={"scratch": str(tmp_path), "home": "/nowhere"})
+    assert await found(settings, "scratch folder", expected) == Finding("scratch folder", True, str(tmp_path))
+    assert await found(settings, "home folder", expected) == Finding(
+        "home folder", False, "there is no /nowhere here", "make it, or correct clusters.north.home"
+    )
+
+
+async def test_no_daemon(settings: AgentSettings) -> None:
+    seen = await found(settings, "daemon")
+    assert not seen.ok
+    assert seen.found.startswith(f"no daemon answers at {NOBODY} (")
+    for url in ("nonsense", "http://[::1", ""):
+        assert not (await found(replace(settings, url=url), "daemon")).ok
+
+
+async def test_nothing_is_left_behind(settings: AgentSettings, tmp_path: Path) -> None:
+    seen = sorted(os.walk(tmp_path))
+    await check_cluster(settings, Expected(4), MemoryLrm)
+    assert sorted(os.walk(tmp_path)) == seen

@@ -1,0 +1,171 @@
+"""An agent whose resource manager is out of order says so, goes on, and is whole again once that is mended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.agent import AgentSettings, run_agent
+from koalapy.agents.component import Component
+from koalapy.agents.lrm.port import LrmSubmission
+from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.protocol import Hello
+from koalapy.agents.reporter import Reporter
+from koalapy.agents.spool import Spool
+from koalapy.agents.uplink import Uplink
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agents.conftest import DEADLINE, FakeDaemon
+from tests.agents.memory_lrm import MemoryLrm
+
+NO_QUEUE = SiteRejected("there is no queue\n  long.q", hint="set clusters.north.queue")
+SAID = "there is no queue long.q; set clusters.north.queue"
+AWAY = SiteUnavailable("squeue did not answer")
+
+
+@pytest.fixture
+def lrm() -> MemoryLrm:
+    return MemoryLrm()
+
+
+@asynccontextmanager
+async def serving(lrm: MemoryLrm, daemon: FakeDaemon, directory: Path) -> AsyncIterator[None]:
+    settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, poll_interval=1000.0)
+    agent = asyncio.create_task(run_agent(settings, lrm))
+    yield
+    assert not agent.done()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+
+
+def counts(daemon: FakeDaemon) -> tuple[int, int, str]:
+    last = daemon.report()
+    return (last["total"], last["idle"], last["problem"]) if last else (-1, -1, "")
+
+
+@pytest.mark.parametrize("attribute", ["unopened", "fault"])
+async def test_from_the_very_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, attribute: str) -> None:
+    setattr(lrm, attribute, NO_QUEUE)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        assert daemon.inventories == [], "what it holds is not known"
+        setattr(lrm, attribute, None)
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        assert daemon.inventories == [[]]
+        assert lrm.opened == 1
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
+
+
+async def test_a_daemon_that_comes_back_is_told_of_the_trouble_at_once(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.fault = NO_QUEUE
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        await daemon.leave()
+        daemon.messages.clear()
+        await daemon.listen()
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+
+
+async def test_later_on_the_last_counts_stand_with_the_reason(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        lrm.fault = AWAY
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
+        await daemon.leave()
+        daemon.messages.clear()
+        daemon.inventories.clear()
+        await daemon.listen()
+        await daemon.until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
+        assert daemon.inventories == [[]]
+        lrm.fault = None
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+async def test_what_was_being_handed_in_waits_until_it_can_be_opened(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    Spool(tmp_path).make("test", "7.1.0").write(submit={"size": 1, "walltime": None, "name": "x", "secret": "s"})
+    lrm.unopened = NO_QUEUE
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        lrm.unopened = None
+        await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
+        assert [job.name for job in lrm.jobs.values()] == ["koala-test-7.1.0"]
+
+
+# When it looks
+
+
+@pytest.fixture
+def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
+    """A resource manager that is asked only when we say so, with one component that runs there."""
+
+    def hello() -> Hello:
+        raise AssertionError("there is no daemon")
+
+    def submission(component: Component) -> LrmSubmission:
+        return LrmSubmission(component.name, component.size, ("true",), {}, tmp_path, tmp_path / "log")
+
+    reporter = Reporter(Uplink("", "", hello))
+    component = Component("test", "7.1.0", Spool(tmp_path).make("test", "7.1.0"), 1)
+    reporter.add(component)
+    return LrmJobs(lrm, reporter, submission, poll_interval=1000.0), component
+
+
+async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
+    watching = asyncio.create_task(jobs.watch())
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
+) -> None:
+    own, component = jobs
+    own.hand_in(component)
+
+    def end_when_looked_for() -> bool:
+        if component.lrm_job is not None and component.nodes[0].result is None:
+            component.nodes[0].name = "a"
+            result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
+            component.folder.keep_result(0, {**result, "host": "a", "name": "a"})
+            component.node_ended(0, result)
+            own.look()
+        elif lrm.looks > 3 and component.lrm_job is not None:
+            lrm.end(component.lrm_job)
+        return component.ended
+
+    await until(end_when_looked_for, own)
+    assert component.error == ""
+
+
+async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_manager(
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, component = jobs
+    now = 100.0
+    monkeypatch.setattr("koalapy.agents.lrm_jobs.time.monotonic", lambda: now)
+    assert own._patience() >= 2 * 1000.0
+    component.lrm_job, component.nodes[0].phase = "1", "ended"
+    waits = []
+    for _ in range(20):
+        waits.append(own._patience())
+        now += waits[-1]
+    assert waits[0] == pytest.approx(0.1)
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(1000.0), "never more often than the resource manager is polled"
+    component.end()
+    own._reporter.publish(component)
+    assert own._patience() >= 2 * 1000.0

@@ -1,0 +1,112 @@
+"""``koala check`` on an embedded cluster's head, which is this machine."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.lrm.local_cluster import LocalCluster
+from tests.cli.conftest import Koala, Server
+
+Check = Callable[..., tuple[int, list[str]]]
+
+CONFIG = """
+tokens: [user]
+clusters:
+  north: {nodes: 2, token: s3cret}
+  south: {nodes: 2}
+  west: {nodes: 2, token: other, scratch: /no/such/folder}
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(tokens=("user",), agents={"north": "s3cret", "south": "made up", "west": None})
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
+    config = tmp_path / "koala.yaml"
+    config.write_text(CONFIG)
+    monkeypatch.setenv("KOALA_AGENT_TOKEN", "")
+
+    def run(cluster: str, token: str = "", *more: str) -> tuple[int, list[str]]:
+        monkeypatch.setenv("KOALA_AGENT_TOKEN", token)
+        ended = koala("check", cluster, "--config", str(config), "--directory", str(tmp_path / cluster), *more)
+        assert ended.err == ""
+        return ended.code, ended.out.splitlines()
+
+    yield run
+    for directory in tmp_path.glob("*/lrm"):
+        LocalCluster(directory, directory.parent.name, 2).stop()
+
+
+def test_all_is_well(check: Check, server: Server) -> None:
+    code, lines = check("north", "s3cret")
+    assert lines[0] == "ok    resource manager: embedded, 2 nodes, 2 idle"
+    assert lines[-2].startswith("ok    daemon: koalapy ")
+    assert lines[-2].endswith(f" at {server.url}")
+    assert lines[-1] == "ok    agent's token: lets an agent of north in"
+    assert code == 0, lines
+
+
+def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
+    code, lines = check("south")
+    assert (code, lines[-1]) == (0, "ok    agent's token: the daemon starts this agent itself")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "token", "said", "hint"),
+    [
+        (
+            "north", "wrong", "the token is not that of cluster north",
+            "set KOALA_AGENT_TOKEN to clusters.north.token of the daemon's configuration",
+        ),
+        (
+            "north", "", "KOALA_AGENT_TOKEN is not set",
+            "set it to the value of clusters.north.token in the daemon's configuration",
+        ),
+        (
+            "west", "other", "clusters.west.token is not set in the daemon's configuration",
+            "set KOALA_AGENT_TOKEN to clusters.west.token of the daemon's configuration",
+        ),
+    ],
+)  # fmt: skip
+def test_a_token_that_lets_nobody_in(check: Check, cluster: str, token: str, said: str, hint: str) -> None:
+    code, lines = check(cluster, token)
+    assert (code, lines[-2:]) == (1, [f"FAIL  agent's token: {said}", f"      {hint}"])
+
+
+def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -> None:
+    server.agents.clear()
+    code, lines = check("north", "s3cret")
+    assert (code, lines[-2:]) == (
+        1, ["FAIL  agent's token: there is no cluster north", "      add it to the daemon's configuration"],
+    )  # fmt: skip
+
+
+def test_failures_for_programs(check: Check) -> None:
+    code, lines = check("west", "other", "--json")
+    told = json.loads("\n".join(lines))
+    assert code == 1
+    assert (told["cluster"], told["ok"]) == ("west", False)
+    wrong = {finding["what"]: finding for finding in told["findings"] if not finding["ok"]}
+    assert wrong["scratch folder"] == {
+        "what": "scratch folder", "ok": False, "found": "there is no /no/such/folder here",
+        "hint": "make it, or correct clusters.west.scratch",
+    }  # fmt: skip
+
+
+def test_a_wrong_configuration_is_one_line(koala: Koala, tmp_path: Path) -> None:
+    config = tmp_path / "koala.yaml"
+    config.write_text("clusters: {north: {nodes: many}}")
+    ended = koala("check", "north", "--config", str(config))
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "clusters.north.nodes" in ended.err
+    ended = koala("check", "nowhere")
+    assert (ended.code, ended.out) == (2, "")
+    assert "there is no cluster nowhere" in ended.err

@@ -1,0 +1,126 @@
+"""A cluster's own words for folders and paths; everything else of a command stays as it was."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.job import JobSpec
+from koalapy.model.profile import ClusterProfile, folders_needed, lacks, series_differ
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
+
+SOUTH = ClusterProfile(
+    scratch="/lustre/tmp", home="/users/ada",
+    paths={"/data": "/lustre/data", "/data/big/": "/archive/", "/opt/sw": "/apps"},
+)  # fmt: skip
+
+
+def word(text: str, profile: ClusterProfile = SOUTH) -> str:
+    return profile.words([text], "south", 7)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "here"),
+    [
+        ("{scratch}/a", "/lustre/tmp/a"),
+        ("{home}", "/users/ada"),
+        ("out-{cluster}-{job}.txt", "out-south-7.txt"),
+        ("cd {scratch} && ls {home}; {scratch}", "cd /lustre/tmp && ls /users/ada; /lustre/tmp"),
+        ("{{scratch}}", "{scratch}"),
+        ("{{job}} {job}", "{job} 7"),
+    ],
+)
+def test_placeholders_stand_for_the_clusters_values(text: str, here: str) -> None:
+    assert word(text) == here
+    assert SOUTH.path(text, "south", 7) == here
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for f in {a,b}; do echo ${f} $(id) ${home} ${scratch:-/tmp}; done",
+        "awk '{ print $1 }' {}",
+        json.dumps({"scratch": {"job": 1}, "list": [{}]}),
+        "{{ template }} {Scratch} { scratch } {scratch",
+        "${{home}}",
+        "f'{x:>{width}}'",
+        "{}{{}}{{{}}}",
+    ],
+)
+def test_all_other_braces_are_the_programs(text: str) -> None:
+    assert word(text) == text
+
+
+def test_a_folder_that_the_cluster_has_not_leaves_its_placeholder() -> None:
+    assert word("{scratch} {home} {cluster}", ClusterProfile()) == "{scratch} {home} south"
+
+
+@pytest.mark.parametrize(
+    ("path", "here"),
+    [
+        ("/data", "/lustre/data"),
+        ("/data/x y", "/lustre/data/x y"),
+        ("/data/big/x", "/archive/x"),
+        ("/data/big", "/archive"),
+        ("/data/bigger", "/lustre/data/bigger"),
+        ("/database", "/database"),
+        ("data/x", "data/x"),
+        ("/data/{job}/o", "/lustre/data/7/o"),
+        ("/opt/sw/../x", "/apps/../x"),
+    ],
+)
+def test_paths_go_by_the_longest_prefix_of_whole_folders(path: str, here: str) -> None:
+    assert SOUTH.path(path, "south", 7) == here
+
+
+def test_the_root_may_be_mapped_and_be_mapped_to() -> None:
+    assert ClusterProfile(paths={"/": "/net/home1"}).path("/a", "south", 1) == "/net/home1/a"
+    assert ClusterProfile(paths={"/a": "/"}).path("/a/b", "south", 1) == "/b"
+    assert ClusterProfile(paths={"/a": "/"}).path("/a", "south", 1) == "/"
+
+
+def test_the_clusters_own_folders_are_not_mapped_again() -> None:
+    profile = ClusterProfile(scratch="/data/tmp", paths={"/data": "/elsewhere"})
+    assert profile.path("{scratch}/x", "south", 1) == "/data/tmp/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "here"),
+    [
+        ("/data/in", "/lustre/data/in"),
+        ("--in=/data/x", "--in=/lustre/data/x"),
+        ("if=/data/x", "if=/lustre/data/x"),
+        ("-I/data/x", "-I/data/x"),
+        ("/data/prog /data/in", "/data/prog /data/in"),
+        ("/data/prog;x", "/data/prog;x"),
+        ("ls /data", "ls /data"),
+        ("http://data/x", "http://data/x"),
+    ],
+)
+def test_a_word_is_mapped_that_is_a_path_as_a_whole(text: str, here: str) -> None:
+    assert word(text) == here
+
+
+@given(st.lists(st.text(max_size=20)))
+def test_without_placeholders_and_paths_nothing_changes(words: list[str]) -> None:
+    plain = [text.replace("{", "(") for text in words]
+    assert ClusterProfile().words(plain, "south", 7) == plain
+
+
+def test_what_a_job_needs() -> None:
+    spec = JobSpec(FlexibleRequest(2), ("sh", "-c", "cd {scratch}"), workdir="{home}")
+    assert folders_needed(spec) == {"scratch", "home"}
+    assert folders_needed(JobSpec(FlexibleRequest(2), ("{{scratch}}", "${scratch}", "{cluster}"))) == frozenset()
+    own = (ComponentRequest(1, command=("{home}",)), ComponentRequest(1, output="{scratch}/o"))
+    assert folders_needed(JobSpec(NonFixedRequest(own), ("true",))) == {"scratch", "home"}
+    overridden = (ComponentRequest(1, "north", command=("true",), output="o"),)
+    assert folders_needed(JobSpec(FixedRequest(overridden), ("{home}",), output="{scratch}")) == frozenset()
+
+
+def test_what_is_said() -> None:
+    assert lacks(["south"], {"scratch"}) == "cluster south has no scratch folder"
+    assert lacks(["east", "south"], {"scratch", "home"}) == "clusters east, south have no home or scratch folder"
+    assert series_differ({"north": 5, "south": 4}) == "north has Open MPI 5, south 4: a job runs under one series"
+    said = series_differ({"north": 5, "east": 4, "south": 4})
+    assert said == "east and south have Open MPI 4, north 5: a job runs under one series"

@@ -1,0 +1,133 @@
+"""What an agent tells of its cluster, as far as users see it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from koalapy.agents import protocol as wire
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.profile import ClusterProfile
+from koalapy.placement.registry import builtin
+from koalapy.ports import ClusterRecord
+from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.engine import Engine
+from koalapy.service.hub import Hub
+from koalapy.service.outbox import Outbox
+from koalapy.store.migrate import migrate
+from koalapy.store.sql import SqlStore, make_engine
+
+DEADLINE = 30.0
+
+
+class Agent:
+    """The connection of an agent, from both ends."""
+
+    def __init__(self) -> None:
+        self._said: asyncio.Queue[str | None] = asyncio.Queue()
+        self.heard: list[dict[str, Any]] = []
+        self.closed = ""
+
+    def says(self, *messages: wire.Message) -> None:
+        self._said.put_nowait(json.dumps([message.model_dump() for message in messages]))
+
+    async def frames(self) -> AsyncIterator[str]:
+        while (frame := await self._said.get()) is not None:
+            yield frame
+
+    async def send(self, frame: str) -> None:
+        self.heard += json.loads(frame)
+
+    async def close(self, reason: str) -> None:
+        self.closed = reason
+        self._said.put_nowait(None)
+
+
+class Daemon:
+    """Engine, store and hub, with the clusters north and south."""
+
+    def __init__(self, path: Path) -> None:
+        database = make_engine(f"sqlite:///{path}")
+        migrate(database)
+        self.store = SqlStore(database, 0.0)
+        books = [ClusterBook(name, profile=ClusterProfile()) for name in ("north", "south")]
+        self.scheduler = Scheduler(Rules(), builtin(), books)
+        self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
+        self.hub = Hub(self.engine, self.store, instance="test", lease=60.0, output_limit=1000)
+        self.engine.dispatcher = self.hub
+
+    def describe(self, name: str) -> ClusterRecord:
+        book = self.scheduler.grid[name]
+        return ClusterRecord(
+            name, "slurm", str(book.state), book.total, book.available, 0, 0, 0, 0, book.why, None, 1, 1.0
+        )
+
+    def seen(self, name: str) -> tuple[str, int, str]:
+        record = self.describe(name)
+        return record.state, record.total, record.reason
+
+    @asynccontextmanager
+    async def agent_of(self, cluster: str) -> AsyncIterator[Agent]:
+        agent = Agent()
+        serving = asyncio.create_task(self.hub.serve(cluster, agent))
+        agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1))
+        yield agent
+        await agent.close("")
+        await serving
+
+
+@asynccontextmanager
+async def running(path: Path) -> AsyncIterator[Daemon]:
+    daemon = Daemon(path)
+    loop = asyncio.create_task(daemon.engine.run())
+    yield daemon
+    daemon.engine.stop()
+    await loop
+    daemon.store.close()
+
+
+async def until(daemon: Daemon, cluster: str, wanted: tuple[str, int, str]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while daemon.seen(cluster) != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def report(total: int, problem: str = "") -> wire.Report:
+    return wire.Report(total=total, idle=total, background=0, down=0, holding=[], problem=problem)
+
+
+async def test_a_cluster_shows_why_its_resource_manager_cannot_be_asked(tmp_path: Path) -> None:
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        async with daemon.agent_of("south") as south:
+            south.says(wire.Inventory(components=[]), report(4))
+            await until(daemon, "south", ("usable", 4, ""))
+            north.says(report(0, "there is no partition fast"))
+            await until(daemon, "north", ("unreachable", 0, "there is no partition fast"))
+            assert daemon.seen("south") == ("usable", 4, ""), "nobody else is disturbed"
+            north.says(wire.Inventory(components=[]), report(2))
+            await until(daemon, "north", ("usable", 2, ""))
+            north.says(report(2, "squeue did not answer"))
+            await until(daemon, "north", ("unreachable", 2, "squeue did not answer"))
+        await until(daemon, "south", ("unreachable", 4, "its agent is not connected"))
+        assert [(c.state, c.reason) for c in daemon.store.load().clusters if c.name == "north"] == [
+            ("unreachable", "squeue did not answer")
+        ]
+
+
+async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path: Path) -> None:
+    """It comes again, and says everything again."""
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+
+        def away(job: int) -> None:
+            raise StoreUnavailable("the database does not answer")
+
+        daemon.store.job = away  # type: ignore[method-assign, assignment]
+        north.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        north.says(wire.Output(token="1.1.0", offset=0, data=""))
+        await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
+        assert north.closed == "the database does not answer: connect again"

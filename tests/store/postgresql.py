@@ -1,0 +1,94 @@
+"""A PostgreSQL server of the tests' own: in a temporary folder, on a Unix socket, as a user that is not root."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+DEADLINE = 60.0
+SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=50", "autovacuum=off")
+
+
+def programs() -> Path | None:
+    """The folder of ``initdb`` and ``postgres``, where PostgreSQL is installed."""
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = str(newest[-1]) if newest else shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+class Server:
+    """Runs from ``start`` to ``stop``; ``remove`` takes its folder away."""
+
+    def __init__(self, folder: Path) -> None:
+        self._programs = folder
+        self.home = Path(tempfile.mkdtemp(prefix="koala-pg-", dir="/tmp"))
+        self._user = self._unprivileged()
+        if self._user:
+            shutil.chown(self.home, self._user)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        initdb = [
+            str(self._programs / "initdb"),
+            "-D",
+            f"{self.home}/data",
+            "-U",
+            "koala",
+            "-A",
+            "trust",
+            "-N",
+            "-E",
+            "UTF8",
+        ]
+        subprocess.run(
+            [*self._as_user(), *initdb, "--no-locale"], check=True, stdout=subprocess.DEVNULL, timeout=DEADLINE
+        )
+
+    @staticmethod
+    def _unprivileged() -> str:
+        """Whom to run as: PostgreSQL refuses to be root's."""
+        if os.getuid() != 0:
+            return ""
+        names = {entry.pw_name for entry in pwd.getpwall()}
+        return "postgres" if "postgres" in names else "nobody"
+
+    def _as_user(self) -> list[str]:
+        if not self._user:
+            return []
+        user = pwd.getpwnam(self._user)
+        return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--pdeathsig=INT"]
+
+    def start(self) -> None:
+        settings = [part for setting in SETTINGS for part in ("-c", setting)]
+        command = [str(self._programs / "postgres"), "-D", f"{self.home}/data", "-k", str(self.home), *settings]
+        with open(self.home / "log", "ab") as log:
+            self._process = subprocess.Popen([*self._as_user(), *command], stdout=log, stderr=log, cwd=self.home)
+        end = time.monotonic() + DEADLINE
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", str(self.home), "-U", "koala", "-d", "postgres"]
+        while subprocess.run(ready, check=False, timeout=DEADLINE).returncode != 0:
+            assert self._process.poll() is None, (self.home / "log").read_text()
+            assert time.monotonic() < end, (self.home / "log").read_text()
+            time.sleep(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """At once, as if it had crashed."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait(DEADLINE)
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.home)
+
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        import psycopg
+
+        self._databases += 1
+        name = f"koala{self._databases}"
+        with psycopg.connect(host=str(self.home), user="koala", dbname="postgres", autocommit=True) as connection:
+            connection.execute(f"create database {name}")  # type: ignore[arg-type]
+        return f"postgresql://koala@/{name}?host={self.home}"
