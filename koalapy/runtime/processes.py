@@ -13,7 +13,7 @@ except ImportError:  # a Python built without libffi
 else:
     prctl = ctypes.CDLL(None).prctl
 PR_SET_CHILD_SUBREAPER = 36
-RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Processes:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""By which a resource manager asks us to end; SIGHUP is what Grid Engine's qrsh hands on to the other nodes of a job."""
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
 
 """Open MPI warns of a harmless race between itself and its launch agent; nobody should have to read it."""
@@ -230,13 +232,13 @@ class Runner:
     def _watch_signals(self) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGCHLD, *END_SIGNALS):
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.loop.watch(reading, lambda _events: self._signalled(os.read(reading, 4096)))
 
     def _signalled(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+        if any(number in numbers for number in END_SIGNALS):
             self._patience = STOP_GRACE
             self.conclude(None, stopped=True)
         if self._phase == "ending":

@@ -1,0 +1,78 @@
+"""The names and ids of jobs handed in through DRMAA, which itself remembers neither: a small file of JSON."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from koalapy.agents.lrm.port import LrmJob, LrmJobState
+from koalapy.model.errors import SiteUnavailable
+
+_KEPT = 7 * 86400.0
+"""Seconds for which an ended job is remembered."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One job; ``job`` is None from before it is handed in until that is answered, ``ended`` the time of its end."""
+
+    name: str
+    nodes: int
+    job: str | None = None
+    ended: float = 0.0
+    cancelled: bool = False
+    exit_code: int | None = None
+    lost: bool = False
+    reason: str = ""
+
+    def as_job(self) -> LrmJob:
+        """As it ended."""
+        code, lost = self.exit_code, self.lost
+        return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason)
+
+
+class Book:
+    """Every method that changes something has written it when it returns; they raise ``SiteUnavailable``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries: dict[str, Entry] = {}
+
+    def load(self) -> None:
+        try:
+            told = json.loads(self._path.read_bytes())
+            self.entries = {name: Entry(**fields) for name, fields in told.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
+
+    def intend(self, name: str, nodes: int) -> None:
+        self.entries[name] = Entry(name, nodes)
+        self._write()
+
+    def handed_in(self, name: str, job: str) -> None:
+        self.entries[name].job = job
+        self._write()
+
+    def forget(self, name: str) -> None:
+        self.entries.pop(name, None)
+        self._write()
+
+    def ended(self, jobs: Sequence[LrmJob], now: float) -> None:
+        for job in jobs:
+            entry = self.entries[job.name]
+            entry.ended, entry.exit_code, entry.lost, entry.reason = now, job.exit_code, job.lost, job.reason
+        self._write()
+
+    def _write(self) -> None:
+        limit = time.time() - _KEPT
+        self.entries = {name: each for name, each in self.entries.items() if not 0 < each.ended < limit}
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.write_text(json.dumps({name: asdict(each) for name, each in self.entries.items()}))
+            os.replace(fresh, self._path)
+        except OSError as error:
+            raise SiteUnavailable(f"cannot write {self._path}: {error.strerror}") from error

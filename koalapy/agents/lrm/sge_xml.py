@@ -1,0 +1,99 @@
+"""What ``qstat -f -g t -xml`` says, as plain values. Pure: bytes in, values out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.etree import ElementTree as Xml
+
+from koalapy.model.errors import SiteUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A queue on one host; ``states`` are letters, none when all is well."""
+
+    queue: str
+    host: str
+    states: str
+    used: int
+    reserved: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job; ``hosts`` are those where it has slots, the one where it was started first."""
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One answer."""
+
+    instances: tuple[Instance, ...]
+    jobs: tuple[Job, ...]
+
+
+def read_look(text: bytes) -> Look:
+    """Read an answer; ``SiteUnavailable`` in one line when it is none."""
+    try:
+        root = Xml.fromstring(text)
+    except (Xml.ParseError, ValueError, LookupError) as error:
+        raise SiteUnavailable(f"qstat's answer is no XML: {_begin_of(text)} ({error})") from error
+    if root.tag != "job_info" or root.find("queue_info") is None or root.find("job_info") is None:
+        raise SiteUnavailable(f"qstat's answer is not about queues and jobs: {_begin_of(text)}")
+    instances = [_instance(each) for each in root.findall("./queue_info/Queue-List")]
+    named = {(each.queue, each.host): each for each in instances}
+    return Look(tuple(named.values()), tuple(_jobs(root)))
+
+
+def _instance(element: Xml.Element) -> Instance:
+    queue, at, host = _text(element, "name").partition("@")
+    if not queue or not at or not host:
+        raise SiteUnavailable(f"qstat names a queue {_text(element, 'name')!r}, not QUEUE@HOST")
+    used, total = _number(element, "slots_used"), _number(element, "slots_total")
+    return Instance(queue, host, _text(element, "state"), used, _number(element, "slots_resv"), total)
+
+
+def _jobs(root: Xml.Element) -> Iterator[Job]:
+    """Each job once; where it has several slots there are as many rows."""
+    rows: dict[str, list[tuple[Xml.Element, str]]] = {}
+    for row, host in _rows(root):
+        rows.setdefault(_text(row, "JB_job_number"), []).append((row, host))
+    for id, found in rows.items():
+        if not id.isdecimal():
+            raise SiteUnavailable(f"qstat shows a job without a number: {id!r}")
+        # The host where it was started is told of once as MASTER, and again as one of the others.
+        found.sort(key=lambda each: _text(each[0], "master") != "MASTER")
+        first = found[0][0]
+        hosts = dict.fromkeys(host for _, host in found if host)
+        yield Job(id, _text(first, "JB_name"), _text(first, "JB_owner"), _text(first, "state"), tuple(hosts))
+
+
+def _rows(root: Xml.Element) -> Iterator[tuple[Xml.Element, str]]:
+    for queue in root.findall("./queue_info/Queue-List"):
+        host = _text(queue, "name").partition("@")[2]
+        for row in queue.findall("job_list"):
+            yield row, host
+    for row in (*root.findall("./queue_info/job_list"), *root.findall("./job_info/job_list")):
+        yield row, _text(row, "queue_name").partition("@")[2]
+
+
+def _text(element: Xml.Element, name: str) -> str:
+    return (element.findtext(name) or "").strip()
+
+
+def _number(element: Xml.Element, name: str) -> int:
+    text = _text(element, name) or "0"
+    try:
+        return max(0, int(text))
+    except ValueError:
+        raise SiteUnavailable(f"qstat gives {name} as {text!r}, not a number") from None
+
+
+def _begin_of(text: bytes) -> str:
+    return repr(" ".join(text[:200].decode(errors="replace").split())[:80])

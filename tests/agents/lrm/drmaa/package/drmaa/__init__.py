@@ -1,0 +1,102 @@
+"""Stands in for the package of that name: jobs are lines in a file, and one can have the library fail in every way."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+from drmaa import errors
+
+if os.environ.get("DRMAA_LIBRARY_PATH") == "/no/such/library":
+    raise OSError("/no/such/library: cannot open shared object file: No such file or directory")
+
+_STATE = Path(os.environ["FAKE_DRMAA"])
+JobInfo = namedtuple("JobInfo", "hasExited hasSignal terminatedSignal wasAborted exitStatus")
+
+
+def _tell(what):
+    with open(_STATE / "calls", "a") as calls:
+        calls.write(what + "\n")
+
+
+def _misbehave(how):
+    """What a file of that name in the state's folder says: raise, crash, exit, hang or write to standard output."""
+    path = _STATE / how
+    if not path.exists():
+        return
+    word = path.read_text().strip()
+    if word == "crash":
+        os.write(2, b"libdrmaa: assertion failed\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif word == "exit":
+        os._exit(3)
+    elif word == "hang":
+        time.sleep(600)
+    elif word == "chatter":
+        os.write(1, b"{libdrmaa says hello\n")
+    elif word:
+        raise getattr(errors, word)(f"code 99: {word} it is\n")
+
+
+class JobTemplate:
+    pass
+
+
+class Session:
+    TIMEOUT_NO_WAIT = 0
+    drmsInfo = "Fake 1.0"
+    drmaaImplementation = "Fake 1.0"
+    version = "1.0"
+
+    def initialize(self, contact):
+        _misbehave("initialize")
+        _tell("initialize " + json.dumps({"environment": sorted(os.environ), "contact": contact, "pid": os.getpid()}))
+
+    def exit(self):
+        _misbehave("leave")
+        _tell("exit")
+
+    def createJobTemplate(self):
+        return JobTemplate()
+
+    def deleteJobTemplate(self, template):
+        pass
+
+    def runJob(self, template):
+        _misbehave("runJob")
+        number = 1 + len(list(_STATE.glob("job-*")))
+        (_STATE / f"job-{number}").write_text("running")
+        _tell("runJob " + json.dumps(vars(template), sort_keys=True))
+        return str(number)
+
+    def control(self, job, action):
+        _misbehave("control")
+        if not (_STATE / f"job-{job}").exists():
+            raise errors.InvalidJobException("code 18: no such job")
+        _tell(f"{action} {job}")
+
+    def jobStatus(self, job):
+        _misbehave("jobStatus")
+        path = _STATE / f"job-{job}"
+        if not path.exists():
+            raise errors.InvalidJobException("code 18: no such job")
+        return path.read_text().split()[0]
+
+    def wait(self, job, timeout):
+        """A job's file holds its state, and in the end how wait() tells of it."""
+        _word, *rest = (_STATE / f"job-{job}").read_text().split()
+        if not rest:
+            raise errors.ExitTimeoutException("code 23: timeout")
+        if rest[0] == "nothing":
+            raise errors._ERRORS[0]("code 24: no usage")
+        if rest[0] == "signal":
+            return JobInfo(False, True, rest[1], False, 0)
+        if rest[0] == "aborted":
+            return JobInfo(False, False, "", True, 0)
+        return JobInfo(True, False, "", False, int(rest[1]))
+
+
+assert sys.flags.utf8_mode

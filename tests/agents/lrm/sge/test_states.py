@@ -1,0 +1,76 @@
+"""Letters and numbers of Grid Engine."""
+
+from dataclasses import replace
+
+import pytest
+
+from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm.sge_states import (
+    QUEUE_STATES,
+    End,
+    Record,
+    end_of,
+    is_broken,
+    job_state,
+    read_accounting,
+    standing,
+)
+
+from .test_xml import ANSWERS
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("qw hqw hRwq Rq dqw Eqw Ehqw EhRqw", LrmJobState.QUEUED),
+        (
+            "r t Rr Rt hr ht hRr s ts S tS T tT Rs Rts RS RtS RT RtT dr dt dRr dRt ds dS dT dRs dRS dRT P",
+            LrmJobState.RUNNING,
+        ),
+        ("z", LrmJobState.ENDED),
+        (" ? x", LrmJobState.UNKNOWN),
+    ],
+)
+def test_every_word_that_qstats_manual_knows(words: str, state: LrmJobState) -> None:
+    for word in words.split(" "):
+        assert job_state(word) is state, word
+        assert is_broken(word) == word.startswith("E")
+
+
+def test_every_letter_of_a_queue() -> None:
+    assert set("acouACDESdsP") == QUEUE_STATES.keys()
+    assert [standing(states) for states in ("", "a", "A", "aS", "au", "d", "?", "dE")] == [
+        "idle", "busy", "busy", "busy", "down", "down", "down", "down",
+    ]  # fmt: skip
+
+
+def test_the_accounting_is_read() -> None:
+    records = read_accounting((ANSWERS / "qacct.txt").read_text())
+    assert [(r.job, r.failed, r.exit_status, r.limit, r.wallclock) for r in records] == [
+        ("39", 0, 3, None, 0.0),
+        ("40", 100, 137, None, 0.0),
+        ("41", 37, 137, 1.0, 2.0),
+        ("43", 26, 0, None, 0.0),
+    ]
+    assert {record.owner for record in records} == {"koala"}
+    assert records[0].name == "koala-instance123-12.1.0"
+    assert [end_of(record, cancelled=False) for record in records] == [
+        End(3),
+        End(137, lost=True, reason="ended by signal 9"),
+        End(137, reason="walltime exceeded"),
+        End(None, lost=True, reason="Grid Engine failed opening input/output file (code 26)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "error: job id 7 not found\n", "=====\nfailed 0\n", "=====\njobnumber 1\nfailed x\n"]
+)
+def test_an_accounting_that_says_too_little_says_nothing(text: str) -> None:
+    assert read_accounting(text) == []
+
+
+def test_what_was_asked_for_is_no_loss() -> None:
+    killed = Record("1", "h2-1", "koala-a", "koala", 100, "assumedly after job", 137, 5.0, 60.0)
+    assert end_of(killed, cancelled=True) == End(137, reason="cancelled")
+    assert end_of(replace(killed, wallclock=60.0), cancelled=False).reason == "walltime exceeded"
+    assert end_of(replace(killed, failed=0, failure=""), cancelled=False).lost
