@@ -91,13 +91,13 @@ async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None
 STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & echo $$; wait; sleep 1000"
 
 
-@pytest.mark.parametrize("by_signal", [False, True])
-async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_signal: bool) -> None:
+@pytest.mark.parametrize("by_signal", [None, signal.SIGTERM, signal.SIGHUP])
+async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_signal: signal.Signals | None) -> None:
     node = await run(agent, ["sh", "-c", STUBBORN])
     await agent.until(lambda: node.output.count(b"\n") == 2, "both pids")
-    if by_signal:
+    if by_signal is not None:
         assert node.process is not None
-        node.process.send_signal(signal.SIGTERM)
+        node.process.send_signal(by_signal)
     else:
         node.send(t="stop")
     end = await node.expect("exit")
