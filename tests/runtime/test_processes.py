@@ -74,12 +74,12 @@ async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(age
     assert "KOALA_RUNNER_SECRET" not in seen
 
 
-async def test_a_missing_workdir_falls_back_to_the_spool(agent: FakeAgent, tmp_path: Path) -> None:
+async def test_a_missing_workdir_falls_back_to_the_home_folder(agent: FakeAgent) -> None:
     node, end = await result(agent, ["pwd"], workdir="/no/such/folder")
     assert end["code"] == 0
     said, where = node.output.decode().splitlines()
     assert "/no/such/folder" in said
-    assert where == str(tmp_path / TOKEN)
+    assert where == str(Path.home())
 
 
 async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:
