@@ -130,6 +130,16 @@ SERVICES = [("north", "north-1", "slurmd"), ("east", "east-1", "execd"),
 @contextmanager
 def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
     """A service that was killed, and does not come back before the end."""
+    if service == "slurmctld":
+        # Slurm writes its state down some seconds later; a controller killed before that forgets its youngest jobs.
+        head, jobs = (
+            bed.containers[where],
+            bed.heads[where.removesuffix("-head")].run("squeue", "-h", "-o", "%j").split(),
+        )
+        until(
+            lambda: all(j in head.shell("tr -dc '[:print:]' < /var/spool/slurmctld/job_state") for j in jobs),
+            "Slurm to save",
+        )
     bed.containers[where].hold(service)
     try:
         yield
