@@ -140,6 +140,10 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
             lambda: all(j in head.shell("tr -dc '[:print:]' < /var/spool/slurmctld/job_state") for j in jobs),
             "Slurm to save",
         )
+    if service == "qmaster":
+        # So does Grid Engine not know how to go on with a job that was on its way to a node.
+        states = "qstat -u '*' | awk 'NR > 2 { print $5 }'"
+        until(lambda: set(bed.containers[where].shell(states).split()) <= {"r"}, "Grid Engine to see it run")
     bed.containers[where].hold(service)
     try:
         yield

@@ -98,10 +98,10 @@ def active_job(job: Job, known: Known, unreachable: Iterable[str]) -> LrmJob:
     if is_broken(job.state):
         reason, lost = f"Grid Engine will not start it: {known.trouble or 'it is in an error state'}", True
     elif silent:
-        reason, lost = f"node {silent[0]} does not answer Grid Engine", True
-        if DELETED in job.state:
-            # It cannot be deleted before that host is back, and then will be.
-            state = LrmJobState.ENDED
+        # Its processes run on, also after a restart of the qmaster, for which every host is silent at first: whether
+        # the node is lost, its runner tells. Once deleted, it is only waited for that the host comes back.
+        reason, lost = f"node {silent[0]} does not answer Grid Engine", DELETED in job.state
+        state = LrmJobState.ENDED if lost else state
     elif state is LrmJobState.RUNNING and any(letter in SUSPENDED for letter in job.state):
         reason = "suspended by Grid Engine"
     elif state is LrmJobState.UNKNOWN:

@@ -92,7 +92,7 @@ async def test_a_deleted_job_on_a_node_that_is_silent_has_ended(lrm: SgeLrm, eng
     engine.shows("silent.xml", **{"<state>dr</state>": "<state>r</state>"})
     seen = await lrm.snapshot()
     job = named(seen, "koala-d1")
-    assert (job.state, job.lost, job.reason) == (LrmJobState.RUNNING, True, "node h2-3 does not answer Grid Engine")
+    assert (job.state, job.lost, job.reason) == (LrmJobState.RUNNING, False, "node h2-3 does not answer Grid Engine")
     assert (seen.idle, seen.background, seen.down) == (1, 0, 0)
     engine.shows("silent.xml")
     seen = await lrm.snapshot()
