@@ -69,13 +69,14 @@ class LrmJobs:
         """Have a component end: its runners if there are any, else its job."""
         if component.ended:
             return
-        runners = component.connected
-        for node in runners:
+        for node in component.connected:
             if node.runner is not None:
                 node.runner.send({"t": "stop"})
         if component.lrm_job is not None and component.name not in self._cancelling:
             self._cancelling.add(component.name)
-            self._spawn(self._cancel(component, STOP_PATIENCE if runners else 0.0))
+            # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
+            started = any(node.phase for node in component.nodes)
+            self._spawn(self._cancel(component, STOP_PATIENCE if started else 0.0))
 
     async def watch(self) -> None:
         """Follow the resource manager until cancelled."""

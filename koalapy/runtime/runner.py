@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""By which a resource manager asks us to end; SIGHUP is what Grid Engine's qrsh hands on to the other nodes of a job."""
+"""By which a resource manager asks us to end; Grid Engine's qrsh hands SIGHUP on to the other nodes of a job."""
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
 
 """Open MPI warns of a harmless race between itself and its launch agent; nobody should have to read it."""
