@@ -40,7 +40,7 @@ def start(bed: Testbed, gate: Gate, request: dict[str, object] = FLEXIBLE_8, lau
 
 def finish(bed: Testbed, ident: int, gate: Gate, restarts: int = 0) -> None:
     gate.open()
-    job = bed.wait(ident, 90)
+    job = bed.wait(ident, 120)
     assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
     size = sum(c["size"] for c in job["components"])
     assert bed.logs(ident).count("done") == size
@@ -150,7 +150,10 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
     finally:
         bed.containers[where].release(service)
     if service == "qmaster":
-        # It forgets what ends before the nodes' daemons have found it again.
+        # Grid Engine 8.1.9's execution daemons tell a new qmaster of no job's end before they are restarted, too.
+        until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
+        for node in ("east-1", "east-2", "east-3"):
+            bed.containers[node].kill("execd")
         until(lambda: _is_whole(bed), "Grid Engine's daemons to find each other", 120)
 
 
