@@ -51,6 +51,12 @@ class MpiSection(Section):
     parameters: dict[str, str] = {}
     """Further MCA parameters of Open MPI's own (``btl_tcp_links: "2"``)."""
 
+    @field_validator("series", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        """An environment variable gives text."""
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
     @field_validator("ports")
     @classmethod
     def _ordered(cls, value: str | None) -> str | None:
