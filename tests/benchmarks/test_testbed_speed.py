@@ -1,6 +1,7 @@
 """On the testbed: start-up of a co-allocated MPI job against a bare single-cluster one; what an idle agent costs."""
 
 import os
+import shlex
 import statistics
 import time
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ def bare(bed: Testbed) -> float:
     """Seconds from sbatch until all of 3 ranks are past MPI_Init, on north alone."""
     head = bed.heads["north"]
     home = "/shared/north/home/koala"
-    script = f"#!/bin/sh\nPATH=/opt/koala/bin:$PATH mpirun -np 3 --map-by node --bind-to none python -c '{PAST_INIT}'\n"
+    mpirun = "mpirun -np 3 --map-by node --bind-to none"
+    script = f"#!/bin/sh\nPATH=/opt/koala/bin:$PATH {mpirun} python -c {shlex.quote(PAST_INIT)}\n"
     head.run("sh", "-c", f'printf %s "$0" > {home}/bare.sh', script, user="koala")
     # The same network as ours, so that both speak alike.
     settings = ["env", "OMPI_MCA_btl_tcp_if_include=198.18.0.0/24", "PRTE_MCA_prte_if_include=198.18.0.0/24"]
