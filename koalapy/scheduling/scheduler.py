@@ -320,7 +320,8 @@ class Scheduler:
         if becomes is JobState.QUEUED:
             self._enqueue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None))
             return
-        if becomes is JobState.SUCCEEDED:
+        # A program that came to its own end was carried there by its clusters, whatever it made of it.
+        if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
             for component in attempt.components:
                 self._faults.count_success(component.cluster)
         event = str(becomes)

@@ -101,7 +101,9 @@ def test_a_program_that_fails_is_the_jobs_result(
 ) -> None:
     ident = grid.submit(FLEXIBLE_6, *command, launcher=launcher)
     job = grid.wait(ident)
-    assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", code, 0)
+    # mpirun 5.0.11 itself dies now and then (some 1 in 100) when a rank fails, and then the job is rightly tried again.
+    crashes = sum("mpirun was killed by signal 11" in e["reason"] for e in job["timeline"] if e["event"] == "requeued")
+    assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", code, crashes)
     assert says in grid.logs(ident)
     assert not any(c["errors"] for c in grid.clusters())
 

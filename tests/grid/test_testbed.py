@@ -132,15 +132,8 @@ SERVICES = [("north", "north-1", "slurmd"), ("east", "east-1", "execd"),
 def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
     """A service that was killed, and does not come back before the end."""
     if service == "slurmctld":
-        # Slurm writes its state down some seconds later; a controller killed before that forgets its youngest jobs.
-        head, jobs = (
-            bed.containers[where],
-            bed.heads[where.removesuffix("-head")].run("squeue", "-h", "-o", "%j").split(),
-        )
-        until(
-            lambda: all(j in head.shell("tr -dc '[:print:]' < /var/spool/slurmctld/job_state") for j in jobs),
-            "Slurm to save",
-        )
+        # Slurm writes its state down some seconds later; a controller killed before that starts its youngest jobs anew.
+        until(lambda: _has_saved(bed.containers[where]), "Slurm to save that the job runs")
     if service == "qmaster":
         # So does Grid Engine not know how to go on with a job that was on its way to a node.
         states = "qstat -u '*' | awk 'NR > 2 { print $5 }'"
@@ -156,6 +149,11 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
         for node in ("east-1", "east-2", "east-3"):
             bed.containers[node].kill("execd")
         until(lambda: _is_whole(bed), "Grid Engine's daemons to find each other", 120)
+
+
+def _has_saved(head: containers.Container) -> bool:
+    started = head.shell("for t in $(squeue -h -o %S); do date -d $t +%s; done").split()
+    return int(head.run("stat", "-c", "%Y", "/var/spool/slurmctld/job_state")) > max(map(int, started))
 
 
 def _is_whole(bed: Testbed) -> bool:
