@@ -153,7 +153,7 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
 
 def _has_saved(head: containers.Container) -> bool:
     started = head.shell("for t in $(squeue -h -o %S); do date -d $t +%s; done").split()
-    return int(head.run("stat", "-c", "%Y", "/var/spool/slurmctld/job_state")) > max(map(int, started))
+    return int(head.run("stat", "-c", "%Y", "/var/spool/slurmctld/job_state")) > max(map(int, started), default=0)
 
 
 def _is_whole(bed: Testbed) -> bool:
