@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from koalapy.model.cluster import Drain
 from koalapy.model.job import Job, JobId, JobSpec, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
@@ -27,6 +28,12 @@ class ClusterRecord:
     last_heard: float | None
     processes_per_node: int
     speed: float
+    unusable: bool = False
+    """Whether it was given up after errors in a row, whatever else its state says."""
+    trials: int = 0
+    """Probations that failed since."""
+    drained: Drain | None = None
+    """The operator's order, while it stands."""
     details: dict[str, object] = field(default_factory=dict)
     """What the kind of cluster has to tell, such as the directory of a ``local`` one."""
 

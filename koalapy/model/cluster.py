@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from koalapy.model.request import ClusterName
+from koalapy.model.request import ClusterName, Request
 
 
 class ClusterState(StrEnum):
@@ -15,6 +15,17 @@ class ClusterState(StrEnum):
     UNUSABLE = "unusable"
     UNREACHABLE = "unreachable"
     DRAINED = "drained"
+    PROBATION = "probation"
+    """It was unusable and is tried again, one component at a time; for operators: policies see one of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator wants nothing more placed on a cluster; ``at`` in seconds since the epoch."""
+
+    at: float
+    by: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,8 @@ class GridView:
 
     clusters: tuple[ClusterView, ...]
     links: Mapping[tuple[ClusterName, ClusterName], Link] = field(default_factory=dict)
+    waiting: tuple[Request, ...] = ()
+    """The requests of other waiting jobs, in the order of their queue: only for policies that look ahead."""
 
     def __iter__(self) -> Iterator[ClusterView]:
         return iter(self.clusters)
@@ -71,7 +84,9 @@ class GridView:
         """The part of the grid that these clusters are; made once for all requests of a scan."""
         part = self._parts.get(names)
         if part is None:
-            part = self._parts[names] = GridView(tuple(c for c in self.clusters if c.name in names), self.links)
+            part = self._parts[names] = GridView(
+                tuple(c for c in self.clusters if c.name in names), self.links, self.waiting
+            )
         return part
 
     def get(self, name: ClusterName) -> ClusterView | None:

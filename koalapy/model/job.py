@@ -22,6 +22,13 @@ class Launcher(StrEnum):
     PROCESSES = "processes"
 
 
+class ClaimingMode(StrEnum):
+    """Whether a claim starts all components at once, or those it can get (semantics 5)."""
+
+    ATOMIC = "atomic"
+    INCREMENTAL = "incremental"
+
+
 class JobState(StrEnum):
     QUEUED = "queued"
     HELD = "held"
@@ -65,8 +72,10 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class ComponentState(StrEnum):
-    """A component on its way: each but ``ended`` may hold nodes of its cluster."""
+    """A component on its way: each but ``placed`` and ``ended`` may hold nodes of its cluster."""
 
+    PLACED = "placed"
+    """It has an execution site; nothing was handed to the local resource manager yet."""
     SUBMITTED = "submitted"
     """Its runner was, or is about to be, handed to the local resource manager."""
     WAITING = "waiting"
@@ -81,12 +90,15 @@ class ComponentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One component of one attempt: a number of nodes on one cluster."""
+    """One component of one attempt: a number of nodes on one cluster.
+
+    ``index`` names it within its attempt; ``rank`` is its place among the components of the placement.
+    """
 
     index: int
     cluster: ClusterName
     size: int
-    state: ComponentState = ComponentState.SUBMITTED
+    state: ComponentState = ComponentState.PLACED
     request_index: int | None = None
     hosts: tuple[str, ...] = ()
     lrm_job: str | None = None
@@ -96,17 +108,37 @@ class Component:
     """Whether ``error`` is the infrastructure's fault and not the program's (semantics 6)."""
     unknown_since: float | None = None
     """When the cluster was last heard of, while it is out of reach."""
+    submitted_at: float | None = None
     claimed_at: float | None = None
     ended_at: float | None = None
+    file_site: ClusterName | None = None
+    transfer_time: float = 0.0
+    """Estimated seconds from the placement on this site until its input is there."""
+    replaces: int | None = None
+    """The rank of the component that it stands in for, if it is not one of the first."""
+    superseded: bool = False
+    """Whether its claim failed and another component of the attempt stands in for it."""
+
+    @property
+    def rank(self) -> int:
+        return self.index if self.replaces is None else self.replaces
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a job: a placement and what became of it. ``generation`` fences off what came before."""
+    """One try to run a job: a placement and what became of it. ``generation`` fences off what came before.
+
+    ``components`` only grows: one whose claim failed is superseded by another with an index of its own, so that what a
+    cluster tells of the old one is never taken for the new one.
+    """
 
     generation: int
     components: tuple[Component, ...]
     placed_at: float
+    start_estimate: float | None = None
+    """JST: when all transfers are estimated to be over."""
+    claim_at: float | None = None
+    """JCT: the time of the last or the coming claiming try."""
     barrier_at: float | None = None
     launched_at: float | None = None
     ended_at: float | None = None
@@ -115,9 +147,17 @@ class Attempt:
     end_reason: str = ""
 
     @property
+    def gang(self) -> tuple[Component, ...]:
+        """The components that the job consists of, in the order of the placement."""
+        if not any(component.superseded for component in self.components):
+            return self.components
+        current = [component for component in self.components if not component.superseded]
+        return tuple(sorted(current, key=lambda component: component.rank))
+
+    @property
     def head(self) -> Component:
         """The component whose first node starts the program: the largest (ties: the first)."""
-        return max(self.components, key=lambda c: (c.size, -c.index))
+        return max(self.gang, key=lambda c: (c.size, -c.rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +171,15 @@ class JobSpec:
     environment: Environment = ()
     priority: Priority = Priority.LOW
     policy: str = ""
+    policy_options: Environment = ()
+    """What the policy is told beside the request, such as ``("metric", "bandwidth")``; sorted by name."""
+    coallocation: int | None = None
+    """The most clusters that may be combined: 1 is never to co-allocate, None as many as it takes."""
+    speed_ratio_min: float | None = None
+    """Clusters are combined only if the slowest has at least this fraction of the fastest one's speed."""
+    claiming: ClaimingMode | None = None
+    claim_threshold: float | None = None
+    """T: the fraction of components that must be startable for an incremental claim to start any."""
     launcher: Launcher = Launcher.OPENMPI
     processes_per_node: int | None = None
     workdir: str | None = None
@@ -138,6 +187,9 @@ class JobSpec:
     walltime: float | None = None
     max_restarts: int | None = None
     max_placement_tries: int | None = None
+    max_claiming_tries: int | None = None
+    retry_on_exit: tuple[int, ...] = ()
+    """Exit codes of the program after which the job is tried again."""
 
     def component(self, request_index: int | None) -> ComponentRequest | None:
         """What the user spelled out for a component, if anything."""
@@ -168,6 +220,10 @@ class Job:
     """What the job becomes once its components have ended: set from the moment its attempt is over."""
     queue_seq: int = 0
     """Place in its placement queue: the smaller, the nearer to the head."""
+    claim_factor: float | None = None
+    """L, as lowered by failed claims; None while it has its first value."""
+    first_start_estimate: float | None = None
+    """The JST of the first attempt; the start delay is that of the last less this one."""
 
     def token(self, index: int) -> Token:
         return token_of(self.id, self.generation, index)

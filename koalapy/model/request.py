@@ -9,6 +9,15 @@ RequestType = Literal["fixed", "nonfixed", "flexible"]
 
 
 @dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file a component needs before it can start: its size in bytes, and the clusters that have it (file sites)."""
+
+    name: str
+    size: int
+    sites: tuple[ClusterName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ComponentRequest:
     """One component a user spelled out: its size in nodes, and what differs from the job's own program."""
 
@@ -17,6 +26,7 @@ class ComponentRequest:
     command: tuple[str, ...] | None = None
     environment: Environment = ()
     output: str | None = None
+    input: InputFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +90,4 @@ def shape_of(request: Request) -> tuple[object, ...]:
             request.max_components,
             request.split_options,
         )
-    return (request.type, *((c.size, c.cluster) for c in request.components))
+    return (request.type, *((c.size, c.cluster, c.input) for c in request.components))

@@ -30,7 +30,7 @@ class Claiming:
     def start(self, job: Job, placement: Placement, now: float) -> Job:
         """Begin an attempt: a new generation, its nodes promised, its runners on their way to the LRMs."""
         components = tuple(
-            Component(index, placed.cluster, placed.size, request_index=placed.request_index)
+            Component(index, placed.cluster, placed.size, ComponentState.SUBMITTED, request_index=placed.request_index)
             for index, placed in enumerate(placement.components)
         )
         generation = job.generation + 1

@@ -58,6 +58,22 @@ class ClusterCleared:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterDrained:
+    """An operator wants nothing more placed there; running jobs go on."""
+
+    cluster: ClusterName
+    by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResumed:
+    """A drained cluster may be used again."""
+
+    cluster: ClusterName
+
+
+@dataclass(frozen=True, slots=True)
 class ComponentUpdated:
     """All that a cluster knows of one component; see ``agents.protocol.Status``."""
 
@@ -93,6 +109,8 @@ Event = (
     | ClusterReported
     | ClusterDisconnected
     | ClusterCleared
+    | ClusterDrained
+    | ClusterResumed
     | ComponentUpdated
     | InventoryReceived
     | PeriodicScan

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
+from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
 from koalapy.model.job import Token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
@@ -23,6 +23,9 @@ class ClusterBook:
         self.disconnected_because = "its agent has not connected yet"
         self.errors = 0
         self.unusable = False
+        self.trials = 0
+        """Probations that failed since it became unusable: each makes the next pause longer."""
+        self.drained: Drain | None = None
         self.note = ""
         self.problem = ""
         """Why its agent cannot ask the resource manager; empty when it can."""
@@ -74,6 +77,8 @@ class ClusterBook:
 
     @property
     def state(self) -> ClusterState:
+        if self.drained is not None:
+            return ClusterState.DRAINED
         if not self.connected:
             return ClusterState.UNREACHABLE
         if self.unusable:
@@ -83,6 +88,9 @@ class ClusterBook:
     @property
     def why(self) -> str:
         """Why nothing is placed here, in the words an operator would use; empty when usable."""
+        if self.drained is not None:
+            by = f"by {self.drained.by}" if self.drained.by else "by an operator"
+            return f"{by}: {self.drained.reason}" if self.drained.reason else by
         if not self.connected:
             return self.problem or self.disconnected_because
         return self.note if self.unusable else self.problem

@@ -4,9 +4,11 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from koalapy.model.errors import UsageError
+from koalapy.model.job import ClaimingMode
 
 QueueMode = Literal["scan", "head", "fcfs"]
 QueueOrder = Literal["fcfs", "narrowest-first"]
+Preemption = Literal["never", "claiming", "placement"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,55 @@ class Rules:
     lost_after: float = 600.0
     error_threshold: int = 3
     max_restarts: int | None = 10
+    claiming: ClaimingMode = ClaimingMode.ATOMIC
+    claim_threshold: float = 0.0
+    """T of incremental claiming: the fraction of components that must be startable for a claim to start any."""
+    claim_factor: float = 0.75
+    """L: how much of the time left until the job start time passes before the next claiming try."""
+    claim_factor_step: float = 0.125
+    """What L is lowered by after a claim that failed in the end."""
+    claim_factor_min: float = 0.25
+    claim_epsilon: float = 1.0
+    """So near to the job start time, it counts as reached."""
+    max_claiming_tries: int | None = None
+    preemption: Preemption = "placement"
+    """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
+    aging: bool = True
+    """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
+    aging_tries: int = 20
+    probation: bool = True
+    """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
+    probation_pause: float = 60.0
+    """The first pause; each failed trial doubles it, up to ``probation_pause_max``."""
+    probation_pause_max: float = 3600.0
 
     def __post_init__(self) -> None:
-        positive = ("scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after")
-        at_least_one = ("high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries")
+        positive = (
+            "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after",
+            "probation_pause", "probation_pause_max",
+        )  # fmt: skip
+        at_least_one = (
+            "high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries",
+            "max_claiming_tries", "aging_tries",
+        )  # fmt: skip
+        fractions = ("claim_factor", "claim_factor_min")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in positive and not value > 0:
                 raise _out_of_range(field.name, value, "greater than 0")
             if field.name in at_least_one and value is not None and value < 1:
                 raise _out_of_range(field.name, value, "at least 1")
+            if field.name in fractions and not 0 < value < 1:
+                raise _out_of_range(field.name, value, "between 0 and 1, and neither")
+        if not 0 <= self.claim_threshold <= 1:
+            raise _out_of_range("claim_threshold", self.claim_threshold, "from 0 to 1")
+        if not 0 <= self.claim_factor_step < 1:
+            raise _out_of_range("claim_factor_step", self.claim_factor_step, "at least 0 and below 1")
+        if not 0 <= self.claim_epsilon < float("inf"):
+            raise _out_of_range("claim_epsilon", self.claim_epsilon, "at least 0")
+        if self.claim_factor_min > self.claim_factor:
+            bound = f"at most claim_factor, {self.claim_factor}"
+            raise _out_of_range("claim_factor_min", self.claim_factor_min, bound)
         if self.max_restarts is not None and self.max_restarts < 0:
             raise _out_of_range("max_restarts", self.max_restarts, "at least 0, or left out for no limit")
 

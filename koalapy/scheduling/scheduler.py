@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import assert_never
 
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import Drain, GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, UsageError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Priority
 from koalapy.model.placement import Placement, Refusal
@@ -143,6 +143,13 @@ class Scheduler:
             case ev.ClusterCleared():
                 self._faults.clear(event.cluster)
                 self.grid[event.cluster].grew = True
+            case ev.ClusterDrained():
+                self.grid[event.cluster].drained = Drain(now, event.by, event.reason)
+                self._ledger.cluster_changed(event.cluster)
+            case ev.ClusterResumed():
+                book = self.grid[event.cluster]
+                book.drained, book.grew = None, True
+                self._ledger.cluster_changed(event.cluster)
             case ev.ComponentUpdated():
                 self._components.update(event, now)
                 self._settle(event.token, now)
