@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from koalapy.model.cluster import Drain
-from koalapy.model.job import Job, JobId, JobSpec, TimelineEntry, Token
+from koalapy.model.explanation import Explanation
+from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
 
@@ -30,6 +31,8 @@ class ClusterRecord:
     speed: float
     unusable: bool = False
     """Whether it was given up after errors in a row, whatever else its state says."""
+    note: str = ""
+    """Why it was given up."""
     trials: int = 0
     """Probations that failed since."""
     drained: Drain | None = None
@@ -91,6 +94,8 @@ class Batch:
     at: float
     epoch: int
     jobs: dict[JobId, Job] = field(default_factory=dict)
+    attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
+    """Attempts as they ended, of jobs that have a newer one already."""
     timeline: list[TimelineEntry] = field(default_factory=list)
     outbox: list[OutboxEntry] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
@@ -113,6 +118,40 @@ class Saved:
     outbox: tuple[OutboxEntry, ...]
     clusters: tuple[ClusterRecord, ...]
     next_job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Means in seconds over jobs that ran to an end of their own; None where nothing is known."""
+
+    jobs: int = 0
+    queue_time: float | None = None
+    wait_time: float | None = None
+    startup_overhead: float | None = None
+    response_time: float | None = None
+    start_delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the books say of a span of time: node-seconds that components had by cluster, and the jobs that ended."""
+
+    node_seconds: dict[ClusterName, float]
+    waiting: dict[Priority, Waiting]
+    ended: dict[JobState, int]
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The grid from ``start`` to ``end``, which is now; the clusters and the counts of jobs are those of now."""
+
+    start: float
+    end: float
+    usage: Usage
+    clusters: Sequence[ClusterRecord]
+    queued: int
+    active: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +185,12 @@ class Store(Protocol):
 
     def timeline(self, job: JobId) -> list[TimelineEntry]: ...
 
+    def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
+        """In order: all of them, or the last so many."""
+        ...
+
+    def usage(self, start: float, end: float) -> Usage: ...
+
     def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
         """Chunks of one attempt beyond the given offset of each component, in order."""
         ...
@@ -173,11 +218,33 @@ class JobService(Protocol):
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord: ...
 
+    async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord: ...
+
+    async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        """``ConflictError`` when it is not drained."""
+        ...
+
     async def get(self, job: JobId) -> JobRecord: ...
 
     async def list(self, which: JobFilter) -> Sequence[JobRecord]: ...
 
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]: ...
+
+    async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
+        """A job and its attempts in order: all of them, or the last so many."""
+        ...
+
+    async def explain(self, job: JobId) -> Explanation:
+        """Why a job waits, is where it is, or how it ended."""
+        ...
+
+    async def explain_submission(self, spec: JobSpec) -> Explanation:
+        """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
+        ...
+
+    async def metrics(self, since: float) -> Metrics:
+        """Of the last ``since`` seconds."""
+        ...
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         """The job as soon as it is final, or as it is after ``timeout`` seconds."""

@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.scheduling.rules import QueueMode, QueueOrder, Rules
+from koalapy.model.job import ClaimingMode
+from koalapy.model.quantities import bytes_per_second_of, seconds_of
+from koalapy.model.wording import known_names
+from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules
 
 
 class Section(BaseModel):
@@ -32,6 +36,19 @@ class RulesSection(Section):
     lost_after: float = 600.0
     error_threshold: int = 3
     max_restarts: int | None = 10
+    claiming: ClaimingMode = ClaimingMode.ATOMIC
+    claim_threshold: float = 0.0
+    claim_factor: float = 0.75
+    claim_factor_step: float = 0.125
+    claim_factor_min: float = 0.25
+    claim_epsilon: float = 1.0
+    max_claiming_tries: int | None = None
+    preemption: Preemption = "placement"
+    aging: bool = True
+    aging_tries: int = 20
+    probation: bool = True
+    probation_pause: float = 60.0
+    probation_pause_max: float = 3600.0
 
     def build(self) -> Rules:
         return Rules(**self.model_dump())
@@ -91,6 +108,12 @@ class ClusterSection(Section):
     embedded: bool | None = None
     """Whether the daemon starts the agent itself; by default for the kind ``local``."""
 
+    start_failures: float = Field(default=0.0, ge=0, le=1)
+    """To try out fault tolerance, of the kind ``local`` only: the probability that the start of a component fails.
+
+    While there is a file ``lrm/start-failures`` in the cluster's directory, the number in it counts instead.
+    """
+
     # How to ask its resource manager
     partition: str | None = None
     """Slurm: by default the default partition."""
@@ -128,6 +151,13 @@ class ClusterSection(Section):
     def is_embedded(self) -> bool:
         return self.kind == "local" if self.embedded is None else self.embedded
 
+    @field_validator("start_failures")
+    @classmethod
+    def _embedded_only(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("kind") != "local":
+            raise ValueError("only clusters of the kind local fail on purpose")
+        return value
+
     @field_validator("paths")
     @classmethod
     def _absolute(cls, value: dict[str, str]) -> dict[str, str]:
@@ -135,6 +165,29 @@ class ClusterSection(Section):
             if not path.startswith("/"):
                 raise ValueError(f"{path} is not an absolute path")
         return value
+
+
+class LinkSection(Section):
+    """What is known of the network between two clusters, or within one (``between: [north, north]``)."""
+
+    between: tuple[str, str]
+    latency: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds; also as ``0.5ms``."""
+    bandwidth: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Bytes per second; also as ``1Gbit`` or ``100MB``."""
+
+    @field_validator("latency", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        return None if value is None else seconds_of(value)
+
+    @field_validator("bandwidth", mode="before")
+    @classmethod
+    def _bytes_per_second(cls, value: Any) -> Any:
+        return None if value is None else bytes_per_second_of(value)
+
+    def build(self) -> Link:
+        return Link(self.latency, self.bandwidth)
 
 
 class Settings(BaseSettings):
@@ -151,6 +204,7 @@ class Settings(BaseSettings):
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0)
     """Bytes of output kept per component; the rest stays in the cluster's own files."""
     rules: RulesSection = RulesSection()
+    links: list[LinkSection] = []
     clusters: dict[str, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),
@@ -163,6 +217,28 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         return env_settings, init_settings
+
+    def known_links(self) -> dict[tuple[str, str], Link]:
+        """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""
+        found: dict[tuple[str, str], Link] = {}
+        for index, section in enumerate(self.links):
+            field = f"links[{index}]"
+            for place, name in enumerate(section.between):
+                if name not in self.clusters:
+                    raise UsageError(
+                        f"{field}.between[{place}]: there is no cluster {name}", field=f"{field}.between[{place}]",
+                        value=name, hint=known_names(name, self.clusters),
+                    )  # fmt: skip
+            one, other = sorted(section.between)
+            if (one, other) in found:
+                raise UsageError(
+                    f"{field}.between: the link between {one} and {other} was given before",
+                    field=f"{field}.between", value=list(section.between), hint="leave one out",
+                )  # fmt: skip
+            if section.latency is None and section.bandwidth is None:
+                raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
+            found[one, other] = section.build()
+        return found
 
 
 CLIENT_VARIABLES = ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR")
@@ -180,9 +256,20 @@ def load(path: Path | None) -> Settings:
             raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
     try:
         settings = Settings(**values)
-        settings.rules.build()
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{field}: {first['msg']}", field=field, value=first.get("input")) from error
+        field = _field_of(first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{field}: {message}", field=field, value=first.get("input")) from error
+    try:
+        settings.rules.build()
+    except UsageError as error:
+        field = f"rules.{error.field}"
+        raise UsageError(f"rules.{error.message}", field=field, value=error.value, hint=error.hint) from error
     return settings
+
+
+def _field_of(location: tuple[int | str, ...]) -> str:
+    """``("links", 0, "latency")`` as ``links[0].latency``."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    return "".join(parts).removeprefix(".")

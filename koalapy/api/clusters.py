@@ -1,15 +1,18 @@
 """The routes of clusters, policies and the daemon's health."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
 
-from koalapy.api import schemas
-from koalapy.api.conversion import cluster_view
+from koalapy.api import grid_schemas, schemas
+from koalapy.api.conversion import cluster_view, metrics_view
 from koalapy.api.problems import declared
+from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError
 from koalapy.model.wording import known_names
 from koalapy.ports import ClusterRecord, JobService
+
+Since = Annotated[float, Query(gt=0, le=schemas.LONGEST, allow_inf_nan=False, description="seconds until now")]
 
 
 def clusters_router(service: JobService) -> APIRouter:
@@ -24,26 +27,47 @@ def clusters_router(service: JobService) -> APIRouter:
             )
         return known[name]
 
-    @router.get("/clusters", response_model=schemas.ClusterList, tags=["clusters"], operation_id="list_clusters",
+    @router.get("/clusters", response_model=grid_schemas.ClusterList, tags=["clusters"], operation_id="list_clusters",
                 responses=declared(401))  # fmt: skip
     async def clusters() -> Any:
         """Every cluster with its nodes and state."""
         return {"clusters": [cluster_view(record) for record in service.clusters()]}
 
-    @router.get("/clusters/{name}", response_model=schemas.ClusterView, tags=["clusters"], operation_id="show_cluster",
-                responses=declared(401, 404, 422))  # fmt: skip
+    @router.get("/clusters/{name}", response_model=grid_schemas.ClusterView, tags=["clusters"],
+                operation_id="show_cluster", responses=declared(401, 404, 422))  # fmt: skip
     async def cluster(name: str) -> Any:
         """One cluster."""
         return cluster_view(find(name))
 
-    @router.post("/clusters/{name}/clear", response_model=schemas.ClusterView, tags=["clusters"],
+    @router.post("/clusters/{name}/clear", response_model=grid_schemas.ClusterView, tags=["clusters"],
                  operation_id="clear_cluster", responses=declared(401, 404, 422, 503))  # fmt: skip
     async def clear(name: str) -> Any:
         """Count a cluster's errors from zero again, and use it again."""
         find(name)
         return cluster_view(await service.clear_cluster(name))
 
-    @router.get("/policies", response_model=schemas.PolicyList, tags=["policies"], operation_id="list_policies",
+    @router.post("/clusters/{name}/drain", response_model=grid_schemas.ClusterView, tags=["clusters"],
+                 operation_id="drain_cluster", responses=declared(400, 401, 404, 413, 422, 503))  # fmt: skip
+    async def drain(name: str, order: schemas.DrainOrder | None = None) -> Any:
+        """Place nothing more on a cluster; its running jobs go on. Drained again, it has the newer order."""
+        find(name)
+        given = order or schemas.DrainOrder()
+        return cluster_view(await service.drain_cluster(name, given.by, given.reason))
+
+    @router.post("/clusters/{name}/resume", response_model=grid_schemas.ClusterView, tags=["clusters"],
+                 operation_id="resume_cluster", responses=declared(401, 404, 409, 422, 503))  # fmt: skip
+    async def resume(name: str) -> Any:
+        """Use a drained cluster again."""
+        find(name)
+        return cluster_view(await service.resume_cluster(name))
+
+    @router.get("/metrics", response_model=grid_schemas.Metrics, tags=["clusters"], operation_id="show_metrics",
+                dependencies=[Depends(refuse_unknown)], responses=declared(401, 422, 503))  # fmt: skip
+    async def metrics(since: Since = 3600.0) -> Any:
+        """How well the clusters were used over the last ``since`` seconds, and how long jobs waited."""
+        return metrics_view(await service.metrics(since))
+
+    @router.get("/policies", response_model=grid_schemas.PolicyList, tags=["policies"], operation_id="list_policies",
                 responses=declared(401))  # fmt: skip
     async def policies() -> Any:
         """The placement policies."""
@@ -56,10 +80,10 @@ def health_router(service: JobService, operation: str = "health") -> APIRouter:
     """The daemon's health; ``operation`` is its name in OpenAPI."""
     router = APIRouter()
 
-    @router.get("/healthz", response_model=schemas.Health, tags=["health"], operation_id=operation,
+    @router.get("/healthz", response_model=grid_schemas.Health, tags=["health"], operation_id=operation,
                 responses=declared(401) if operation != "health" else None)  # fmt: skip
     async def healthz() -> Any:
-        """Whether the daemon is well; ``degraded`` when a cluster is not usable."""
+        """Whether the daemon is well; ``degraded`` when a cluster is neither usable nor drained."""
         return service.health()
 
     return router

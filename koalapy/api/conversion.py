@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from koalapy.api import schemas
-from koalapy.model.job import Component, Job, JobSpec, TimelineEntry
+from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, TimelineEntry
 from koalapy.model.request import (
     ComponentRequest,
     Environment,
@@ -14,7 +14,7 @@ from koalapy.model.request import (
     NonFixedRequest,
     Request,
 )
-from koalapy.ports import ClusterRecord, JobRecord
+from koalapy.ports import ClusterRecord, JobRecord, Metrics
 
 
 def spec_of(submission: schemas.JobSubmission) -> JobSpec:
@@ -27,6 +27,11 @@ def spec_of(submission: schemas.JobSubmission) -> JobSpec:
         environment=_pairs(submission.environment),
         priority=submission.priority,
         policy=submission.policy,
+        policy_options=_pairs(submission.policy_options),
+        coallocation=submission.coallocation,
+        speed_ratio_min=submission.speed_ratio_min,
+        claiming=submission.claiming,
+        claim_threshold=submission.claim_threshold,
         launcher=submission.launcher,
         processes_per_node=submission.processes_per_node,
         workdir=submission.workdir,
@@ -34,6 +39,8 @@ def spec_of(submission: schemas.JobSubmission) -> JobSpec:
         walltime=submission.walltime,
         max_restarts=submission.max_restarts,
         max_placement_tries=submission.max_placement_tries,
+        max_claiming_tries=submission.max_claiming_tries,
+        retry_on_exit=tuple(submission.retry_on_exit),
     )
 
 
@@ -89,6 +96,11 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "environment": dict(spec.environment),
         "priority": spec.priority,
         "policy": spec.policy,
+        "policy_options": dict(spec.policy_options),
+        "coallocation": {None: "allowed", 1: "never"}.get(spec.coallocation, spec.coallocation),
+        "speed_ratio_min": spec.speed_ratio_min,
+        "claiming": spec.claiming,
+        "claim_threshold": spec.claim_threshold,
         "launcher": spec.launcher,
         "processes_per_node": spec.processes_per_node,
         "workdir": spec.workdir,
@@ -96,6 +108,8 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "walltime": spec.walltime,
         "max_restarts": spec.max_restarts,
         "max_placement_tries": spec.max_placement_tries,
+        "max_claiming_tries": spec.max_claiming_tries,
+        "retry_on_exit": list(spec.retry_on_exit),
         "submitted_at": moment(job.submitted_at),
         "placed_at": moment(job.placed_at),
         "started_at": moment(job.started_at),
@@ -104,6 +118,7 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "wait_time": _span(job.submitted_at, job.started_at),
         "startup_overhead": _span(job.placed_at, launched or job.started_at),
         "response_time": _span(job.submitted_at, job.ended_at),
+        "start_delay": start_delay(job, job.attempt),
         "generation": job.generation,
         "restarts": job.restarts,
         "placement_tries": job.placement_tries,
@@ -113,7 +128,7 @@ def job_view(record: JobRecord) -> dict[str, Any]:
 
 
 def _components(job: Job) -> tuple[Component, ...]:
-    return job.attempt.components if job.attempt else ()
+    return job.attempt.gang if job.attempt else ()
 
 
 def _component_view(component: Component) -> dict[str, Any]:
@@ -130,6 +145,74 @@ def _component_view(component: Component) -> dict[str, Any]:
     }
 
 
+def attempt_view(job: Job, attempt: Attempt) -> dict[str, Any]:
+    """An attempt as ``schemas.AttemptView``; its spans are what the job's would be had it been the last."""
+    return {
+        "generation": attempt.generation,
+        "placed_at": moment(attempt.placed_at),
+        "start_estimate": moment(attempt.start_estimate),
+        "claim_at": moment(attempt.claim_at),
+        "barrier_at": moment(attempt.barrier_at),
+        "launched_at": moment(attempt.launched_at),
+        "ended_at": moment(attempt.ended_at),
+        "end_reason": attempt.end_reason,
+        "exit_code": attempt.exit_code,
+        "queue_time": _span(job.submitted_at, attempt.placed_at),
+        "wait_time": _span(job.submitted_at, attempt.barrier_at),
+        "startup_overhead": _span(attempt.placed_at, attempt.launched_at or attempt.barrier_at),
+        "response_time": _span(job.submitted_at, attempt.ended_at),
+        "start_delay": start_delay(job, attempt),
+        "components": [_attempt_component_view(component) for component in attempt.components],
+    }
+
+
+def _attempt_component_view(component: Component) -> dict[str, Any]:
+    return {
+        "index": component.index,
+        "rank": component.rank,
+        "cluster": component.cluster,
+        "size": component.size,
+        "state": component.state,
+        "hosts": list(component.hosts),
+        "exit_code": component.exit_code,
+        "error": component.error,
+        "infrastructure": component.infrastructure,
+        "submitted_at": moment(component.submitted_at),
+        "claimed_at": moment(component.claimed_at),
+        "ended_at": moment(component.ended_at),
+        "file_site": component.file_site,
+        "transfer_time": component.transfer_time,
+        "superseded": component.superseded,
+    }
+
+
+def start_delay(job: Job, attempt: Attempt | None) -> float | None:
+    """How much later an attempt was estimated to start than the first."""
+    if attempt is None:
+        return None
+    return _span(job.first_start_estimate, attempt.start_estimate)
+
+
+def metrics_view(metrics: Metrics) -> dict[str, Any]:
+    span = metrics.end - metrics.start
+    return {
+        "start": moment(metrics.start),
+        "end": moment(metrics.end),
+        "clusters": [_usage_view(c, metrics.usage.node_seconds.get(c.name, 0.0), span) for c in metrics.clusters],
+        "priorities": {priority: asdict(means) for priority, means in metrics.usage.waiting.items()},
+        "ended": {state: metrics.usage.ended.get(state, 0) for state in sorted(FINAL_STATES)},
+        "restarts": metrics.usage.restarts,
+        "queued": metrics.queued,
+        "active": metrics.active,
+    }
+
+
+def _usage_view(record: ClusterRecord, node_seconds: float, span: float) -> dict[str, Any]:
+    counts = {name: getattr(record, name) for name in ("name", "total", "used", "background", "idle")}
+    utilisation = round(node_seconds / (record.total * span), 6) if record.total else None
+    return counts | {"node_seconds": round(node_seconds, 3), "utilisation": utilisation}
+
+
 def timeline_view(entry: TimelineEntry) -> dict[str, Any]:
     view = asdict(entry) | {"at": moment(entry.at)}
     del view["job"]
@@ -137,7 +220,11 @@ def timeline_view(entry: TimelineEntry) -> dict[str, Any]:
 
 
 def cluster_view(record: ClusterRecord) -> dict[str, Any]:
-    return asdict(record) | {"last_heard": moment(record.last_heard)}
+    view = asdict(record) | {"last_heard": moment(record.last_heard)}
+    del view["note"]
+    if record.drained is not None:
+        view["drained"]["at"] = moment(record.drained.at)
+    return view
 
 
 def moment(at: float | None) -> str | None:

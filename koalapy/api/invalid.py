@@ -28,6 +28,7 @@ WANTED = {
     "string_unicode": ("no Unicode text", "remove lone surrogates"),
     "one_line": ("with characters that cannot be shown", "leave them out"),
     "nul": ("with a NUL in it", "leave it out"),
+    "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
     "duration": ("no duration", "give seconds, 90m, 1h30m or 1:30:00"),
 }
 BOUNDS = {

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from koalapy.api import schemas
-from koalapy.api.conversion import job_view, spec_of, timeline_view
+from koalapy.api.conversion import attempt_view, job_view, spec_of, timeline_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.job import FINAL_STATES, JobState
@@ -25,6 +25,7 @@ States = Annotated[list[JobState], Query(description="only jobs in one of these 
 Id = Annotated[int, Path(ge=-LARGEST_ID, le=LARGEST_ID, description="the job's id")]
 Before = Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
+Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
 
 
@@ -70,6 +71,13 @@ def jobs_router(service: JobService) -> APIRouter:
     async def timeline(job: Id) -> Any:
         """Everything that happened to a job, in order."""
         return {"timeline": [timeline_view(entry) for entry in await service.timeline(job)]}
+
+    @router.get("/{job}/attempts", response_model=schemas.AttemptList, operation_id="list_attempts",
+                responses=declared(401, 404, 422, 503))  # fmt: skip
+    async def attempts(job: Id, last: Last = None) -> Any:
+        """Every try to run a job, or the ``last`` so many, with the times of its components."""
+        record, tried = await service.attempts(job, last)
+        return {"attempts": [attempt_view(record.job, attempt) for attempt in tried]}
 
     @router.get("/{job}/logs", operation_id="read_logs", response_class=StreamingResponse,
                 responses={200: {"content": {"text/plain": {}}, "description": "the program's output"},

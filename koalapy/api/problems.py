@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from koalapy.api import schemas
@@ -119,6 +120,8 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
-    submits = request.url.path.rstrip("/").endswith("/jobs")
-    found = explain(error.errors(), schemas.JobSubmission if submits else schemas.Why)
+    bodies: dict[str, type[BaseModel]] = {
+        "jobs": schemas.JobSubmission, "explain": schemas.JobSubmission, "drain": schemas.DrainOrder,
+    }  # fmt: skip
+    found = explain(error.errors(), bodies.get(request.url.path.rstrip("/").rpartition("/")[2], schemas.Why))
     return problem(422, found.detail, field=found.field, value=found.value, hint=found.hint)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from koalapy.model.job import JobState, Launcher, Priority
+from koalapy.model.job import ClaimingMode, ComponentState, JobState, Launcher, Priority
 
 
 class Input(BaseModel):
@@ -71,7 +71,31 @@ Seconds = Annotated[
 Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
 
+Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A number; its bounds are checked with a better message later."""
+
+
+def _combined(value: object) -> object:
+    """How many clusters ``allowed``, ``never`` or a number lets a job combine at most; None is as many as it takes."""
+    if value is None or value == "allowed":
+        return None
+    if value == "never":
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise PydanticCustomError("coallocation", "is no co-allocation")
+    return value
+
+
+CoallocationJson: dict[str, Any] = {
+    "anyOf": [{"type": "string", "enum": ["allowed", "never"]}, {"type": "integer", "minimum": 1}],
+    "description": "allowed (as many clusters as it takes), never, or the most clusters to combine",
+    "default": "allowed",
+    "examples": ["never", 2],
+}
+Coallocation = Annotated[int | None, BeforeValidator(_combined), WithJsonSchema(CoallocationJson)]
+
 Name = Annotated[str, Field(max_length=200), AfterValidator(_one_line)]
+Reason = Annotated[str, Field(max_length=1000), AfterValidator(_one_line)]
 FileName = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 Cluster = Annotated[str, Field(min_length=1, max_length=100)]
 
@@ -148,6 +172,11 @@ class JobSubmission(Input):
     environment: dict[str, str] = {}
     priority: Priority = Priority.LOW
     policy: Name = ""
+    policy_options: dict[str, str] = {}
+    coallocation: Coallocation = None
+    speed_ratio_min: Fraction | None = None
+    claiming: ClaimingMode | None = None
+    claim_threshold: Fraction | None = None
     launcher: Launcher = Launcher.OPENMPI
     processes_per_node: Number | None = None
     workdir: FileName | None = None
@@ -155,12 +184,21 @@ class JobSubmission(Input):
     walltime: Seconds | None = None
     max_restarts: Number | None = None
     max_placement_tries: Number | None = None
+    max_claiming_tries: Number | None = None
+    retry_on_exit: list[Number] = []
 
 
 class Why(Input):
     """Why somebody acts on a job."""
 
-    reason: Annotated[str, Field(max_length=1000), AfterValidator(_one_line)] = ""
+    reason: Reason = ""
+
+
+class DrainOrder(Input):
+    """Why nothing more is to be placed on a cluster, and who says so."""
+
+    reason: Reason = ""
+    by: Name = ""
 
 
 # Answers
@@ -232,6 +270,11 @@ class JobView(Output):
     environment: dict[str, str]
     priority: Priority
     policy: str
+    policy_options: dict[str, str]
+    coallocation: Literal["allowed", "never"] | int
+    speed_ratio_min: float | None
+    claiming: ClaimingMode | None
+    claim_threshold: float | None
     launcher: Launcher
     processes_per_node: int | None
     workdir: str | None
@@ -239,6 +282,8 @@ class JobView(Output):
     walltime: float | None
     max_restarts: int | None
     max_placement_tries: int | None
+    max_claiming_tries: int | None
+    retry_on_exit: list[int]
     submitted_at: str
     placed_at: str | None
     started_at: str | None
@@ -247,6 +292,8 @@ class JobView(Output):
     wait_time: float | None
     startup_overhead: float | None
     response_time: float | None
+    start_delay: float | None
+    """How much later than first estimated the last attempt was to start."""
     generation: int
     restarts: int
     placement_tries: int
@@ -268,44 +315,52 @@ class Timeline(Output):
     timeline: list[TimelineView]
 
 
-class ClusterView(Output):
-    name: str
-    kind: str
-    state: str
-    total: int
-    idle: int
-    used: int
-    background: int
-    down: int
-    errors: int
-    reason: str
-    last_heard: str | None
-    processes_per_node: int
-    speed: float
-    details: dict[str, Any]
+class AttemptComponentView(Output):
+    """A component of an attempt, with its own times.
+
+    ``rank`` is its place in the placement. One whose claim failed is ``superseded`` by another of the same rank.
+    """
+
+    index: int
+    rank: int
+    cluster: str
+    size: int
+    state: ComponentState
+    hosts: list[str]
+    exit_code: int | None
+    error: str
+    infrastructure: bool
+    submitted_at: str | None
+    claimed_at: str | None
+    ended_at: str | None
+    file_site: str | None
+    transfer_time: float
+    superseded: bool
 
 
-class ClusterList(Output):
-    clusters: list[ClusterView]
+class AttemptView(Output):
+    """One try to run a job; spans are measured as those of the job."""
+
+    generation: int
+    placed_at: str
+    start_estimate: str | None
+    claim_at: str | None
+    barrier_at: str | None
+    launched_at: str | None
+    ended_at: str | None
+    end_reason: str
+    exit_code: int | None
+    queue_time: float | None
+    wait_time: float | None
+    startup_overhead: float | None
+    response_time: float | None
+    start_delay: float | None
+    components: list[AttemptComponentView]
 
 
-class PolicyView(Output):
-    name: str
-    serves: list[str]
-    summary: str
-
-
-class PolicyList(Output):
-    policies: list[PolicyView]
-
-
-class Health(Output):
-    status: Literal["ok", "degraded"]
-    version: str
-    epoch: int
-    queued: int
-    active: int
-    clusters: dict[str, str]
+class AttemptList(Output):
+    attempts: list[AttemptView]
+    """In order; ``generation`` counts them from 1."""
 
 
 class Problem(BaseModel):

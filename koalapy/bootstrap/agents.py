@@ -53,7 +53,7 @@ def agent(
 def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> Lrm:
     """The adapter of a cluster's resource manager; ``SiteRejected`` when a package that it needs is missing."""
     if section.kind == "local":
-        return LocalLrm(_local_cluster(cluster, section, directory, settings), JOBS)
+        return LocalLrm(_local_cluster(cluster, section, directory, settings), JOBS, section.start_failures)
     # Imported here: each kind needs its own, and embedded clusters none.
     from koalapy.agents.lrm.commands import words
 

@@ -52,12 +52,13 @@ async def _serve(
     from koalapy.store.migrate import migrate
     from koalapy.store.sql import SqlStore, make_engine
 
+    links = settings.known_links()
     listener = _listen(host, port)
     database = make_engine(settings.database or f"sqlite:///{data_dir / 'koala.db'}")
     migrate(database)
     store = SqlStore(database, time.time())
     saved = store.load()
-    scheduler = Scheduler(settings.rules.build(), policies(), _books(settings, saved))
+    scheduler = Scheduler(settings.rules.build(), policies(), _books(settings, saved), links)
     scheduler.restore(saved.jobs, time.time())
     describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
     outbox = Outbox(saved.outbox, store.epoch)
@@ -100,7 +101,8 @@ def _books(settings: Settings, saved: Saved) -> list[ClusterBook]:
         before = known.get(name)
         if before is not None:
             book.total, book.errors = before.total, before.errors
-            book.unusable, book.note = before.state == "unusable", before.reason
+            book.unusable, book.note, book.trials = before.unusable, before.note, before.trials
+            book.drained = before.drained
         books.append(book)
     # A cluster that left the configuration may still have jobs: it stays in the books, never to be placed on.
     gone = {c.cluster for job in saved.jobs if job.attempt for c in job.attempt.components} - settings.clusters.keys()
@@ -125,7 +127,7 @@ def _describer(
             name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.available,
             used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.why,
             last_heard=book.last_heard, processes_per_node=section.processes_per_node, speed=section.speed,
-            details=details,
+            unusable=book.unusable, note=book.note, trials=book.trials, drained=book.drained, details=details,
         )  # fmt: skip
 
     return describe

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -88,11 +89,16 @@ class Client:
             # A daemon that is about to end answers at once, and one that is away does not wait either.
             time.sleep(max(0.0, min(0.2, left) - (now - asked)))
 
+    def attempts(self, job: int, last: int) -> list[Json]:
+        """The last tries to run a job, in order."""
+        found: list[Json] = self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"]
+        return found
+
     def cluster(self, name: str) -> Json:
         return self.get(f"/api/v1/clusters/{quote(name, safe='')}")
 
-    def clear_cluster(self, name: str) -> Json:
-        return self.post(f"/api/v1/clusters/{quote(name, safe='')}/clear")
+    def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Json:
+        return self.post(f"/api/v1/clusters/{quote(name, safe='')}/{action}", body)
 
     def jobs(self, limit: int, **query: Any) -> tuple[list[Json], bool]:
         """The newest jobs, page by page, and whether there are more."""
@@ -145,4 +151,6 @@ def _refusal(answer: "httpx2.Response") -> CliError:
         detail, hint, field = str(problem["detail"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     except (ValueError, KeyError, TypeError):
         return CliError(f"HTTP status {answer.status_code}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
+    if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and (pause := answer.headers.get("Retry-After", "")):
+        hint = f"{hint or 'try again'} (in {pause} s)"
     return CliError(detail, CODE_OF_STATUS.get(answer.status_code, Exit.FAILED), hint, field)

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from koalapy.cli import submission, tables
+from koalapy.cli import explain, grid, processes, submission, tables
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import EPILOG, CliError, Exit, printable
+from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, Why, show_json
 
 app = typer.Typer(
     name="koala",
@@ -23,16 +24,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-DEFAULT_URL = "http://127.0.0.1:8642"
-
-Url = Annotated[str, typer.Option("--url", envvar="KOALA_URL", help="where the daemon is")]
-Token = Annotated[str | None, typer.Option("--token", envvar="KOALA_TOKEN", help="what to show it", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="the daemon's JSON, for programs")]
-Job = Annotated[int, typer.Argument(help="the job's id")]
-Jobs = Annotated[list[int], typer.Argument(help="ids of jobs")]
-Timeout = Annotated[float | None, typer.Option("--timeout", help="seconds to wait at most")]
-Why = Annotated[str, typer.Option("--reason", help="why; kept in the job's timeline")]
 
 
 class Format(StrEnum):
@@ -52,8 +43,9 @@ class LauncherOption(StrEnum):
     PROCESSES = "processes"
 
 
-def show_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+class ClaimingOption(StrEnum):
+    ATOMIC = "atomic"
+    INCREMENTAL = "incremental"
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -66,6 +58,11 @@ def submit(
     max_components: Annotated[int | None, typer.Option(help="flexible: most components")] = None,
     split: Annotated[list[str] | None, typer.Option(help="flexible: a way to split, best first")] = None,
     policy: Annotated[str | None, typer.Option(help="placement policy")] = None,
+    policy_option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the policy")] = None,
+    coallocation: Annotated[str | None, typer.Option(help="never, allowed, or the most clusters to combine")] = None,
+    speed_ratio_min: Annotated[float | None, typer.Option(help="slowest to fastest of combined clusters")] = None,
+    claiming: Annotated[ClaimingOption | None, typer.Option(help="default: as the daemon is configured")] = None,
+    claim_threshold: Annotated[float | None, typer.Option(help="fraction that a claim must be able to start")] = None,
     priority: Annotated[PriorityOption | None, typer.Option(help="default: low")] = None,
     ppn: Annotated[int | None, typer.Option(help="MPI processes on each node")] = None,
     name: Annotated[str | None, typer.Option(help="a name for people")] = None,
@@ -75,8 +72,12 @@ def submit(
     output: Annotated[str | None, typer.Option(help="file for the output, on the execution site")] = None,
     chdir: Annotated[str | None, typer.Option(help="where to run; default: here")] = None,
     max_restarts: Annotated[int | None, typer.Option(help="tries after failures of the infrastructure")] = None,
+    max_placement_tries: Annotated[int | None, typer.Option(help="give up after so many tries to place it")] = None,
+    max_claiming_tries: Annotated[int | None, typer.Option(help="give up after so many claiming tries")] = None,
+    retry_on_exit: Annotated[list[int] | None, typer.Option(help="exit code after which to try again")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="a job in YAML; options override it")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="the same key never makes a second job")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show where it would go now; submit nothing")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="until it is over; exit with the job's code")] = False,
     timeout: Timeout = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the bare id")] = False,
@@ -89,6 +90,11 @@ def submit(
         "request": submission.request_of(flexible, nonfixed, fixed, min_component, max_components, split or []),
         "command": command,
         "policy": policy,
+        "policy_options": submission.policy_options_of(policy_option or []),
+        "coallocation": submission.coallocation_of(coallocation),
+        "speed_ratio_min": speed_ratio_min,
+        "claiming": claiming,
+        "claim_threshold": claim_threshold,
         "priority": priority,
         "processes_per_node": ppn,
         "name": name,
@@ -97,10 +103,17 @@ def submit(
         "output": output,
         "workdir": chdir,
         "max_restarts": max_restarts,
+        "max_placement_tries": max_placement_tries,
+        "max_claiming_tries": max_claiming_tries,
+        "retry_on_exit": retry_on_exit,
     }
     body = submission.body_of(file, options, submission.environment_of(env or []))
     deadline = None if timeout is None else time.monotonic() + timeout
     client = Client(url, token)
+    if dry_run:
+        explain.refuse_with_dry_run(wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
+        explain.dry_run(client, body, options, as_json=as_json)
+        return
     try:
         job = client.submit(body, idempotency_key or str(uuid.uuid4()))
     except CliError as error:
@@ -202,13 +215,21 @@ def queue(
 
 
 @app.command()
-def show(job: Job, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def show(
+    job: Job,
+    attempts: Annotated[int, typer.Option(help="how many attempts to chart, the last ones", min=1, max=10**6)] = 5,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
     """Everything about one job: where it is, and what happened to it."""
-    found = Client(url, token).get(f"/api/v1/jobs/{job}")
+    client = Client(url, token)
+    found = client.get(f"/api/v1/jobs/{job}")
     if as_json:
         show_json(found)
     else:
-        print(tables.job_page(found))
+        # With one more, for the chart begins where that ended.
+        print(tables.job_page(found, client.attempts(job, attempts + 1), attempts))
 
 
 @app.command()
@@ -287,36 +308,6 @@ def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Clie
         raise typer.Exit(worst)
 
 
-clusters_app = typer.Typer(help="Show clusters, or act on one.", invoke_without_command=True, rich_markup_mode=None)
-app.add_typer(clusters_app, name="clusters")
-
-
-@clusters_app.callback()
-def clusters(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
-    """Show the clusters and their nodes."""
-    context.obj = (url, token)
-    if context.invoked_subcommand is not None:
-        return
-    answer = Client(url, token).get("/api/v1/clusters")
-    if as_json:
-        show_json(answer)
-    else:
-        print(tables.clusters(answer["clusters"]))
-
-
-@clusters_app.command()
-def clear(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="the cluster")],
-    url: Annotated[str | None, typer.Option("--url", help="where the daemon is")] = None,
-    token: Annotated[str | None, typer.Option("--token", help="what to show it", show_default=False)] = None,
-) -> None:
-    """Use a cluster again that was given up after errors."""
-    outer_url, outer_token = context.obj
-    cluster = Client(url or outer_url, token or outer_token).clear_cluster(name)
-    print(f"cluster {name} is {cluster['state']}")
-
-
-from koalapy.cli import processes as _processes  # noqa: E402
-
-_processes.register(app)
+grid.register(app)
+explain.register(app)
+processes.register(app)

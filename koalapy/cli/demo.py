@@ -41,7 +41,7 @@ def run_demo(keep: bool) -> int:
             _show_grid(client)
             job = _run(client)
             output = b"".join(client.logs(job["id"], False, None)).decode(errors="replace")
-            _show_result(job, output)
+            _show_result(job, client.attempts(job["id"], 6), output)
             passed = job["state"] == "succeeded" and any(_is_passed_check(line) for line in output.splitlines())
             kept = keep
     finally:
@@ -157,14 +157,14 @@ def _is_passed_check(line: str) -> bool:
     return line.startswith("check:") and line.rstrip().endswith("passed")
 
 
-def _show_result(job: Json, output: str) -> None:
+def _show_result(job: Json, attempts: list[Json], output: str) -> None:
     lines = output.splitlines()
     _heading("What the program printed:")
     _say("\n".join(line for line in lines if not line.startswith("rank ")))
     _heading("Which rank ran where:")
     _say("\n".join(line for line in lines if line.startswith("rank ")))
     _heading("The job and its timeline:")
-    _say(tables.job_page(job))
+    _say(tables.job_page(job, attempts))
 
 
 def _prove_nothing_is_left(directory: Path) -> None:

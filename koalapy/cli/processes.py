@@ -9,10 +9,10 @@ import typer
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
+from koalapy.cli.options import DEFAULT_URL
 
 Config = Annotated[Path | None, typer.Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
-DEFAULT_URL = "http://127.0.0.1:8642"
 
 
 def register(app: typer.Typer) -> None:

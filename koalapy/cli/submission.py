@@ -67,15 +67,40 @@ def environment_of(pairs: list[str]) -> dict[str, str]:
     return environment
 
 
+def policy_options_of(pairs: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as given."""
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise CliError(
+                f"--policy-option is {pair!r}", Exit.USAGE, "give NAME=VALUE: --policy-option metric=bandwidth"
+            )
+        options[name] = value
+    return options
+
+
+def coallocation_of(text: str | None) -> str | int | None:
+    """``never``, ``allowed`` or a number of clusters."""
+    if text is None or text in ("never", "allowed"):
+        return text
+    if not text.lstrip("-").isdecimal():
+        hint = "use never, allowed, or the most clusters to combine"
+        raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
+    return int(text)
+
+
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
     """What a job file says, overridden by what the options say."""
     body = _read(file) if file else {}
-    body |= {name: value for name, value in options.items() if value not in (None, [], "")}
-    if environment:
-        of_file = body.get("environment") or {}
-        if not isinstance(of_file, dict):
-            raise CliError("environment of the job file is no object", Exit.USAGE, "give names and values")
-        body["environment"] = of_file | environment
+    by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
+    body |= {name: value for name, value in options.items() if value not in (None, [], "") and name not in by_name}
+    for field, given in by_name.items():
+        of_file = body.get(field) or {}
+        if given and not isinstance(of_file, dict):
+            raise CliError(f"{field} of the job file is no object", Exit.USAGE, "give names and values")
+        if given:
+            body[field] = of_file | given
     body.setdefault("owner", current_user())
     if "workdir" not in body and (here := _here()):
         body["workdir"] = here
@@ -127,6 +152,13 @@ OPTIONS = {
     "processes_per_node": "--ppn",
     "workdir": "--chdir",
     "max_restarts": "--max-restarts",
+    "max_placement_tries": "--max-placement-tries",
+    "max_claiming_tries": "--max-claiming-tries",
+    "coallocation": "--coallocation",
+    "speed_ratio_min": "--speed-ratio-min",
+    "claim_threshold": "--claim-threshold",
+    "retry_on_exit": "--retry-on-exit",
+    "policy_options": "--policy-option",
     "policy": "--policy",
     "name": "--name",
     "walltime": "--walltime",
@@ -147,6 +179,10 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
         named = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
     elif field == "request.components":
         named = f"--{request['type']}: the components"
+    elif field.startswith("policy_options."):
+        named = f"--policy-option {field.removeprefix('policy_options.')}"
+    elif field.startswith("retry_on_exit["):
+        named = "--retry-on-exit"
     elif field in OPTIONS:
         named = OPTIONS[field]
     else:

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from koalapy.cli.errors import printable
+from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
+from koalapy.model.moment import clock
 
 Json = dict[str, Any]
 
@@ -25,8 +27,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: bool 
 
 def seconds_since(start: str, end: str | None) -> float:
     """From one moment of the API to another, or to now."""
-    until = _moment(end) if end else datetime.now(UTC)
-    return max(0.0, (until - _moment(start)).total_seconds())
+    return _span(start, end or datetime.now(UTC).isoformat())
+
+
+def _span(start: str, end: str) -> float:
+    return max(0.0, (_moment(end) - _moment(start)).total_seconds())
 
 
 def _moment(text: str) -> datetime:
@@ -74,9 +79,40 @@ def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
 
 
 def clusters(found: Sequence[Json]) -> str:
-    header = ["NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON"]
-    rows = [[c[name.lower()] if c[name.lower()] != "" else "-" for name in header] for c in found]
-    return table(header, rows)
+    header = ["NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS"]
+    rows = [[*(c[name.lower()] for name in header), _cluster_reason(c)] for c in found]
+    return table([*header, "REASON"], rows)
+
+
+def _cluster_reason(cluster: Json) -> str:
+    """Of a drained one since when, by whom and why; then why else it would not be used."""
+    order = cluster["drained"]
+    if order is None:
+        return cluster["reason"] or "-"
+    since = clock(_moment(order["at"]).timestamp(), datetime.now(UTC).timestamp())
+    said = f"since {since} UTC" + (f" by {order['by']}" if order["by"] else "")
+    said += f": {order['reason']}" if order["reason"] else ""
+    return said + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
+
+
+def metrics(found: Json) -> str:
+    """How the clusters are used, how long jobs wait, and how they ended."""
+    span = _span(found["start"], found["end"])
+    used = [
+        [c["name"], c["total"], c["used"], c["background"], c["idle"], f"{c['node_seconds'] / 3600:.2f}",
+         "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}"]
+        for c in found["clusters"]
+    ]  # fmt: skip
+    names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
+    waited = [[p, means["jobs"], *(_s(means[name]) for name in names)] for p, means in found["priorities"].items()]
+    ended = ", ".join(f"{found['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
+    return "\n\n".join([
+        f"The last {duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
+        table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
+        table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
+        f"Jobs that ended: {ended}; {found['restarts']} restarts. Now: {found['queued']} queued, "
+        f"{found['active']} placed or running.",
+    ])  # fmt: skip
 
 
 def timeline(job: Json) -> str:
@@ -89,8 +125,8 @@ def timeline(job: Json) -> str:
     return table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
 
 
-def job_page(job: Json) -> str:
-    """Everything about one job."""
+def job_page(job: Json, attempts: Sequence[Json], limit: int = 5) -> str:
+    """Everything about one job; its attempts as a chart of the last ``limit`` ones."""
     request = job["request"]
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
@@ -102,6 +138,7 @@ def job_page(job: Json) -> str:
         ("submitted", job["submitted_at"]),
         ("queued", _s(job["queue_time"])),
         ("start-up", _s(job["startup_overhead"])),
+        ("delayed", _s(job["start_delay"])),
         ("in all", _s(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
@@ -114,8 +151,16 @@ def job_page(job: Json) -> str:
             for c in job["components"]
         ]
         parts.append(table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+    if attempts:
+        width = shutil.get_terminal_size().columns
+        now = datetime.now(UTC).timestamp()
+        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=_is_unicode()))
     parts.append(timeline(job))
     return "\n\n".join(parts)
+
+
+def _is_unicode() -> bool:
+    return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
 
 
 def _s(seconds: float | None) -> str:

@@ -1,11 +1,14 @@
 """Clusters, the links between them, and the grid as a policy sees it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import TypeVar
 
 from koalapy.model.request import ClusterName, Request
+
+T = TypeVar("T")
 
 
 class ClusterState(StrEnum):
@@ -77,20 +80,30 @@ class GridView:
         return sum(cluster.idle for cluster in self.by_idle)
 
     @cached_property
-    def _parts(self) -> dict[frozenset[ClusterName], "GridView"]:
+    def _results(self) -> dict[Hashable, object]:
         return {}
+
+    def once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
+        """What ``work`` makes of the grid, done once for all requests of a scan; nobody else uses the same key."""
+        try:
+            return self._results[key]  # type: ignore[return-value]
+        except KeyError:
+            result = self._results[key] = work(self)
+            return result
 
     def only(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
-        part = self._parts.get(names)
-        if part is None:
-            part = self._parts[names] = GridView(
-                tuple(c for c in self.clusters if c.name in names), self.links, self.waiting
-            )
-        return part
+        return self.once(("only", names), lambda grid: grid._only(names))
+
+    def _only(self, names: frozenset[ClusterName]) -> "GridView":
+        return GridView(tuple(c for c in self.clusters if c.name in names), self.links, self.waiting)
+
+    @cached_property
+    def _by_name(self) -> dict[ClusterName, ClusterView]:
+        return {cluster.name: cluster for cluster in self.clusters}
 
     def get(self, name: ClusterName) -> ClusterView | None:
-        return next((c for c in self.clusters if c.name == name), None)
+        return self._by_name.get(name)
 
     def link(self, one: ClusterName, other: ClusterName) -> Link:
         """The link between two clusters, whichever way it was measured; empty when unmeasured."""

@@ -1,7 +1,9 @@
-"""Whether components fit together: the arithmetic of worst fit, needed to check requests and to explain refusals."""
+"""Whether components fit together: arithmetic that is needed to check requests, to place and to explain refusals."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heapreplace
+
+from koalapy.model.request import ClusterName
 
 
 def fits_by_worst_fit(sizes: Iterable[int], idle: Iterable[int]) -> bool:
@@ -17,3 +19,13 @@ def fits_by_worst_fit(sizes: Iterable[int], idle: Iterable[int]) -> bool:
             return False
         heapreplace(left, left[0] + size)
     return True
+
+
+def speed_sets(speeds: Mapping[ClusterName, float], ratio: float) -> list[frozenset[ClusterName]]:
+    """The largest sets in which the slowest has at least ``ratio`` of the speed of the fastest; the fastest first."""
+    sets: list[frozenset[ClusterName]] = []
+    for fastest in sorted(set(speeds.values()), reverse=True):
+        inside = frozenset(name for name, speed in speeds.items() if fastest * ratio <= speed <= fastest)
+        if not (sets and inside <= sets[-1]):
+            sets.append(inside)
+    return sets

@@ -12,6 +12,10 @@ class PlacedComponent:
     size: int
     cluster: ClusterName
     request_index: int | None = None
+    file_site: ClusterName | None = None
+    """Where its input comes from, if the policy chose that."""
+    transfer_time: float = 0.0
+    """Estimated seconds until its input is on the execution site, if the policy chose the file site."""
 
 
 @dataclass(frozen=True, slots=True)

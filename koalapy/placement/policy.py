@@ -1,5 +1,6 @@
 """What a placement policy is: a pure function of a request and the grid (semantics 3)."""
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from koalapy.model.cluster import GridView
@@ -13,6 +14,14 @@ class Policy(Protocol):
 
     ``place`` is called for every shape in every scan and must be fast; ``explain`` is called only when someone asks.
     The first line of the class's docstring is what users read about the policy.
+
+    A policy may also have
+
+    - ``configured(options: Mapping[str, str]) -> Policy``, if users may set options of it for a job: the policy with
+      these, or ``UsageError`` naming ``policy_options.<name>``; ``Configurable`` describes it;
+    - ``check(request: Request) -> None``, if there are requests of the types it serves that it can never place:
+      ``UsageError`` naming what of the request; ``Checking`` describes it;
+    - ``looks_ahead = True``, if it wants the other jobs' requests in ``GridView.waiting``.
     """
 
     @property
@@ -32,6 +41,20 @@ class Policy(Protocol):
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         """Why each cluster cannot serve the request, in order of name; empty when the request can be placed."""
         ...
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A policy with options; called once for each choice of them."""
+
+    def configured(self, options: Mapping[str, str]) -> Policy: ...
+
+
+@runtime_checkable
+class Checking(Protocol):
+    """A policy that cannot place all requests of the types it serves; called before each ``place``."""
+
+    def check(self, request: Request) -> None: ...
 
 
 def does_not_serve(policy: Policy, request: Request) -> TypeError:

@@ -9,6 +9,8 @@ def not_usable(cluster: ClusterView) -> str:
     """Why nothing may be placed on a cluster; empty when it is usable."""
     if cluster.state is ClusterState.USABLE:
         return ""
+    if cluster.state is ClusterState.DRAINED and cluster.note:
+        return f"{cluster.state} {cluster.note}"
     return f"{cluster.state}: {cluster.note}" if cluster.note else str(cluster.state)
 
 

@@ -1,13 +1,21 @@
 """Policies by name."""
 
-from typing import cast, get_args
+from collections.abc import Callable
+from typing import TypeVar, cast, get_args
 
 from koalapy.model.errors import UsageError
-from koalapy.model.request import Request, RequestType
+from koalapy.model.request import Environment, Request, RequestType
 from koalapy.model.wording import known_names
+from koalapy.placement.adaptive import Adaptive
+from koalapy.placement.best_fit import BestFit
+from koalapy.placement.close_to_files import CloseToFiles
 from koalapy.placement.cluster_minimization import ClusterMinimization
+from koalapy.placement.communication_aware import CommunicationAware
+from koalapy.placement.faster_first import FasterFirst
+from koalapy.placement.fastest_one import FastestOne
 from koalapy.placement.fixed import Fixed
-from koalapy.placement.policy import Policy
+from koalapy.placement.larger_first import LargerFirst
+from koalapy.placement.policy import Configurable, Policy
 from koalapy.placement.worst_fit import WorstFit
 
 DEFAULTS: dict[RequestType, str] = {
@@ -17,7 +25,12 @@ DEFAULTS: dict[RequestType, str] = {
 }
 """The policy of a request that names none."""
 
+T = TypeVar("T")
+
 REQUEST_TYPES: frozenset[str] = frozenset(get_args(RequestType))
+
+KEPT = 1000
+"""So many policies with options are kept ready."""
 
 
 class Registry:
@@ -25,6 +38,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._policies: dict[str, Policy] = {}
+        self._configured: dict[tuple[str, Environment], Policy] = {}
 
     def register(self, policy: object) -> None:
         """Add a policy; ``UsageError`` when the object is none or its name is taken."""
@@ -56,9 +70,15 @@ class Registry:
             raise UsageError(f"there is no policy {name}", field="policy", value=name, hint=hint)
         return policy
 
-    def resolve(self, name: str, request: Request) -> Policy:
-        """The policy to place a request by; an empty name stands for the default of its type."""
-        policy = self.get(name or DEFAULTS[request.type])
+    def resolve(self, name: str, request: Request, options: Environment = ()) -> Policy:
+        """The policy to place a request by, as its options say; an empty name stands for the default of its type.
+
+        ``UsageError`` when it does not serve the request, or has no such options.
+        """
+        name = name or DEFAULTS[request.type]
+        policy = self._configured.get((name, options)) if options else self._policies.get(name)
+        if policy is None:
+            policy = self._configure(self.get(name), options)
         if request.type not in policy.serves:
             fitting = [other for other in self.names() if request.type in self._policies[other].serves]
             raise UsageError(
@@ -67,7 +87,25 @@ class Registry:
                 value=policy.name,
                 hint=f"those that do: {', '.join(fitting) or 'none'}",
             )
+        check = getattr(policy, "check", None)
+        if check is not None:
+            _call(policy.name, "request", lambda: check(request))
         return policy
+
+    def _configure(self, policy: Policy, options: Environment) -> Policy:
+        if not isinstance(policy, Configurable):
+            field, value = options[0]
+            raise UsageError(
+                f"policy {policy.name} has no options",
+                field=f"policy_options.{field}",
+                value=value,
+                hint="leave them out, or choose a policy that has some, such as communication-aware",
+            )
+        configured = _call(policy.name, "policy_options", lambda: policy.configured(dict(options)))
+        if len(self._configured) >= KEPT:
+            self._configured.clear()
+        self._configured[policy.name, options] = configured
+        return configured
 
     def describe(self) -> list[dict[str, object]]:
         """Of each policy, by name: ``name``, the request types it ``serves``, a one-line ``summary``."""
@@ -78,9 +116,24 @@ class Registry:
 def builtin() -> Registry:
     """A registry of the policies that ship with koalapy."""
     registry = Registry()
-    for policy in (Fixed(), WorstFit(), ClusterMinimization()):
+    for policy in (
+        Fixed(), WorstFit(), CloseToFiles(),
+        ClusterMinimization(), CommunicationAware(), LargerFirst(), FasterFirst(),
+        BestFit(), FastestOne(), Adaptive(),
+    ):  # fmt: skip
         registry.register(policy)
     return registry
+
+
+def _call(name: str, field: str, call: Callable[[], T]) -> T:
+    """What a policy's own check says; its mistakes become a ``UsageError``, too."""
+    try:
+        return call()
+    except UsageError:
+        raise
+    except Exception as error:
+        problem = f"policy {name} is broken: it raised {error!r:.200} for the {field}"
+        raise UsageError(problem, field=field, hint="use another policy, or tell its author") from error
 
 
 def _problem(policy: object) -> str:

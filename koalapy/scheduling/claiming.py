@@ -1,54 +1,256 @@
 """Claiming: from a placement to an open barrier, and the way back (semantics 5).
 
-Atomic claiming: every component is started at once, on nodes the grid view called idle. Local users may be faster;
-then the runner stays queued in its LRM, and after ``claim_grace`` the whole claim is given up.
+A placed job is claimed for at its JCT, and again until its JST: whatever components can start are started, if they are
+at least the fraction T of all, others are re-placed, and a job of high priority preempts low ones. ``atomic`` is T = 1.
+A runner that stays queued in its LRM longer than ``claim_grace`` was overtaken by local users: that component's claim
+has failed, and another takes its place.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Launcher
-from koalapy.model.placement import Placement
+from koalapy.model.cluster import GridView
+from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Launcher, Priority
+from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.request import ClusterName
+from koalapy.model.transfer import Transfer, transfer_to
 from koalapy.scheduling.commands import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.preemption import Preemption
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
 
 END_GRACE = 2.0
 """Seconds that components have to end by themselves after the program succeeded."""
+CLAIM_FAILED = "claim-failed"
+PREEMPTED = "preempted"
+
+Relocate = Callable[[Job, Component, GridView, float], "tuple[ClusterName, Transfer] | None"]
+"""Another site for a component on the nodes of a view, its transfer to take at most so many seconds."""
+
+
+@dataclass(slots=True)
+class Try:
+    """What one claiming try found: components that can start now, and those that cannot where they are."""
+
+    free: dict[ClusterName, int]
+    startable: list[Component] = field(default_factory=list)
+    blocked: list[Component] = field(default_factory=list)
+    preempting: list[Component] = field(default_factory=list)
+    """Of those that can start: those that wait for others to be preempted."""
+
+    def take(self, component: Component, cluster: ClusterName | None = None) -> None:
+        self.free[cluster or component.cluster] -= component.size
+        self.startable.append(component)
 
 
 class Claiming:
     """Gives nodes to placed jobs and takes them back."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers) -> None:
+    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, relocate: Relocate) -> None:
         self._rules = rules
         self._ledger = ledger
         self._grid = grid
         self._timers = timers
+        self._relocate = relocate
+        self.preemption = Preemption(ledger, grid)
+
+    # The claiming queue
 
     def start(self, job: Job, placement: Placement, now: float) -> Job:
-        """Begin an attempt: a new generation, its nodes promised, its runners on their way to the LRMs."""
+        """Begin an attempt: a new generation, in the claiming queue at its first JCT, which may be at once."""
         components = tuple(
-            Component(index, placed.cluster, placed.size, ComponentState.SUBMITTED, request_index=placed.request_index)
-            for index, placed in enumerate(placement.components)
-        )
-        generation = job.generation + 1
-        attempt = Attempt(generation, components, placed_at=now)
-        job = self._ledger.move(
-            job, JobState.PLACED, now, "placed", placement.reason,
-            generation=generation, attempt=attempt, placed_at=now, ending=None,
-            placement_tries=job.placement_tries + 1,
+            self._placed(job, index, placed) for index, placed in enumerate(placement.components)
         )  # fmt: skip
+        transfer_time = max(component.transfer_time for component in components)
+        generation, start_estimate = job.generation + 1, now + transfer_time
+        claim_at = now + self._factor(job) * transfer_time
+        first = job.first_start_estimate if job.first_start_estimate is not None else start_estimate
         job = self._ledger.move(
-            job, JobState.CLAIMING, now, "claiming", _sites(attempt), claiming_tries=job.claiming_tries + 1
-        )
-        for component in components:
-            token = job.token(component.index)
-            self._grid[component.cluster].promise(token, component.size)
-            self._ledger.command(SubmitComponent(component.cluster, token))
-        self._timers.add(now + self._rules.barrier_timeout, Deadline.BARRIER, job=job.id, generation=generation)
+            job, JobState.PLACED, now, "placed", placement.reason, generation=generation, placed_at=now, ending=None,
+            attempt=Attempt(generation, components, now, start_estimate, claim_at),
+            placement_tries=job.placement_tries + 1, first_start_estimate=first,
+        )  # fmt: skip
+        if claim_at > now:
+            self._timers.add(claim_at, Deadline.CLAIM, job=job.id, generation=generation)
+            return job
+        return self.claim(job, now)
+
+    def _placed(self, job: Job, index: int, placed: PlacedComponent) -> Component:
+        file_site, seconds = placed.file_site, placed.transfer_time
+        asked = job.spec.component(placed.request_index)
+        if asked is not None and asked.input is not None and file_site is None:
+            transfer = transfer_to(placed.cluster, asked.input, self._grid.view())
+            if transfer is not None:
+                file_site, seconds = transfer.file_site, transfer.seconds
+        return Component(
+            index, placed.cluster, placed.size, request_index=placed.request_index,
+            file_site=file_site, transfer_time=seconds,
+        )  # fmt: skip
+
+    def _factor(self, job: Job) -> float:
+        return self._rules.claim_factor if job.claim_factor is None else job.claim_factor
+
+    def _threshold(self, job: Job) -> float:
+        spec, rules = job.spec, self._rules
+        mode = spec.claiming or (ClaimingMode.INCREMENTAL if spec.claim_threshold is not None else rules.claiming)
+        if mode is ClaimingMode.ATOMIC:
+            return 1.0
+        return rules.claim_threshold if spec.claim_threshold is None else spec.claim_threshold
+
+    def claim_is_due(self, job: Job, at: float, now: float) -> Job:
+        """A JCT has come; an older one than the attempt's own means nothing any more."""
+        attempt = live(job)
+        waits = any(component.state is ComponentState.PLACED for component in attempt.gang)
+        return self.claim(job, now) if waits and attempt.claim_at == at else job
+
+    def claim(self, job: Job, now: float) -> Job:
+        """One claiming try (ICP): start what can be started, and come back for the rest, or give up at the JST."""
+        attempt = live(job)
+        job = self._ledger.change(
+            job, claiming_tries=job.claiming_tries + 1, attempt=replace(attempt, claim_at=now)
+        )  # fmt: skip
+        this = self._look(job)
+        gang = len(attempt.gang)
+        if (gang - len(this.blocked)) / gang < self._threshold(job):
+            found = f"{gang - len(this.blocked)} of {gang} components could start"
+            self._ledger.note(job, now, "claim-try", f"{found}: fewer than wanted")
+            return self._come_back(job, this.blocked, now)
+        job = self._replace(job, this, now)
+        for component in this.preempting:
+            self._preempt_for(job, component, now)
+        if this.startable and job.state is JobState.PLACED:
+            job = self._ledger.move(job, JobState.CLAIMING, now, "claiming", _sites(this.startable))
+        elif this.startable:
+            self._ledger.note(job, now, "claiming", _sites(this.startable))
+        else:
+            self._ledger.note(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
+        for component in this.startable:
+            job = self._start(job, component, now)
+        if this.blocked:
+            return self._come_back(job, this.blocked, now)
+        self._await_barrier(job, now)
         return job
+
+    def _look(self, job: Job) -> Try:
+        """Which components could start where they are; for a job of high priority also by preemption."""
+        this = Try({book.name: book.available for book in self._grid.books() if book.is_open})
+        on_trial: set[ClusterName] = set()
+        waiting = [component for component in live(job).gang if component.state is ComponentState.PLACED]
+        for component in sorted(waiting, key=lambda c: (-c.size, c.rank)):
+            name = component.cluster
+            allowed = name in this.free and name not in on_trial
+            if allowed and component.size <= this.free[name]:
+                this.take(component)
+            elif allowed and self._may_preempt(job) and self._could_preempt(this, component):
+                this.preempting.append(component)
+                this.take(component)
+            else:
+                this.blocked.append(component)
+                continue
+            if self._grid[name].probation:
+                on_trial.add(name)
+        return this
+
+    def _may_preempt(self, job: Job) -> bool:
+        return job.spec.priority is Priority.HIGH and self._rules.preemption != "never"
+
+    def _could_preempt(self, this: Try, component: Component) -> bool:
+        book = self._grid[component.cluster]
+        taken = book.available - this.free[component.cluster]
+        return component.size + taken <= self.preemption.room(book)
+
+    def _preempt_for(self, job: Job, component: Component, now: float) -> None:
+        """Make room where a component was counted on; what others of the job take there is promised already."""
+        taken = sum(c.size for c in live(job).gang if c.cluster == component.cluster and c.index != component.index
+                    and c.state is ComponentState.PLACED)  # fmt: skip
+        for victim in self.preemption.victims(component.cluster, component.size + taken) or ():
+            reason = f"{PREEMPTED}: {component.cluster} is needed for job {job.id} of high priority"
+            self._ledger.note(victim, now, PREEMPTED, reason)
+            self.end(victim, JobState.QUEUED, reason, now)
+
+    def _replace(self, job: Job, this: Try, now: float) -> Job:
+        """Find other sites for components that cannot start, their transfers to be over by the JST."""
+        wanted = [*this.blocked, *this.preempting]
+        if not wanted:
+            return job
+        attempt = live(job)
+        left = max(0.0, (attempt.start_estimate or now) - now)
+        free = this.free
+        for component in wanted:
+            view = self._grid.view(lambda book: free.get(book.name, 0))
+            found = self._relocate(job, component, view, left)
+            if found is None:
+                continue
+            cluster, transfer = found
+            job = self._ledger.update_component(
+                job, component.index, cluster=cluster, file_site=transfer.file_site, transfer_time=transfer.seconds
+            )
+            moved = live(job).components[component.index]
+            self._ledger.note(job, now, "re-placed", f"{component.cluster} had no room", moved)
+            if component in this.blocked:
+                this.blocked.remove(component)
+            else:
+                this.preempting.remove(component)
+                this.startable.remove(component)
+                this.free[component.cluster] += component.size
+            this.take(moved)
+        return job
+
+    def _start(self, job: Job, component: Component, now: float) -> Job:
+        """Hand a component's runner to its LRM, its nodes promised."""
+        token = job.token(component.index)
+        self._grid[component.cluster].promise(token, component.size)
+        self._ledger.command(SubmitComponent(component.cluster, token))
+        return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
+
+    def _come_back(self, job: Job, blocked: list[Component], now: float) -> Job:
+        """Another try at the next JCT, unless that is as good as the JST: then the job gives up what it has."""
+        limit = job.spec.max_claiming_tries or self._rules.max_claiming_tries
+        where = _clusters(blocked)
+        if limit is not None and job.claiming_tries >= limit:
+            return self.end(job, JobState.FAILED, f"not claimed in {limit} tries: no room on {where}", now)
+        attempt = live(job)
+        start_estimate = attempt.start_estimate or now
+        following = now + self._factor(job) * (start_estimate - now)
+        if start_estimate - following < self._rules.claim_epsilon:
+            return self.give_up(job, f"no room on {where} before its start time", now)
+        job = self._ledger.change(job, attempt=replace(attempt, claim_at=following))
+        self._timers.add(following, Deadline.CLAIM, job=job.id, generation=job.generation)
+        return job
+
+    def give_up(self, job: Job, reason: str, now: float) -> Job:
+        """The JST has come and a component is not started: all are aborted, L is lowered, and the job queues again."""
+        rules, factor = self._rules, self._factor(job)
+        lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
+        job = self._ledger.change(job, claim_factor=lowered)
+        return self.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
+
+    def _await_barrier(self, job: Job, now: float) -> None:
+        attempt = live(job)
+        at = max(now, attempt.start_estimate or now)
+        if at > now:
+            self._timers.add(at, Deadline.START, job=job.id, generation=job.generation)
+        self._timers.add(
+            at + self._rules.barrier_timeout, Deadline.BARRIER,
+            job=job.id, generation=job.generation, component=len(attempt.components),
+        )  # fmt: skip
+
+    def restore(self, job: Job, now: float) -> None:
+        """Take up an attempt of an earlier life whose barrier is not open."""
+        attempt = live(job)
+        for component in attempt.gang:
+            if component.state is ComponentState.WAITING:
+                self.allow_grace(job, component, now)
+        if any(component.state is ComponentState.PLACED for component in attempt.gang):
+            at = max(now, attempt.claim_at or now)
+            self._ledger.change(job, attempt=replace(attempt, claim_at=at))
+            self._timers.add(at, Deadline.CLAIM, job=job.id, generation=job.generation)
+        else:
+            self._await_barrier(job, now)
+
+    # Components on their way to the barrier
 
     def component_waits(self, job: Job, component: Component, now: float) -> Job:
         """The LRM has queued the runner: local users may have been faster."""
@@ -62,6 +264,32 @@ class Claiming:
             job=job.id, generation=job.generation, component=component.index,
         )  # fmt: skip
 
+    def overtaken(self, job: Job, component: Component, now: float) -> Job:
+        """A runner is still queued: its claim has failed, and another component stands in for it at the next try."""
+        attempt = live(job)
+        reason = f"local users of {component.cluster} were faster"
+        following = now + self._factor(job) * ((attempt.start_estimate or now) - now)
+        if (attempt.start_estimate or now) - following < self._rules.claim_epsilon:
+            return self.give_up(job, reason, now)
+        self._ledger.note(job, now, CLAIM_FAILED, reason, component)
+        token = job.token(component.index)
+        self._ledger.command(StopComponent(component.cluster, token, reason))
+        self._grid[component.cluster].leave(token)
+        job = self._ledger.update_component(
+            job, component.index, state=ComponentState.STOPPING, superseded=True, error=reason
+        )
+        attempt = live(job)
+        index = len(attempt.components)
+        another = Component(
+            index, component.cluster, component.size, request_index=component.request_index,
+            file_site=component.file_site, transfer_time=component.transfer_time, replaces=component.rank,
+        )  # fmt: skip
+        attempt = replace(attempt, components=(*attempt.components, another))
+        if attempt.claim_at is None or attempt.claim_at <= now:
+            attempt = replace(attempt, claim_at=following)
+            self._timers.add(following, Deadline.CLAIM, job=job.id, generation=job.generation)
+        return self._ledger.change(job, attempt=attempt)
+
     def component_claimed(self, job: Job, component: Component, now: float) -> Job:
         """All nodes of a component have reported."""
         job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
@@ -69,17 +297,17 @@ class Claiming:
         return job
 
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
-        """Start the program once every component is claimed and every one of their clusters is in sight."""
+        """Start the program once every component is claimed, their clusters in sight, and the transfers are over."""
         attempt = live(job)
         if attempt.barrier_at is not None or job.state is not JobState.CLAIMING:
             return job
-        if any(c.state is not ComponentState.CLAIMED for c in attempt.components):
+        if any(c.state is not ComponentState.CLAIMED for c in attempt.gang) or now < (attempt.start_estimate or now):
             return job
         job = self._ledger.move(
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open",
             attempt=replace(attempt, barrier_at=now), started_at=now,
         )  # fmt: skip
-        for component in attempt.components:
+        for component in attempt.gang:
             self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
         self._timers.add(now + self._rules.barrier_timeout, Deadline.LAUNCH, job=job.id, generation=job.generation)
         return job
@@ -95,6 +323,8 @@ class Claiming:
         if job.state is JobState.STARTING and job.ending is None:
             job = self._ledger.move(job, JobState.RUNNING, now, "running")
         return job
+
+    # The end
 
     def end(self, job: Job, becomes: JobState, reason: str, now: float, *, exit_code: int | None = None) -> Job:
         """The attempt is over; the job becomes ``becomes`` when every component has ended.
@@ -112,12 +342,17 @@ class Claiming:
         return self.stop_components(job)
 
     def stop_components(self, job: Job) -> Job:
-        """Tell every component that has not ended to end."""
+        """Tell every component that has not ended to end; one that was not started has nothing to end."""
         attempt = live(job)
         for component in attempt.components:
-            if component.state not in (ComponentState.ENDED, ComponentState.STOPPING):
-                command = StopComponent(component.cluster, job.token(component.index), attempt.end_reason)
-                self._ledger.command(command)
+            if component.state is ComponentState.PLACED:
+                job = self._ledger.update_component(
+                    job, component.index, state=ComponentState.ENDED, ended_at=attempt.ended_at
+                )
+            elif component.state not in (ComponentState.ENDED, ComponentState.STOPPING):
+                token = job.token(component.index)
+                self._ledger.command(StopComponent(component.cluster, token, attempt.end_reason))
+                self._grid[component.cluster].leave(token)
                 job = self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
         return job
 
@@ -134,7 +369,7 @@ class Claiming:
 def telling(job: Job) -> tuple[Component, ...]:
     """The components that tell an exit code: only the head (Open MPI), or every one its own."""
     attempt = live(job)
-    return (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.components
+    return (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
 
 
 def program_result(job: Job) -> int | None:
@@ -153,12 +388,16 @@ def is_launched(job: Job) -> bool:
 def derived_state(job: Job) -> JobState:
     """The state that follows from what is known of the components."""
     attempt = live(job)
-    if any(c.unknown_since is not None for c in attempt.components if c.state is not ComponentState.ENDED):
+    if any(c.unknown_since is not None for c in attempt.gang if c.state is not ComponentState.ENDED):
         return JobState.UNKNOWN
     if attempt.barrier_at is None:
         return JobState.CLAIMING
     return JobState.STARTING if attempt.launched_at is None else JobState.RUNNING
 
 
-def _sites(attempt: Attempt) -> str:
-    return ", ".join(f"{c.size} on {c.cluster}" for c in attempt.components)
+def _clusters(components: list[Component]) -> str:
+    return ", ".join(sorted({component.cluster for component in components}))
+
+
+def _sites(components: list[Component]) -> str:
+    return ", ".join(f"{c.size} on {c.cluster}" for c in sorted(components, key=lambda c: c.rank))

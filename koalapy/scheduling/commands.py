@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from koalapy.model.job import Job, JobId, TimelineEntry, Token
+from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
 
@@ -47,6 +47,8 @@ class Effects:
     """What one step changed, to be written in one transaction before any command is sent."""
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
+    attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
+    """Attempts as they ended, of jobs that have begun a newer one since."""
     timeline: list[TimelineEntry] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     clusters: set[ClusterName] = field(default_factory=set)

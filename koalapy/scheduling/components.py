@@ -78,7 +78,7 @@ class Components:
             return
         job, component = found
         job = self._claiming.component_ended(job, component, now)
-        if job.ending is None:
+        if job.ending is None and not component.superseded:
             self._faults.infrastructure_failed(job, component, error, now)
 
     def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
@@ -136,13 +136,20 @@ class Components:
     def _judge(self, job: Job, index: int, event: ComponentUpdated, now: float) -> Job:
         """What the snapshot means for the job as a whole."""
         component = live(job).components[index]
+        if component.superseded:
+            return job
         if event.infrastructure and self._may_blame(job):
             return self._faults.infrastructure_failed(job, component, event.error, now)
         if job.ending is not None:
             return job
-        if is_launched(job):
+        if is_launched(job) and live(job).launched_at is None:
             job = self._claiming.launched(job, now)
+            for other in live(job).gang:
+                self._faults.trial_succeeded(other.cluster)
         result = program_result(job)
+        if result in job.spec.retry_on_exit:
+            return self._faults.restart(job, _exit_reason(result, event.error), now,
+                                        exit_code=result)  # fmt: skip
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
             return self._claiming.end(job, ends, _exit_reason(result, event.error), now, exit_code=result)
@@ -172,7 +179,7 @@ class Components:
             self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt"))
 
 
-def _exit_reason(code: int, error: str) -> str:
-    if code == 0:
+def _exit_reason(code: int | None, error: str) -> str:
+    if not code:
         return ""
     return f"the program exited with {code}" + (f": {error}" if error else "")

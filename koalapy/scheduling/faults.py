@@ -5,16 +5,17 @@ from koalapy.scheduling.claiming import Claiming
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.timers import Deadline, Timers
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
-CLAIM_FAILED = "claim-failed"
 
 
 class Faults:
     """Counts consecutive errors of clusters and decides whether a job is tried again."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, claiming: Claiming) -> None:
+    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, claiming: Claiming) -> None:
         self._rules = rules
+        self._timers = timers
         self._ledger = ledger
         self._grid = grid
         self._claiming = claiming
@@ -22,24 +23,49 @@ class Faults:
     def infrastructure_failed(self, job: Job, component: Component, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
         self._ledger.note(job, now, "error", error, component)
-        self.count_error(component.cluster, error)
+        self.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
-    def restart(self, job: Job, reason: str, now: float) -> Job:
+    def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
         """End the attempt and try the job again, unless it has been tried too often."""
         limit = job.spec.max_restarts if job.spec.max_restarts is not None else self._rules.max_restarts
         if limit is not None and job.restarts >= limit:
-            return self._claiming.end(job, JobState.FAILED, f"{reason} (gave up after {limit} restarts)", now)
+            reason = f"{reason} (gave up after {limit} restarts)"
+            return self._claiming.end(job, JobState.FAILED, reason, now, exit_code=exit_code)
         job = self._ledger.change(job, restarts=job.restarts + 1)
-        return self._claiming.end(job, JobState.QUEUED, reason, now)
+        return self._claiming.end(job, JobState.QUEUED, reason, now, exit_code=exit_code)
 
-    def count_error(self, cluster: str, error: str) -> None:
+    def count_error(self, cluster: str, error: str, now: float) -> None:
         book = self._grid[cluster]
         book.errors += 1
-        if book.errors >= self._rules.error_threshold and not book.unusable:
-            book.unusable = True
-            book.note = f"unusable after {book.errors} errors in a row, the last: {error}"
+        if book.probation:
+            book.trials += 1
+        if book.probation or (book.errors >= self._rules.error_threshold and not book.unusable):
+            book.unusable, book.probation = True, False
+            book.note = f"{errors_in_a_row(book.errors)}, the last: {error}"
+            self.plan_probation(cluster, now)
         self._ledger.cluster_changed(cluster)
+
+    def plan_probation(self, cluster: str, now: float) -> None:
+        """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
+        if self._rules.probation:
+            book = self._grid[cluster]
+            pause = min(self._rules.probation_pause * 2.0 ** min(book.trials, 60), self._rules.probation_pause_max)
+            book.probation_at = now + pause
+            self._timers.add(book.probation_at, Deadline.PROBATION, cluster=cluster)
+
+    def begin_probation(self, cluster: str, at: float) -> None:
+        """The pause is over: components may be tried there, one at a time."""
+        book = self._grid[cluster]
+        if book.unusable and book.probation_at == at:
+            book.probation, book.grew = True, True
+            self._ledger.cluster_changed(cluster)
+
+    def trial_succeeded(self, cluster: str) -> None:
+        """A program was started on a cluster: if it is on probation, that was its trial."""
+        if self._grid[cluster].probation:
+            self.clear(cluster)
+            self._grid[cluster].grew = True
 
     def count_success(self, cluster: str) -> None:
         book = self._grid[cluster]
@@ -50,5 +76,10 @@ class Faults:
     def clear(self, cluster: str) -> None:
         """An operator says that the cluster is mended."""
         book = self._grid[cluster]
-        book.errors, book.unusable, book.note = 0, False, ""
+        book.errors, book.unusable, book.probation, book.trials, book.note = 0, False, False, 0, ""
+        book.probation_at = None
         self._ledger.cluster_changed(cluster)
+
+
+def errors_in_a_row(count: int) -> str:
+    return "1 error" if count == 1 else f"{count} errors in a row"

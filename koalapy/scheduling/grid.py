@@ -1,6 +1,6 @@
 """The scheduler's book of each cluster: what it reported, what was promised since, how often it failed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
 from koalapy.model.job import Token
@@ -23,6 +23,10 @@ class ClusterBook:
         self.disconnected_because = "its agent has not connected yet"
         self.errors = 0
         self.unusable = False
+        self.probation = False
+        """Whether the unusable cluster is being tried again."""
+        self.probation_at: float | None = None
+        """When the next trial may begin."""
         self.trials = 0
         """Probations that failed since it became unusable: each makes the next pause longer."""
         self.drained: Drain | None = None
@@ -36,6 +40,8 @@ class ClusterBook:
         self._idle = 0
         self._holding: frozenset[Token] = frozenset()
         self._promised = 0
+        self._leaving: dict[Token, int] = {}
+        self._trial: Token | None = None
 
     def report(
         self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = ""
@@ -45,6 +51,8 @@ class ClusterBook:
         self.total, self._idle, self.background, self.down = total, idle, background, down
         self._holding = holding
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
+        for token in [token for token in self._leaving if token not in self.live and token not in holding]:
+            del self._leaving[token]
         self.grew |= self.available > before
 
     def promise(self, token: Token, size: int) -> None:
@@ -52,6 +60,13 @@ class ClusterBook:
         self.live[token] = size
         if token not in self._holding:
             self._promised += size
+        if self.probation:
+            self._trial = token
+
+    def leave(self, token: Token) -> None:
+        """The component was told to end: its nodes will be free soon."""
+        if token in self.live:
+            self._leaving[token] = self.live[token]
 
     def release(self, token: Token) -> None:
         """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
@@ -59,12 +74,29 @@ class ClusterBook:
         size = self.live.pop(token, 0)
         if token not in self._holding:
             self._promised -= size
+            self._leaving.pop(token, None)
+        elif size:
+            self._leaving[token] = size
+        if token == self._trial:
+            self._trial, self.grew = None, True
         self.grew |= self.available > before
+
+    # Nodes
 
     @property
     def available(self) -> int:
         """Idle nodes as reported, less those promised to components that the report does not yet count."""
         return max(0, self._idle - self._promised)
+
+    @property
+    def leaving(self) -> int:
+        """Nodes of components that are ending, or have ended since the last report."""
+        return sum(self._leaving.values())
+
+    @property
+    def expected(self) -> int:
+        """Nodes available once all that is ending has ended; below 0 when more is promised than that."""
+        return self._idle - self._promised + self.leaving
 
     @property
     def reported_idle(self) -> int:
@@ -75,15 +107,25 @@ class ClusterBook:
         """Nodes that components of ours have or were promised."""
         return sum(self.live.values())
 
+    # Whether it may be used
+
+    @property
+    def is_open(self) -> bool:
+        """Whether components may be placed here now; on probation only while none is being tried."""
+        state = self.state
+        return state is ClusterState.USABLE or (state is ClusterState.PROBATION and self._trial is None)
+
     @property
     def state(self) -> ClusterState:
         if self.drained is not None:
             return ClusterState.DRAINED
         if not self.connected:
             return ClusterState.UNREACHABLE
-        if self.unusable:
+        if self.unusable and not self.probation:
             return ClusterState.UNUSABLE
-        return ClusterState.UNREACHABLE if self.problem else ClusterState.USABLE
+        if self.problem:
+            return ClusterState.UNREACHABLE
+        return ClusterState.PROBATION if self.unusable else ClusterState.USABLE
 
     @property
     def why(self) -> str:
@@ -93,16 +135,28 @@ class ClusterBook:
             return f"{by}: {self.drained.reason}" if self.drained.reason else by
         if not self.connected:
             return self.problem or self.disconnected_because
-        return self.note if self.unusable else self.problem
+        if self.unusable and not self.probation:
+            return self.note
+        if self.problem:
+            return self.problem
+        return f"on probation, one component at a time; {self.note}" if self.unusable else ""
 
-    def view(self) -> ClusterView:
-        return ClusterView(self.name, self.total, self.available, self.state, self.speed, self.why)
+    def view(self, idle: int) -> ClusterView:
+        """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
+        state = self.state
+        if state is ClusterState.PROBATION:
+            state = ClusterState.USABLE if self._trial is None else ClusterState.UNUSABLE
+        note = "" if state is ClusterState.USABLE else self.why
+        return ClusterView(self.name, self.total, idle, state, self.speed, note)
+
+
+Links = Mapping[tuple[ClusterName, ClusterName], Link]
 
 
 class GridBook:
     """All clusters by name, and the links between them."""
 
-    def __init__(self, clusters: Iterable[ClusterBook], links: Mapping[tuple[str, str], Link] | None = None) -> None:
+    def __init__(self, clusters: Iterable[ClusterBook], links: Links | None = None) -> None:
         self._books = {book.name: book for book in sorted(clusters, key=lambda b: b.name)}
         self._links = dict(links or {})
 
@@ -122,5 +176,8 @@ class GridBook:
             book.grew = False
         return bool(grown)
 
-    def view(self) -> GridView:
-        return GridView(tuple(book.view() for book in self._books.values()), self._links)
+    def view(self, idle: Callable[[ClusterBook], int] | None = None) -> GridView:
+        """The grid as policies see it; ``idle`` says how many nodes of a cluster count, by default the available."""
+        if idle is None:
+            return GridView(tuple(book.view(book.available) for book in self._books.values()), self._links)
+        return GridView(tuple(book.view(max(0, idle(book))) for book in self._books.values()), self._links)

@@ -24,6 +24,9 @@ class Ledger:
 
     def put(self, job: Job) -> Job:
         """Keep a job as it is now; a final one leaves the ledger."""
+        before = self.jobs.get(job.id)
+        if before is not None and before.attempt is not None and before.generation != job.generation:
+            self._effects.attempts.append((job.id, before.attempt))
         if job.state.is_final:
             self.jobs.pop(job.id, None)
         else:

@@ -3,27 +3,36 @@
 A job may run where there are the folders that it needs, and, under Open MPI, on clusters of one series together.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.cluster import GridView
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.placement import PlacedComponent, Placement, Refusal
+from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_used, lacks, series_differ, texts_of
-from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
-from koalapy.model.wording import nodes
+from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
+from koalapy.placement.constraints import Constraints
 from koalapy.placement.policy import Policy
+from koalapy.placement.reasons import not_usable
+from koalapy.scheduling.answer_reasons import Reasons, explained, explained_where_named
+from koalapy.scheduling.answers import BrokenPolicy, checked, constrained
 
-Demands = tuple[object, ...]
+__all__ = ["BrokenPolicy", "Demands", "Placer"]
 
 
-class BrokenPolicy(Exception):
-    """A policy answered what cannot be; ``message`` says which and what."""
+class Demands(NamedTuple):
+    """What of a job decides where it may run, beside its request and its policy."""
 
-    def __init__(self, policy: str, problem: str) -> None:
-        self.policy = policy
-        self.message = f"policy {policy} is broken: {problem}"
-        super().__init__(self.message)
+    one_series: bool = False
+    folders: frozenset[str] = frozenset()
+    at_most: int | None = None
+    speed_ratio: float | None = None
+    options: Environment = ()
+
+    @property
+    def constraints(self) -> Constraints:
+        return Constraints(self.at_most, self.speed_ratio)
 
 
 class Placer:
@@ -38,43 +47,119 @@ class Placer:
         self._grouped: tuple[GridView, list[GridView]] | None = None
         """The last view that was asked for, which is the same for a whole scan, and its groups."""
 
-    def demands(self, spec: JobSpec) -> Demands:
-        """What of a job decides where it may run, beside its request; empty for almost every job."""
+    def demands(self, spec: JobSpec) -> Demands | tuple[()]:
+        """What of a job decides where it may run, beside its request and policy; empty for almost every job."""
         folders = folders_needed(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
-        return (one_series, folders) if one_series or folders else ()
+        at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
+        if one_series or folders or at_most is not None or ratio is not None or options:
+            return Demands(one_series, folders, at_most, ratio, options)
+        return ()
 
     def ask(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The policy's answer; ``BrokenPolicy`` when it is none."""
-        demands = self.demands(spec)
+        request, demands = spec.request, self.demands(spec)
         if not demands:
-            return _checked(policy, spec, view)
-        one_series, folders = demands
-        if isinstance(spec.request, FixedRequest):
-            refusal = self._why_not_there(spec, spec.request, one_series=bool(one_series))
-            return refusal or _checked(policy, spec, view)
-        assert isinstance(folders, frozenset)
-        lacking = [cluster.name for cluster in view if not folders <= self._profiles[cluster.name].folders]
-        if lacking:
-            view = view.only(frozenset(cluster.name for cluster in view) - set(lacking))
-        answer = self._ask_by_series(policy, spec, view) if one_series else _checked(policy, spec, view)
+            return checked(policy, request, view)
+        constraints = demands.constraints
+        if isinstance(request, FixedRequest):
+            refusal = self._why_not_there(spec, request, one_series=demands.one_series)
+            return refusal or constrained(policy, request, view, constraints)
+        view, lacking = self._able(demands.folders, view)
+        if demands.one_series:
+            answer = self._ask_by_series(policy, request, view, constraints)
+        else:
+            answer = constrained(policy, request, view, constraints)
         if lacking and isinstance(answer, Refusal):
-            return Refusal(f"{answer.summary}; {lacks(lacking, folders)}")
+            return Refusal(f"{answer.summary}; {lacks(lacking, demands.folders)}")
         return answer
 
-    def _ask_by_series(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+    def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Why each cluster cannot serve the job now, in order of name; empty when the job can be placed.
+
+        All that ``ask`` heeds is told of, also folders, the series of Open MPI, and constraints. Of a fixed request
+        only the clusters are told of that stand in its way. ``missing`` is what would suffice within the constraints.
+        Of a broken policy each reason says that it is; nothing is raised.
+        """
+        try:
+            if isinstance(self.ask(policy, spec, view), Placement):
+                return ()
+            if isinstance(spec.request, FixedRequest):
+                reasons = self._reasons_where_named(policy, spec, spec.request, view)
+            else:
+                reasons = self._reasons(policy, spec, view)
+        except BrokenPolicy as error:
+            reasons = {cluster.name: ClusterReason(cluster.name, error.message) for cluster in view}
+        return tuple(reasons[name] for name in sorted(reasons))
+
+    def _reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
+        demands = self.demands(spec) or Demands()
+        able, lacking = self._able(demands.folders, view)
+        reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
+        for name in lacking:
+            reasons.setdefault(name, ClusterReason(name, lacks([name], demands.folders)))
+        groups = self._groups(able) if demands.one_series else [able]
+        for group in groups:
+            found = explained(policy, spec.request, group, demands.constraints)
+            for name in found.keys() - reasons.keys():
+                reasons[name] = found[name]
+                if len(groups) > 1:
+                    beside = f"only clusters with Open MPI {self._profiles[name].mpi_series} count beside it"
+                    reasons[name] = replace(found[name], reason=f"{found[name].reason}; {beside}")
+        return reasons
+
+    def _reasons_where_named(
+        self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView
+    ) -> Reasons:  # fmt: skip
+        demands = self.demands(spec) or Demands()
+        named = {component.cluster or "" for component in request.components}
+        refusal: Placement | Refusal | None
+        refusal = self._why_not_there(spec, request, one_series=demands.one_series)
+        if refusal is None:
+            reasons = explained_where_named(policy, request, view)
+            if reasons:
+                return reasons
+            refusal = constrained(policy, request, view, demands.constraints)
+        return {name: ClusterReason(name, str(refusal)) for name in named}
+
+    def allows(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
+        """Whether the job may run on these clusters together, whatever is idle there."""
+        demands = self.demands(spec)
+        if not demands:
+            return True
+        profiles = [self._profiles[name] for name in names if name in self._profiles]
+        if not all(demands.folders <= profile.folders for profile in profiles):
+            return False
+        if demands.one_series and len({profile.mpi_series for profile in profiles}) > 1:
+            return False
+        if demands.at_most is not None and len(names) > demands.at_most:
+            return False
+        return demands.constraints.similar([cluster for cluster in view if cluster.name in names])
+
+    def _able(self, folders: frozenset[str], view: GridView) -> tuple[GridView, list[ClusterName]]:
+        """The clusters that have all of these folders, and the names of the others."""
+        if not folders:
+            return view, []
+        lacking = [cluster.name for cluster in view if not folders <= self._profiles[cluster.name].folders]
+        if not lacking:
+            return view, []
+        return view.only(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
+
+    def _ask_by_series(
+        self, policy: Policy, request: Request, view: GridView, constraints: Constraints
+    ) -> Placement | Refusal:  # fmt: skip
         """The clusters of one series after the other, those with the most idle nodes first."""
         groups = self._groups(view)
         if len(groups) < 2:
-            return _checked(policy, spec, view)
+            return constrained(policy, request, view, constraints)
         best: Refusal | None = None
         for group in groups:
-            answer = _checked(policy, spec, group)
+            answer = constrained(policy, request, group, constraints)
             if isinstance(answer, Placement):
                 return answer
             best = best or answer
         assert best is not None
-        if isinstance(_checked(policy, spec, view), Placement):
+        if isinstance(constrained(policy, request, view, constraints), Placement):
             return Refusal(f"{best.summary}; {self._differ(cluster.name for cluster in view.by_idle)}")
         return best
 
@@ -103,72 +188,3 @@ class Placer:
     def _differ(self, names: Iterable[ClusterName]) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
         return series_differ({name: self._profiles[name].mpi_series for name in names})
-
-
-def _checked(policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
-    answer: object = policy.place(spec.request, view)
-    if isinstance(answer, Refusal):
-        return answer
-    if not isinstance(answer, Placement):
-        raise BrokenPolicy(policy.name, f"it answered {repr(answer)[:80]}, neither a placement nor a refusal")
-    problem = _shape_problem(answer) or _grid_problem(answer, view) or _request_problem(answer, spec)
-    if problem:
-        raise BrokenPolicy(policy.name, problem)
-    return answer
-
-
-def _shape_problem(placement: Placement) -> str:
-    """What keeps an answer of another's code from being a placement at all."""
-    components: object = placement.components
-    if not isinstance(components, tuple) or not components:
-        return "it placed no components"
-    for component in components:
-        if not isinstance(component, PlacedComponent) or not isinstance(component.cluster, str):
-            return f"it placed {repr(component)[:80]}"
-        if type(component.size) is not int or component.size < 1:
-            return f"it placed a component of the size {component.size!r}"
-    return ""
-
-
-def _grid_problem(placement: Placement, view: GridView) -> str:
-    given: Counter[ClusterName] = Counter()
-    for component in placement.components:
-        given[component.cluster] += component.size
-    for name, size in given.items():
-        cluster = view.get(name)
-        if cluster is None:
-            return f"it placed {nodes(size)} on {name}, which it was not offered"
-        if cluster.state is not ClusterState.USABLE:
-            return f"it placed {nodes(size)} on {name}, which is {cluster.state}"
-        if size > cluster.idle:
-            return f"it placed {nodes(size)} on {name}, where {cluster.idle} are idle"
-    return ""
-
-
-def _request_problem(placement: Placement, spec: JobSpec) -> str:
-    request, placed = spec.request, placement.components
-    if isinstance(request, FlexibleRequest):
-        return _flexible_problem(request, [component.size for component in placed])
-    count = len(request.components)
-    if len(placed) != count or {component.request_index for component in placed} != set(range(count)):
-        return f"it placed {len(placed)} components that are not the request's {count}, each once"
-    for component in placed:
-        index = component.request_index or 0
-        asked = request.components[index]
-        if component.size != asked.size:
-            return f"it placed component {index} with {nodes(component.size)} in place of {asked.size}"
-        if asked.cluster is not None and asked.cluster != component.cluster:
-            return f"it placed component {index} on {component.cluster} in place of {asked.cluster}"
-    return ""
-
-
-def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
-    if sum(sizes) != request.total_size:
-        return f"it placed {nodes(sum(sizes))} in place of {request.total_size}"
-    if min(sizes) < request.min_component_size:
-        return f"it placed a component of {min(sizes)}, below the min_component_size of {request.min_component_size}"
-    if request.max_components is not None and len(sizes) > request.max_components:
-        return f"it placed {len(sizes)} components, above the max_components of {request.max_components}"
-    if request.split_options and sorted(sizes) not in [sorted(option) for option in request.split_options]:
-        return f"it split into {sorted(sizes, reverse=True)}, which is none of the split_options"
-    return ""

@@ -3,11 +3,35 @@
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 
 from koalapy.model.job import JobId
+from koalapy.model.request import Request
+from koalapy.scheduling.needs import Needs, needs_of
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Key = tuple[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The waiting jobs of one shape, in order; those that left the queue meanwhile are dropped when they come first."""
+
+    shape: Hashable
+    needs: Needs
+    number: int
+    jobs: "deque[Entry]" = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job's place in the queue; it is gone when the queue knows another one for the job, or none."""
+
+    key: Key
+    job: JobId
+    group: Group
+    scans: int
+    """How many scans there had been when the job came."""
 
 
 class PlacementQueue:
@@ -15,8 +39,12 @@ class PlacementQueue:
 
     def __init__(self, order: QueueOrder = "fcfs") -> None:
         self._narrowest_first = order == "narrowest-first"
-        self._shapes: dict[Hashable, deque[tuple[Key, JobId]]] = {}
-        self._entries: dict[JobId, tuple[Key, Hashable]] = {}
+        self._groups: dict[Hashable, Group] = {}
+        self._entries: dict[JobId, Entry] = {}
+        self._numbers = 0
+        self._last_seq = 0
+        self.scans = 0
+        """Periodic scans so far: each is a failed try of every job that is still there."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -26,52 +54,83 @@ class PlacementQueue:
 
     def __iter__(self) -> Iterator[JobId]:
         """Jobs from head to tail."""
-        return iter(sorted(self._entries, key=lambda job: self._entries[job][0]))
+        return iter(sorted(self._entries, key=lambda job: self._entries[job].key))
 
-    def push(self, job: JobId, seq: int, shape: Hashable, size: int) -> None:
+    def push(self, job: JobId, seq: int, shape: Hashable, request: Request) -> None:
         """Append a job; ``seq`` must be above that of every job pushed before."""
-        key = (size if self._narrowest_first else 0, seq)
-        self._entries[job] = (key, shape)
-        self._shapes.setdefault(shape, deque()).append((key, job))
+        group = self._groups.get(shape)
+        if group is None:
+            self._numbers += 1
+            group = self._groups[shape] = Group(shape, needs_of(request), self._numbers)
+        key = (group.needs.total if self._narrowest_first else 0, seq)
+        entry = self._entries[job] = Entry(key, job, group, self.scans)
+        self._last_seq = max(self._last_seq, seq)
+        group.jobs.append(entry)
 
-    def remove(self, job: JobId) -> None:
-        self._entries.pop(job, None)
+    def remove(self, job: JobId) -> int:
+        """Take a job out; returns how many scans it went through."""
+        entry = self._entries.pop(job, None)
+        return 0 if entry is None else self.scans - entry.scans
+
+    def scans_of(self, job: JobId) -> int:
+        """How many scans passed a job over since it came."""
+        return self.scans - self._entries[job].scans
 
     def position(self, job: JobId) -> int:
         """How many jobs stand before this one."""
-        key = self._entries[job][0]
-        return sum(1 for other, _ in self._entries.values() if other < key)
+        key = self._entries[job].key
+        return sum(1 for other in self._entries.values() if other.key < key)
 
-    def scan(self, place: Callable[[JobId], bool], mode: QueueMode) -> None:
-        """Offer jobs from head to tail to ``place``, which says whether it took them.
+    def head(self) -> JobId | None:
+        """The first job."""
+        first = min(self._heads(), key=lambda entry: entry.key, default=None)
+        return first.job if first else None
 
-        A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first
-        refusal ends it.
+    def heads(self) -> Iterator[JobId]:
+        """The first job of each shape, from head to tail."""
+        return (entry.job for entry in sorted(self._heads(), key=lambda entry: entry.key))
+
+    def _heads(self) -> list[Entry]:
+        return [head for group in list(self._groups.values()) if (head := self._head(group))]
+
+    def oldest(self) -> JobId | None:
+        """The job that has been here longest."""
+        first = min(self._heads(), key=lambda entry: entry.key[1], default=None)
+        return first.job if first else None
+
+    def scan(self, place: Callable[[JobId], bool], mode: QueueMode, fits: Callable[[Needs], bool]) -> None:
+        """Offer jobs from head to tail to ``place``, which takes those it can out of the queue, and says so.
+
+        ``fits`` tells without asking anybody that nothing of a shape can be placed. A shape refused once is refused
+        for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal ends it. Who comes to the queue
+        meanwhile is not offered.
         """
-        heads = [(queue[0][0], shape) for shape in list(self._shapes) if (queue := self._live(shape))]
-        order = {shape: index for index, (_, shape) in enumerate(heads)}
-        heap = [(key, order[shape], shape) for key, shape in heads]
+        last = self._last_seq
+        groups = [group for group in self._groups.values() if mode != "scan" or fits(group.needs)]
+        heap = [(head.key, group.number, group) for group in groups if (head := self._head(group))]
         heapq.heapify(heap)
         while heap:
-            _, _, shape = heapq.heappop(heap)
-            queue = self._live(shape)
-            if queue is None:
+            key, _, group = heapq.heappop(heap)
+            head = self._head(group)
+            if head is None or key[1] > last:
                 continue
-            job = queue[0][1]
-            if not place(job):
+            if head.key != key:
+                heapq.heappush(heap, (head.key, group.number, group))
+                continue
+            if not (fits(group.needs) and place(head.job)):
                 if mode != "scan":
                     return
                 continue
-            self.remove(job)
-            if (queue := self._live(shape)) is not None:
-                heapq.heappush(heap, (queue[0][0], order[shape], shape))
+            if (head := self._head(group)) is not None:
+                heapq.heappush(heap, (head.key, group.number, group))
 
-    def _live(self, shape: Hashable) -> deque[tuple[Key, JobId]] | None:
-        """The shape's queue without the jobs that left it at its head; None when nothing is left."""
-        queue = self._shapes.get(shape)
-        while queue and self._entries.get(queue[0][1]) != (queue[0][0], shape):
-            queue.popleft()
-        if not queue:
-            self._shapes.pop(shape, None)
-            return None
-        return queue
+    def _head(self, group: Group) -> Entry | None:
+        """A shape's first job, without those before it that left the queue."""
+        jobs = group.jobs
+        while jobs and self._entries.get(jobs[0].job) is not jobs[0]:
+            jobs.popleft()
+        if jobs:
+            return jobs[0]
+        if self._groups.get(group.shape) is group:
+            del self._groups[group.shape]
+        return None

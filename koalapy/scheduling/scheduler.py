@@ -5,28 +5,28 @@ sends the commands among them. It calls again at ``next_wakeup`` at the latest.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from dataclasses import replace
 from typing import assert_never
 
 from koalapy.model.cluster import Drain, GridView
-from koalapy.model.errors import BusyError, ConflictError, NotFoundError, UsageError
-from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Priority
-from koalapy.model.placement import Placement, Refusal
-from koalapy.model.request import shape_of
+from koalapy.model.errors import BusyError, ConflictError, NotFoundError
+from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
+from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.claiming import Claiming
 from koalapy.scheduling.commands import Effects
 from koalapy.scheduling.components import Components
-from koalapy.scheduling.faults import CLAIM_FAILED, Faults
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.grid import ClusterBook, GridBook, Links
 from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.placing import BrokenPolicy, Placer
-from koalapy.scheduling.queue import PlacementQueue
+from koalapy.scheduling.placing import Placer
+from koalapy.scheduling.relocation import Relocation
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timer, Timers
+from koalapy.scheduling.waiting import Waiting
 
-Shape = tuple[object, ...]
 NEEDS_CONTACT = (Deadline.CLAIM_GRACE, Deadline.LAUNCH, Deadline.WALLTIME)
 """Deadlines that say nothing while the clusters concerned are out of reach: what they wait for may have happened."""
 
@@ -34,23 +34,22 @@ NEEDS_CONTACT = (Deadline.CLAIM_GRACE, Deadline.LAUNCH, Deadline.WALLTIME)
 class Scheduler:
     """One grid's scheduler. All state lives here or in what ``restore`` is given."""
 
-    def __init__(self, rules: Rules, policies: Registry, clusters: Iterable[ClusterBook]) -> None:
+    def __init__(
+        self, rules: Rules, policies: Registry, clusters: Iterable[ClusterBook], links: Links | None = None
+    ) -> None:  # fmt: skip
         self.rules = rules
         self.policies = policies
-        self.grid = GridBook(clusters)
+        self.grid = GridBook(clusters, links)
         self._ledger = Ledger()
         self._timers = Timers()
-        self._placer = Placer({book.name: book.profile for book in self.grid.books()})
-        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers)
-        self._faults = Faults(rules, self._ledger, self.grid, self._claiming)
+        placer = Placer({book.name: book.profile for book in self.grid.books()})
+        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer))
+        self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
-        self._queues = {priority: PlacementQueue(rules.queue_order) for priority in Priority}
-        self._queue_seq = 0
-        self._arrivals: list[JobId] = []
-        self._refusals: dict[Shape, Refusal] = {}
-        self._broken: set[str] = set()
-        """Policies of which was told that they answer nonsense."""
-        self._high_scans = 0
+        self._asking = Asking(policies, placer, self.grid, lambda: self._waiting.requests(), self._ledger.warn)
+        room = self._claiming.preemption.room
+        self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
+        self._latest = 0.0
 
     # What a world does with it
 
@@ -69,13 +68,13 @@ class Scheduler:
         """Take up the jobs of an earlier life; clusters count as out of reach until they are heard of."""
         for job in sorted(jobs, key=lambda j: j.queue_seq):
             self._ledger.jobs[job.id] = job
-            self._queue_seq = max(self._queue_seq, job.queue_seq)
-            if job.state is JobState.QUEUED:
-                self._push(job, job.queue_seq)
-            elif job.state.is_active:
+            self._waiting.restore(job)
+            if job.state.is_active:
                 self._restore_attempt(job, now)
         for book in self.grid.books():
             self._lose_contact(book, now)
+            if book.unusable:
+                self._faults.plan_probation(book.name, now)
 
     def next_wakeup(self) -> float | None:
         """When ``step`` must be called at the latest, even if nothing happens."""
@@ -93,12 +92,44 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return len(self._waiting)
+
+    @property
+    def reservation(self) -> JobId | None:
+        """The job that has failed so many scans that nodes are kept for it."""
+        return self._waiting.reservation
+
+    def view(self, priority: Priority) -> GridView:
+        """The grid as a job of that priority would be placed on it now."""
+        return self._waiting.view(priority)
+
+    def view_with_preemption(self) -> GridView:
+        """The grid as it would be if low-priority jobs made room for one of high priority."""
+        return self._waiting.view_with_preemption()
+
+    def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """What the job's policy answers on a view."""
+        return self._asking.ask(spec, view)
+
+    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
+        return self._asking.reasons(spec, view)
+
+    def position(self, job: JobId) -> int | None:
+        """A queued job's place in its queue, counted from 1."""
+        known = self._ledger.get(job)
+        return self._waiting.position(known) if known else None
+
+    def tries(self, job: JobId) -> int:
+        """How often an unfinished job was tried to be placed, scans that passed it over among them."""
+        known = self._ledger.get(job)
+        if known is None:
+            raise NotFoundError(f"there is no unfinished job {job}", field="job", value=job)
+        return self._waiting.tries(known)
 
     def waiting_reason(self, job: Job) -> str:
-        """Why a queued job is not placed: what its shape was last refused for."""
-        refusal = self._refusals.get(self._shape(job))
-        return refusal.summary if refusal else job.reason or "waits for its turn in the queue"
+        """Why a queued job is not placed."""
+        return self._waiting.reason(job)
 
     def admit(self) -> None:
         """Refuse a submission while the placement queues are full; nothing is kept of it."""
@@ -124,18 +155,20 @@ class Scheduler:
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Take in one event; what follows from it is decided later, in ``decide``."""
+        now = self._monotonic(now)
+        self._waiting.something_happened()
         match event:
             case ev.JobSubmitted():
-                self._ledger.note(event.job, now, "submitted")
-                self._enqueue(event.job)
+                job = replace(event.job, submitted_at=min(event.job.submitted_at, now))
+                self._ledger.note(job, now, "submitted")
+                self._waiting.arrive(job)
             case ev.JobCancelled():
                 self._cancel(self.check_action(event), event.reason, now)
             case ev.JobHeld():
-                job = self.check_action(event)
-                self._queues[job.spec.priority].remove(job.id)
+                job = self._waiting.leave(self.check_action(event))
                 self._ledger.move(job, JobState.HELD, now, "held", event.reason)
             case ev.JobReleased():
-                self._enqueue(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
+                self._waiting.enqueue(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
             case ev.ClusterReported():
                 self._report(event)
             case ev.ClusterDisconnected():
@@ -156,19 +189,24 @@ class Scheduler:
             case ev.InventoryReceived():
                 self._inventory(event, now)
             case ev.PeriodicScan():
-                self._scan_periodically(now)
+                self._waiting.scan_periodically(now)
             case _:
                 assert_never(event)
 
     def decide(self, now: float) -> None:
         """Handle what is due and place what can be placed."""
+        now = self._monotonic(now)
         for timer in self._timers.due(now):
             self._fire(timer, now)
-        arrivals, self._arrivals = self._arrivals, []
         if self.grid.take_growth() and self.rules.event_driven:
-            for priority in Priority:
-                self._scan(priority, now)
-        self._try_arrivals(arrivals, now)
+            self._waiting.scan_all(now)
+        self._waiting.try_arrivals(now)
+        self._waiting.something_happened()
+
+    def _monotonic(self, now: float) -> float:
+        """Time does not go back, whatever a clock does."""
+        self._latest = max(self._latest, now)
+        return self._latest
 
     def _report(self, event: ev.ClusterReported) -> None:
         book = self.grid[event.cluster]
@@ -204,109 +242,13 @@ class Scheduler:
             if job.ending is None or job.ending is JobState.QUEUED:
                 self._settle_job(self._claiming.end(job, JobState.CANCELLED, reason, now), now)
             return
-        self._queues[job.spec.priority].remove(job.id)
+        if job.state is JobState.QUEUED:
+            job = self._waiting.leave(job)
         self._ledger.move(job, JobState.CANCELLED, now, "cancelled", reason, ended_at=now)
 
-    # Queues and scans
-
-    def _push(self, job: Job, seq: int) -> None:
-        request = job.spec.request
-        self._queues[job.spec.priority].push(job.id, seq, self._shape(job), request.total_size)
-
-    def _enqueue(self, job: Job) -> None:
-        """To the tail of its queue; it is tried at once."""
-        self._queue_seq += 1
-        job = self._ledger.change(job, queue_seq=self._queue_seq)
-        self._push(job, self._queue_seq)
-        self._arrivals.append(job.id)
-
-    def _scan(self, priority: Priority, now: float) -> None:
-        view = self.grid.view()
-
-        def place(job_id: JobId) -> bool:
-            nonlocal view
-            if self._place(self._ledger.jobs[job_id], view, now):
-                view = self.grid.view()
-                return True
-            return False
-
-        self._queues[priority].scan(place, self.rules.queue)
-
-    def _scan_periodically(self, now: float) -> None:
-        """The high queue S times for each time of the low one; then count the tries of those that were refused."""
-        self._scan(Priority.HIGH, now)
-        self._high_scans += 1
-        scanned = [Priority.HIGH]
-        if self._high_scans >= self.rules.high_scans_per_low:
-            self._high_scans = 0
-            self._scan(Priority.LOW, now)
-            scanned.append(Priority.LOW)
-        for priority in scanned:
-            # A scan that ends at the first refusal has tried nobody behind it.
-            refused = islice(self._queues[priority], None if self.rules.queue == "scan" else 1)
-            for job_id in [j for j in refused if self._try_limit(self._ledger.jobs[j]) is not None]:
-                self._count_try(self._ledger.jobs[job_id], now)
-
-    def _try_arrivals(self, arrivals: list[JobId], now: float) -> None:
-        """Each newcomer is tried once, in order; shapes refused once are refused for all of them."""
-        view: GridView | None = None
-        refused: set[Shape] = set()
-        for job_id in arrivals:
-            job = self._ledger.get(job_id)
-            if job is None or job_id not in self._queues[job.spec.priority]:
-                continue
-            queue = self._queues[job.spec.priority]
-            if self.rules.queue == "fcfs" and queue.position(job_id) > 0:
-                continue
-            view = view or self.grid.view()
-            shape = self._shape(job)
-            if shape not in refused and self._place(job, view, now):
-                queue.remove(job_id)
-                view = None
-                continue
-            refused.add(shape)
-            self._count_try(job, now)
-
-    def _place(self, job: Job, view: GridView, now: float) -> bool:
-        answer: Placement | Refusal
-        try:
-            policy = self.policies.resolve(job.spec.policy, job.spec.request)
-            answer = self._placer.ask(policy, job.spec, view)
-        except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
-            answer = Refusal(error.message)
-        except BrokenPolicy as error:
-            self._complain(error)
-            answer = Refusal(error.message)
-        shape = self._shape(job)
-        if isinstance(answer, Refusal):
-            self._refusals[shape] = answer
-            return False
-        self._refusals.pop(shape, None)
-        self._claiming.start(job, answer, now)
-        return True
-
-    def _shape(self, job: Job) -> Shape:
-        """What the answer to a job depends on."""
-        return (job.spec.policy, *shape_of(job.spec.request), *self._placer.demands(job.spec))
-
-    def _complain(self, error: BrokenPolicy) -> None:
-        """Of each policy once: it is asked again and again."""
-        if error.policy not in self._broken:
-            self._broken.add(error.policy)
-            self._ledger.warn(error.message)
-
-    def _try_limit(self, job: Job) -> int | None:
-        own = job.spec.max_placement_tries
-        return own if own is not None else self.rules.max_placement_tries
-
-    def _count_try(self, job: Job, now: float) -> None:
-        """A try that failed: on arrival, and in each periodic scan."""
-        limit = self._try_limit(job)
-        job = self._ledger.change(job, placement_tries=job.placement_tries + 1, reason=self.waiting_reason(job))
-        if limit is not None and job.placement_tries >= limit:
-            self._queues[job.spec.priority].remove(job.id)
-            reason = f"not placed in {limit} tries: {self.waiting_reason(job)}"
-            self._ledger.move(job, JobState.FAILED, now, "failed", reason, ended_at=now)
+    def _begin(self, job: Job, placement: Placement, now: float) -> None:
+        """A job that was placed leaves the placement queues for the claiming queue."""
+        self._settle_job(self._claiming.start(job, placement, now), now)
 
     # The end of an attempt
 
@@ -325,11 +267,11 @@ class Scheduler:
                 self.grid[component.cluster].release(job.token(component.index))
         becomes, reason = job.ending, attempt.end_reason
         if becomes is JobState.QUEUED:
-            self._enqueue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None))
+            self._waiting.enqueue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None))
             return
         # A program that came to its own end was carried there by its clusters, whatever it made of it.
         if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
-            for component in attempt.components:
+            for component in attempt.gang:
                 self._faults.count_success(component.cluster)
         event = str(becomes)
         self._ledger.move(
@@ -339,15 +281,15 @@ class Scheduler:
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)
         for component in attempt.components:
-            if component.state is not ComponentState.ENDED:
+            if component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                 self.grid[component.cluster].promise(job.token(component.index), component.size)
-            if component.state is ComponentState.WAITING:
-                self._claiming.allow_grace(job, component, now)
+            if component.state is ComponentState.STOPPING:
+                self.grid[component.cluster].leave(job.token(component.index))
         at = now + self.rules.barrier_timeout
         if job.ending is not None:
             self._timers.add(at, Deadline.STOP, job=job.id, generation=job.generation)
         elif attempt.barrier_at is None:
-            self._timers.add(at, Deadline.BARRIER, job=job.id, generation=job.generation)
+            self._claiming.restore(job, now)
         elif attempt.launched_at is None:
             self._timers.add(at, Deadline.LAUNCH, job=job.id, generation=job.generation)
         elif job.spec.walltime is not None:
@@ -360,6 +302,9 @@ class Scheduler:
         if timer.kind in (Deadline.UNREACHABLE, Deadline.LOST):
             self._contact_is_overdue(timer, now)
             return
+        if timer.kind is Deadline.PROBATION:
+            self._faults.begin_probation(timer.cluster, timer.at)
+            return
         job = self._ledger.get(timer.job)
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return
@@ -367,6 +312,8 @@ class Scheduler:
             self._claiming.stop_components(job)
         elif job.ending is not None:
             return
+        elif timer.kind is Deadline.CLAIM_GRACE and self._nodes_are_leaving(job, timer):
+            self._timers.postpone(timer, now + self.rules.claim_grace)
         elif timer.kind in NEEDS_CONTACT and not self._in_contact(job, timer):
             self._timers.postpone(timer, now + self.rules.unreachable_after)
         else:
@@ -378,6 +325,11 @@ class Scheduler:
             components = (components[timer.component],)
         return all(self.grid[c.cluster].connected for c in components if c.state is not ComponentState.ENDED)
 
+    def _nodes_are_leaving(self, job: Job, timer: Timer) -> bool:
+        """Whether a runner waits for those that were preempted, or end anyway, and not for local users."""
+        component = live(job).components[timer.component]
+        return component.state is ComponentState.WAITING and self.grid[component.cluster].leaving > 0
+
     def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
         attempt = live(job)
         match timer.kind:
@@ -385,11 +337,14 @@ class Scheduler:
                 component = attempt.components[timer.component]
                 if component.state is not ComponentState.WAITING:
                     return job
-                reason = f"{CLAIM_FAILED}: local users of {component.cluster} were faster"
-                return self._claiming.end(job, JobState.QUEUED, reason, now)
-            case Deadline.BARRIER if attempt.barrier_at is None:
+                return self._claiming.overtaken(job, component, now)
+            case Deadline.CLAIM:
+                return self._claiming.claim_is_due(job, timer.at, now)
+            case Deadline.START:
+                return self._claiming.open_barrier_if_complete(job, now)
+            case Deadline.BARRIER if attempt.barrier_at is None and timer.component == len(attempt.components):
                 claimed = (ComponentState.CLAIMED, None)
-                late = next(c for c in attempt.components if (c.state, c.unknown_since) != claimed)
+                late = next((c for c in attempt.gang if (c.state, c.unknown_since) != claimed), attempt.head)
                 error = f"its nodes had not all reported after {self.rules.barrier_timeout:g} s"
                 return self._faults.infrastructure_failed(job, late, error, now)
             case Deadline.LAUNCH if attempt.launched_at is None:

@@ -10,6 +10,10 @@ from koalapy.model.request import ClusterName
 
 
 class Deadline(StrEnum):
+    CLAIM = "claim"
+    """A JCT: the next claiming try."""
+    START = "start"
+    """The JST: transfers are over, and the barrier may open."""
     CLAIM_GRACE = "claim-grace"
     BARRIER = "barrier"
     LAUNCH = "launch"
@@ -17,6 +21,7 @@ class Deadline(StrEnum):
     UNREACHABLE = "unreachable"
     LOST = "lost"
     STOP = "stop"
+    PROBATION = "probation"
 
 
 @dataclass(frozen=True, slots=True, order=True)

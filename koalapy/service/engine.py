@@ -4,7 +4,6 @@ Whatever comes while a transaction is being written goes into the next one toget
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from koalapy.ports import Batch, ClusterRecord, OutboxEntry, OutputChunk, Store,
 from koalapy.scheduling.commands import Command, Effects, ForgetComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.clock import steady_clock
 from koalapy.service.outbox import Outbox
 from koalapy.service.wire import message
 
@@ -65,13 +65,13 @@ class Engine:
 
     def __init__(
         self, scheduler: Scheduler, store: Store, outbox: Outbox, *, epoch: int,
-        describe: Callable[[str], ClusterRecord], clock: Callable[[], float] = time.time,
+        describe: Callable[[str], ClusterRecord], clock: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler
         self.dispatcher: Dispatcher | None = None
         self.outbox = outbox
         self.epoch = epoch
-        self.clock = clock
+        self.clock = clock or steady_clock()
         self.draining = False
         self._store = store
         self._profiles = {book.name: book.profile for book in scheduler.grid.books()}
@@ -177,6 +177,7 @@ class Engine:
             at=this.now,
             epoch=self.epoch,
             jobs=effects.jobs,
+            attempts=effects.attempts,
             timeline=effects.timeline,
             outbox=entries,
             acknowledged=[i.acknowledged for i in this.items if self._is_open(i.acknowledged)],  # type: ignore[misc]

@@ -10,12 +10,23 @@ from typing import Any
 
 from koalapy import __version__
 from koalapy.model.errors import ConflictError, NotFoundError
-from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.explanation import Explanation
+from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import ClusterRecord, JobFilter, JobRecord, OutputChunk, Store, Submitted
-from koalapy.scheduling.events import ClusterCleared, Event, JobCancelled, JobHeld, JobReleased, JobSubmitted
+from koalapy.ports import ClusterRecord, JobFilter, JobRecord, Metrics, OutputChunk, Store, Submitted
+from koalapy.scheduling.events import (
+    ClusterCleared,
+    ClusterDrained,
+    ClusterResumed,
+    Event,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+)
 from koalapy.service.engine import Engine, Item
+from koalapy.service.explain import dry_run, explain_job
 
 
 class Jobs:
@@ -54,7 +65,7 @@ class Jobs:
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
         check(spec, self._limits())
-        policy = engine.scheduler.policies.resolve(spec.policy, spec.request).name
+        policy = engine.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options).name
         owner = spec.owner or getpass.getuser()
         spec = replace(spec, policy=policy, owner=owner)
         ident, self._next_job = self._next_job, self._next_job + 1
@@ -69,7 +80,7 @@ class Jobs:
 
     def _limits(self) -> list[ClusterLimits]:
         books = self._engine.scheduler.grid.books()
-        return [ClusterLimits(book.name, book.total or None, book.profile) for book in books]
+        return [ClusterLimits(book.name, book.total or None, book.profile, book.speed) for book in books]
 
     async def cancel(self, job: JobId, reason: str) -> JobRecord:
         return await self._act(job, JobCancelled(job, reason or "cancelled"))
@@ -88,10 +99,31 @@ class Jobs:
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        if cluster not in self._engine.scheduler.grid:
-            raise NotFoundError(f"there is no cluster {cluster}", field="cluster", value=cluster)
+        self._check_cluster(cluster)
         await self._engine.commit(Item(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
+
+    async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
+        self._check_cluster(cluster)
+        await self._engine.commit(Item(events=(ClusterDrained(cluster, by, reason),)))
+        return self._describe(cluster)
+
+    async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        self._check_cluster(cluster)
+
+        def prepare() -> tuple[Event, ...]:
+            if self._engine.scheduler.grid[cluster].drained is None:
+                raise ConflictError(
+                    f"cluster {cluster} is not drained", field="cluster", value=cluster, hint="see koala clusters"
+                )
+            return (ClusterResumed(cluster),)
+
+        await self._engine.commit(Item(prepare=prepare))
+        return self._describe(cluster)
+
+    def _check_cluster(self, cluster: ClusterName) -> None:
+        if cluster not in self._engine.scheduler.grid:
+            raise NotFoundError(f"there is no cluster {cluster}", field="cluster", value=cluster)
 
     # Looking
 
@@ -113,6 +145,35 @@ class Jobs:
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         await self.get(job)
         return await asyncio.to_thread(self._store.timeline, job)
+
+    async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
+        stored = await asyncio.to_thread(self._store.attempts, job, last)
+        # Asked for afterwards, so that what is stored is never newer.
+        record = await self.get(job)
+        newest = record.job.attempt
+        if newest is None:
+            return record, stored
+        if newest.generation > 1 and (not stored or stored[-1].generation < newest.generation):
+            # It has just begun: how the one before ended is still being written.
+            await self._engine.commit(Item())
+            stored = await asyncio.to_thread(self._store.attempts, job, last)
+        found = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
+        return record, found[-last:] if last else found
+
+    async def explain(self, job: JobId) -> Explanation:
+        return await explain_job(self._engine, self._store, (await self.get(job)).job)
+
+    async def explain_submission(self, spec: JobSpec) -> Explanation:
+        check(spec, self._limits())
+        return dry_run(self._engine, spec)
+
+    async def metrics(self, since: float) -> Metrics:
+        now = self._engine.clock()
+        usage = await asyncio.to_thread(self._store.usage, now - since, now)
+        return Metrics(now - since, now, usage, self.clusters(), self._engine.scheduler.queued, self._active())
+
+    def _active(self) -> int:
+        return sum(1 for job in self._engine.scheduler.jobs() if job.state.is_active)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         changed = asyncio.Event()
@@ -158,13 +219,13 @@ class Jobs:
     def health(self) -> dict[str, object]:
         scheduler = self._engine.scheduler
         states = {book.name: str(book.state) for book in scheduler.grid.books()}
-        fine = all(state == "usable" for state in states.values())
+        fine = all(state in ("usable", "drained") for state in states.values())
         return {
             "status": "ok" if fine else "degraded",
             "version": __version__,
             "epoch": self._engine.epoch,
             "queued": scheduler.queued,
-            "active": sum(1 for job in scheduler.jobs() if job.state.is_active),
+            "active": self._active(),
             "clusters": states,
         }
 

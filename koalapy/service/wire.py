@@ -42,7 +42,7 @@ def _open(token: str, job: Job, ident: int, epoch: int, profiles: Profiles) -> O
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
-    for component in attempt.components:
+    for component in attempt.gang:
         first = len(nodes)
         own = job.token(component.index)
         profile = profiles[component.cluster]

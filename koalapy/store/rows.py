@@ -6,9 +6,29 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Launcher, Priority
+from koalapy.model.cluster import Drain
+from koalapy.model.job import (
+    Attempt,
+    ClaimingMode,
+    Component,
+    ComponentState,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Launcher,
+    Priority,
+)
 from koalapy.model.job import TimelineEntry as Entry
-from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.model.request import (
+    ComponentRequest,
+    FixedRequest,
+    FlexibleRequest,
+    InputFile,
+    NonFixedRequest,
+    Request,
+)
+from koalapy.ports import ClusterRecord
 
 Row = RowMapping
 
@@ -20,8 +40,11 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         value = getattr(spec, name)
         if value != _DEFAULTS[name]:
             data[name] = value
-    if spec.environment:
-        data["environment"] = [list(pair) for pair in spec.environment]
+    for name, pairs in (("environment", spec.environment), ("policy_options", spec.policy_options)):
+        if pairs:
+            data[name] = [list(pair) for pair in pairs]
+    if spec.retry_on_exit:
+        data["retry_on_exit"] = list(spec.retry_on_exit)
     return data
 
 
@@ -29,14 +52,19 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
     values = dict(data)
     values["request"] = _request_from_json(values["request"])
     values["command"] = tuple(values["command"])
-    values["environment"] = tuple((name, value) for name, value in values.get("environment", ()))
+    for field in ("environment", "policy_options"):
+        values[field] = tuple((name, value) for name, value in values.get(field, ()))
+    values["retry_on_exit"] = tuple(values.get("retry_on_exit", ()))
     values["priority"] = Priority(values.get("priority", Priority.LOW))
     values["launcher"] = Launcher(values.get("launcher", Launcher.OPENMPI))
+    if "claiming" in values:
+        values["claiming"] = ClaimingMode(values["claiming"])
     return JobSpec(**values)
 
 
 _DEFAULTS = asdict(JobSpec(FlexibleRequest(1), ()))
-_PLAIN_FIELDS = [name for name in _DEFAULTS if name not in ("request", "command", "environment")]
+_LISTS = ("command", "environment", "policy_options", "retry_on_exit")
+_PLAIN_FIELDS = [name for name in _DEFAULTS if name != "request" and name not in _LISTS]
 
 
 def _request_to_json(request: Request) -> dict[str, Any]:
@@ -53,24 +81,28 @@ def _request_from_json(data: Mapping[str, Any]) -> Request:
 
 
 def _component_from_json(data: Mapping[str, Any]) -> ComponentRequest:
-    command = data["command"]
+    command, file = data["command"], data.get("input")
     return ComponentRequest(
         data["size"],
         data["cluster"],
         tuple(command) if command is not None else None,
         tuple((name, value) for name, value in data["environment"]),
         data["output"],
+        InputFile(file["name"], file["size"], tuple(file["sites"])) if file is not None else None,
     )
 
 
 _JOB_COLUMNS = (
     "id", "reason", "queue_seq", "generation", "restarts", "placement_tries", "claiming_tries",
-    "submitted_at", "placed_at", "started_at", "ended_at", "exit_code",
+    "submitted_at", "placed_at", "started_at", "ended_at", "exit_code", "claim_factor", "first_start_estimate",
 )  # fmt: skip
-_ATTEMPT_COLUMNS = ("generation", "placed_at", "barrier_at", "launched_at", "ended_at", "exit_code", "end_reason")
+_ATTEMPT_COLUMNS = (
+    "generation", "placed_at", "start_estimate", "claim_at", "barrier_at", "launched_at", "ended_at", "exit_code",
+    "end_reason",
+)  # fmt: skip
 _COMPONENT_COLUMNS = (
     "index", "cluster", "size", "request_index", "lrm_job", "exit_code", "error", "infrastructure",
-    "unknown_since", "claimed_at", "ended_at",
+    "unknown_since", "submitted_at", "claimed_at", "ended_at", "file_site", "transfer_time", "replaces", "superseded",
 )  # fmt: skip
 
 
@@ -92,14 +124,14 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
     }
 
 
-def attempt_to_row(job: Job, attempt: Attempt) -> dict[str, Any]:
-    return {"job_id": job.id} | {name: getattr(attempt, name) for name in _ATTEMPT_COLUMNS}
+def attempt_to_row(job: JobId, attempt: Attempt) -> dict[str, Any]:
+    return {"job_id": job} | {name: getattr(attempt, name) for name in _ATTEMPT_COLUMNS}
 
 
-def component_to_row(job: Job, generation: int, component: Component) -> dict[str, Any]:
+def component_to_row(job: JobId, generation: int, component: Component) -> dict[str, Any]:
     row = {name: getattr(component, name) for name in _COMPONENT_COLUMNS}
     return row | {
-        "job_id": job.id,
+        "job_id": job,
         "generation": generation,
         "state": component.state.value,
         "hosts": list(component.hosts),
@@ -138,4 +170,26 @@ def entry_from_row(row: Row) -> Entry:
     return Entry(
         row["job_id"], row["at"], row["event"], JobState(row["state"]), row["reason"],
         row["generation"], row["component"], row["cluster"],
+    )  # fmt: skip
+
+
+_CLUSTER_COLUMNS = ("name", "kind", "state", "reason", "total", "errors", "last_heard", "unusable", "note", "trials")
+
+
+def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
+    """What must survive a restart; everything else is reported anew."""
+    drain = record.drained
+    return {name: getattr(record, name) for name in _CLUSTER_COLUMNS} | {
+        "drained_at": drain.at if drain else None,
+        "drained_by": drain.by if drain else None,
+        "drained_reason": drain.reason if drain else None,
+    }
+
+
+def cluster_from_row(row: Row) -> ClusterRecord:
+    at = row["drained_at"]
+    return ClusterRecord(
+        **{name: row[name] for name in _CLUSTER_COLUMNS},
+        idle=0, used=0, background=0, down=0, processes_per_node=1, speed=1.0,
+        drained=None if at is None else Drain(at, row["drained_by"] or "", row["drained_reason"] or ""),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -9,11 +10,12 @@ from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.job import FINAL_STATES, Attempt, Job, JobId, TimelineEntry
-from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, OutputChunk, Saved, Submitted
+from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
+from koalapy.ports import Batch, JobFilter, OutboxEntry, OutputChunk, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
 from koalapy.store.lease import Lease
+from koalapy.store.usage import usage_between
 
 __all__ = ["SqlStore", "make_engine"]
 
@@ -49,6 +51,7 @@ class SqlStore:
         with unavailable_is_known(), self._writer.begin() as connection:
             self._lease.check(connection)
             self._write_jobs(connection, batch.jobs.values())
+            self._write_attempts(connection, batch.attempts)
             _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
             _insert(connection, tables.outbox, [
                 {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
@@ -64,7 +67,7 @@ class SqlStore:
                  "offset": c.offset, "data": c.data}
                 for job, c in batch.output
             ])  # fmt: skip
-            self._upsert(connection, tables.clusters, [_cluster_to_row(record) for record in batch.clusters])
+            self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
         for job in batch.jobs.values():
             (self._known.discard if job.state.is_final else self._known.add)(job.id)
 
@@ -77,7 +80,9 @@ class SqlStore:
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
-        tried = [(job, job.attempt) for job in (*new, *old) if job.attempt is not None]
+        self._write_attempts(connection, [(job.id, job.attempt) for job in (*new, *old) if job.attempt is not None])
+
+    def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
         self._upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
         self._upsert(connection, tables.components, [
             rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components
@@ -112,7 +117,7 @@ class SqlStore:
             return Saved(
                 tuple(jobs),
                 tuple(OutboxEntry(row["id"], row["cluster"], row["payload"]) for row in outbox),
-                tuple(_cluster_from_row(row) for row in clusters),
+                tuple(rows.cluster_from_row(row) for row in clusters),
                 (last or 0) + 1,
             )
 
@@ -142,6 +147,7 @@ class SqlStore:
                 .where(tables.components.c.job_id == tables.jobs.c.id)
                 .where(tables.components.c.generation == tables.jobs.c.generation)
                 .where(tables.components.c.cluster == which.cluster)
+                .where(tables.components.c.superseded.is_(False))
                 .exists()
             )
         if which.before is not None:
@@ -162,6 +168,22 @@ class SqlStore:
         query = select(tables.timeline).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
         with self._reading() as connection:
             return [rows.entry_from_row(row) for row in connection.execute(query).mappings()]
+
+    def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
+        attempts, components = tables.attempts, tables.components
+        query = select(attempts).where(attempts.c.job_id == job).order_by(attempts.c.generation.desc()).limit(last)
+        by_generation: dict[int, list[Component]] = defaultdict(list)
+        with self._reading() as connection:
+            tried = connection.execute(query).mappings().all()[::-1]
+            first = tried[0]["generation"] if tried else 0
+            parts = select(components).where(components.c.job_id == job, components.c.generation >= first)
+            for row in connection.execute(parts.order_by(components.c.index)).mappings():
+                by_generation[row["generation"]].append(rows.component_from_row(row))
+        return [rows.attempt_from_row(row, tuple(by_generation[row["generation"]])) for row in tried]
+
+    def usage(self, start: float, end: float) -> Usage:
+        with self._reading() as connection:
+            return usage_between(connection, start, end)
 
     def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
         output = tables.output.c
@@ -207,15 +229,3 @@ def _attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[int, int],
 def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
     if values:
         connection.execute(insert(table), values)
-
-
-def _cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
-    names = ("name", "kind", "state", "reason", "total", "errors", "last_heard")
-    return {name: getattr(record, name) for name in names} | {"unusable": record.state == "unusable"}
-
-
-def _cluster_from_row(row: Any) -> ClusterRecord:
-    return ClusterRecord(
-        row["name"], row["kind"], "unusable" if row["unusable"] else row["state"], row["total"], 0, 0, 0, 0,
-        row["errors"], row["reason"], row["last_heard"], 1, 1.0,
-    )  # fmt: skip

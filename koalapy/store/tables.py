@@ -12,6 +12,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
+    false,
 )
 
 from koalapy.store.plain import Plain, PlainText
@@ -48,8 +49,11 @@ jobs = Table(
     Column("started_at", Float),
     Column("ended_at", Float),
     Column("exit_code", Integer),
+    Column("claim_factor", Float),
+    Column("first_start_estimate", Float),
     Index(None, "state", "id"),
     Index(None, "owner", "id"),
+    Index(None, "ended_at"),
 )
 
 attempts = Table(
@@ -63,6 +67,8 @@ attempts = Table(
     Column("ended_at", Float),
     Column("exit_code", Integer),
     Column("end_reason", PlainText(), nullable=False),
+    Column("start_estimate", Float),
+    Column("claim_at", Float),
 )
 
 components = Table(
@@ -83,7 +89,13 @@ components = Table(
     Column("unknown_since", Float),
     Column("claimed_at", Float),
     Column("ended_at", Float),
+    Column("submitted_at", Float),
+    Column("file_site", Plain(100)),
+    Column("transfer_time", Float, nullable=False, server_default="0"),
+    Column("replaces", Integer),
+    Column("superseded", Boolean, nullable=False, server_default=false()),
     Index(None, "cluster", "job_id"),
+    Index(None, "ended_at"),
 )
 
 timeline = Table(
@@ -140,6 +152,11 @@ clusters = Table(
     Column("errors", Integer, nullable=False),
     Column("unusable", Boolean, nullable=False),
     Column("last_heard", Float),
+    Column("note", PlainText(), nullable=False, server_default=""),
+    Column("trials", Integer, nullable=False, server_default="0"),
+    Column("drained_at", Float),
+    Column("drained_by", Plain(200)),
+    Column("drained_reason", PlainText()),
 )
 
 links = Table(

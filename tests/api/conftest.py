@@ -37,7 +37,8 @@ async def serving(path: Path, tokens: list[str], rules: Rules) -> AsyncIterator[
 
     def describe(name: str) -> ClusterRecord:
         book = scheduler.grid[name]
-        return ClusterRecord(name, "local", str(book.state), book.total, 0, 0, 0, 0, 0, book.why, None, 1, 1.0)
+        return ClusterRecord(name, "local", str(book.state), book.total, 0, 0, 0, 0, 0, book.why, None, 1, 1.0,
+                             unusable=book.unusable, drained=book.drained)  # fmt: skip
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
     app = create_app(Jobs(engine, store, 1, describe), tokens)

@@ -27,6 +27,7 @@ def _acceptable(spec: JobSpec) -> JobSpec:
     return replace(
         spec, request=request, name=_printable(spec.name), owner=_printable(spec.owner), policy=_printable(spec.policy),
         environment=tuple(sorted(dict(spec.environment).items())),
+        policy_options=tuple(sorted(dict(spec.policy_options).items())),
         workdir=spec.workdir and spec.workdir.replace("\0", ""), output=spec.output and spec.output.replace("\0", ""),
     )  # fmt: skip
 
@@ -37,12 +38,14 @@ def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> Compon
         cluster=(component.cluster or "north") if is_fixed else None,
         environment=tuple(sorted(dict(component.environment).items())),
         output=component.output and component.output.replace("\0", ""),
+        input=None,
     )
 
 
 @given(specs.map(_acceptable))
 def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
     shown = json.loads(json.dumps(job_view(JobRecord(Job(1, spec, 0.0), ""))))
+    assert shown["coallocation"] == {None: "allowed", 1: "never"}.get(spec.coallocation, spec.coallocation)
     submission = {name: shown[name] for name in JobSubmission.model_fields}
     assert spec_of(JobSubmission.model_validate(submission)) == spec
 

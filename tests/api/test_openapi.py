@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pydantic
 
-from koalapy.api import schemas
+from koalapy.api import explain_schemas, grid_schemas, schemas
 from tests.api.conftest import Open
 
 Json = dict[str, Any]
@@ -35,7 +35,8 @@ class Declared:
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
         if kind != "text/plain":
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
-            model: type[pydantic.BaseModel] = getattr(schemas, name)
+            modules = (schemas, grid_schemas, explain_schemas)
+            model: type[pydantic.BaseModel] = next(getattr(m, name) for m in modules if hasattr(m, name))
             model.model_validate_json(answer.content, strict=True)
 
 
@@ -62,13 +63,22 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     shown = (await api.get("/api/v1/jobs/2")).json()
     assert shown["request"] == coupled
     assert (await api.get("/api/v1/jobs/3")).json()["request"] == nonfixed
-    for path in ("/jobs/1", "/jobs/9", "/jobs/1/timeline", "/jobs/1/logs", "/jobs/9/logs", "/clusters", "/policies",
+    for path in ("/jobs/1", "/jobs/9", "/jobs/1/timeline", "/jobs/1/attempts", "/jobs/9/attempts?last=2", "/metrics",
+                 "/jobs/1/attempts?last=0",
+                 "/metrics?since=0", "/jobs/1/logs", "/jobs/9/logs", "/clusters", "/policies",
                  "/clusters/north", "/clusters/x", "/healthz", "/jobs?limit=x"):  # fmt: skip
         await api.get(f"/api/v1{path}")
+    for path in ("/jobs/1/explain", "/jobs/9/explain"):
+        await api.get(f"/api/v1{path}")
+    for change in (body, body | {"nmae": "x"}):
+        await api.post("/api/v1/explain", json=change)
     for action in ("hold", "hold", "release", "cancel", "cancel"):
         await api.post(f"/api/v1/jobs/1/{action}")
     await api.post("/api/v1/jobs/1/cancel", content=b"{", headers={"content-type": "application/json"})
     await api.post("/api/v1/clusters/north/clear")
+    for action in ("drain", "drain", "resume", "resume"):
+        await api.post(f"/api/v1/clusters/north/{action}")
+    await api.post("/api/v1/clusters/north/drain", json={"by": 1})
     await api.get("/healthz")
     known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.seen == known

@@ -5,14 +5,26 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from koalapy.model.errors import ConflictError, NotFoundError
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.cluster import Drain
+from koalapy.model.errors import BusyError, ConflictError, NotFoundError
+from koalapy.model.explanation import Explanation
+from koalapy.model.job import (
+    Attempt,
+    Component,
+    ComponentState,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Priority,
+    TimelineEntry,
+)
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import ClusterRecord, JobFilter, JobRecord, OutputChunk
+from koalapy.ports import ClusterRecord, JobFilter, JobRecord, Metrics, OutputChunk, Usage, Waiting
 
-NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0, {})
-SOUTH = replace(NORTH, name="south", state="unusable", errors=3, reason="3 errors in a row")
+NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
+SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
 
 
 class MemoryService:
@@ -23,6 +35,10 @@ class MemoryService:
         self.keys: dict[str, JobId] = {}
         self.printed: dict[JobId, bytes] = {}
         self.south = SOUTH
+        self.explanation: Explanation | None = None
+        """What "why?" is answered with, if not by the job's reason."""
+        self.asked: JobSpec | None = None
+        """The last submission that was only asked about."""
         self.changed = asyncio.Condition()
         self.waited_for = threading.Event()
         """Set once somebody waits for a job that is not over."""
@@ -30,6 +46,8 @@ class MemoryService:
     async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key in self.keys:
             return await self.get(self.keys[idempotency_key]), False
+        if spec.name == "too many":
+            raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
         check(spec, [ClusterLimits("north", 4), ClusterLimits("south", 4)])
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
@@ -46,7 +64,7 @@ class MemoryService:
                 return _over(job, JobState.FAILED, None), b""
             case ("start", *words):
                 component = Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"))
-                attempt = Attempt(1, (component,), 1000.5, 1001.0, 1001.5)
+                attempt = Attempt(1, (component,), 1000.5, barrier_at=1001.0, launched_at=1001.5)
                 running = replace(job, state=JobState.RUNNING, reason="", generation=1, attempt=attempt)
                 return replace(running, placed_at=1000.5, started_at=1001.0), " ".join(words).encode()
         return job, b""
@@ -74,6 +92,16 @@ class MemoryService:
         self.south = replace(self.south, state="usable", errors=0, reason="")
         return self.south
 
+    async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
+        self.south = replace(self.south, state="drained", drained=Drain(1000.0, by, reason), used=2)
+        return self.south
+
+    async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        if self.south.drained is None:
+            raise ConflictError(f"cluster {cluster} is not drained", field="cluster", hint="see koala clusters")
+        self.south = replace(self.south, state="unusable", drained=None)
+        return self.south
+
     async def get(self, job: JobId) -> JobRecord:
         if job not in self.records:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
@@ -90,9 +118,30 @@ class MemoryService:
         ]
         return found[: which.limit]
 
+    async def explain(self, job: JobId) -> Explanation:
+        found = (await self.get(job)).job
+        explanation = self.explanation or Explanation(None, found.state, found.reason or str(found.state))
+        return replace(explanation, job=job)
+
+    async def explain_submission(self, spec: JobSpec) -> Explanation:
+        check(spec, [ClusterLimits("north", 4), ClusterLimits("south", 4)])
+        self.asked = spec
+        return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
+
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
-        await self.get(job)
-        return [TimelineEntry(job, 1000.25, "submitted", JobState.QUEUED)]
+        entries = [TimelineEntry(job, 1000.25, "submitted", JobState.QUEUED)]
+        if (attempt := (await self.get(job)).job.attempt) is not None:
+            entries.append(TimelineEntry(job, attempt.placed_at, "placed", JobState.PLACED))
+        return entries
+
+    async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
+        record = await self.get(job)
+        return record, [record.job.attempt] if record.job.attempt else []
+
+    async def metrics(self, since: float) -> Metrics:
+        waiting = {Priority.HIGH: Waiting(), Priority.LOW: Waiting(3, 1.5, 62.0, 60.5, 3725.25)}
+        usage = Usage({"north": 7200.0}, waiting, {JobState.SUCCEEDED: 2, JobState.FAILED: 1}, 4)
+        return Metrics(3600.0 - since, 3600.0, usage, self.clusters(), 5, 1)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         record = await self.get(job)

@@ -28,7 +28,10 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
         "submit", "--flexible", "6", "--min-component", "2", "--max-components", "2",
         "--split", "4,2", "--split", "3,3",
         "--policy", "p", "--ppn", "3", "--name", "n", "--env", "A=1", "--env", "B=2", "--launcher", "processes",
-        "--walltime", "90m", "--output", "o", "--chdir", "/d", "--max-restarts", "5", "--json", "program",
+        "--walltime", "90m", "--output", "o", "--chdir", "/d", "--max-restarts", "5",
+        "--policy-option", "metric=bandwidth", "--policy-option", "a=b=c", "--coallocation", "2",
+        "--speed-ratio-min", "0.5", "--claiming", "incremental", "--claim-threshold", "0", "--max-placement-tries", "6",
+        "--max-claiming-tries", "7", "--retry-on-exit", "75", "--retry-on-exit", "1", "--json", "program",
     )  # fmt: skip
     job = json.loads(done.out)
     assert job["request"] == {
@@ -37,7 +40,34 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
     }  # fmt: skip
     shown = ("policy", "processes_per_node", "name", "environment", "launcher", "walltime", "output", "workdir")
     assert [job[name] for name in shown] == ["p", 3, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
-    assert job["max_restarts"] == 5
+    assert [job[f"max_{what}"] for what in ("restarts", "placement_tries", "claiming_tries")] == [5, 6, 7]
+    assert job["policy_options"] == {"a": "b=c", "metric": "bandwidth"}
+    shown = ("coallocation", "speed_ratio_min", "claiming", "claim_threshold", "retry_on_exit")
+    assert [job[name] for name in shown] == [2, 0.5, "incremental", 0.0, [75, 1]]
+    alone = koala("submit", "--flexible", "4", "--coallocation", "never", "--json", "program").out
+    assert json.loads(alone)["coallocation"] == "never"
+
+
+def test_every_field_of_a_file_arrives(koala: Koala, tmp_path: Path) -> None:
+    told = {
+        "policy_options": {"metric": "latency", "group": "a"}, "coallocation": 2, "speed_ratio_min": 0.5,
+        "claiming": "atomic", "claim_threshold": 1.0, "max_claiming_tries": 3, "retry_on_exit": [75],
+    }  # fmt: skip
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps({"request": {"type": "flexible", "total_size": 6}, "command": ["x"], **told}))
+    job = json.loads(koala("submit", "-f", str(file), "--json").out)
+    assert {name: job[name] for name in told} == told
+    changed = json.loads(
+        koala("submit", "-f", str(file), "--policy-option", "metric=bandwidth", "--retry-on-exit", "9", "--json").out
+    )
+    assert changed["policy_options"] == {"metric": "bandwidth", "group": "a"}
+    assert changed["retry_on_exit"] == [9]
+
+
+def test_a_full_queue_tells_when_to_come_back(koala: Koala) -> None:
+    done = koala(*FLEXIBLE, "--name", "too many", "program")
+    assert (done.code, done.out) == (4, "")
+    assert done.err == "koala: 2 jobs wait already; submit again later (in 30 s)\n"
 
 
 def test_the_same_key_makes_one_job(koala: Koala) -> None:
@@ -152,6 +182,45 @@ def test_clusters(koala: Koala, server: Server) -> None:
     assert lines[2].endswith("3 errors in a row")
     assert koala("clusters", "clear", "south", "--url", server.url).out == "cluster south is usable\n"
     assert koala("clusters", "clear", "a/b").code == 3
+
+
+def test_a_cluster_is_drained_and_resumed(koala: Koala, server: Server) -> None:
+    done = koala("clusters", "drain", "south", "--reason", "new switches")
+    assert done.out == "cluster south is drained; jobs still have 2 nodes there\n"
+    line = koala("clusters").out.splitlines()[2]
+    assert line.split()[:3] == ["south", "local", "drained"]
+    assert line.endswith("since 1970-01-01 00:16 UTC by ada: new switches; also unusable after 3 errors")
+    assert koala("clusters", "drain", "south", "--url", server.url).code == 0
+    assert "by ada; also" in koala("clusters").out
+    assert koala("clusters", "resume", "south").out == "cluster south is unusable\n"
+    again = koala("clusters", "resume", "south")
+    assert (again.code, again.out, again.err) == (4, "", "koala: cluster south is not drained; see koala clusters\n")
+    assert koala("clusters", "drain", "south", "--reason", "two\nlines").code == 2
+    assert koala("clusters", "drain", "nroth").err.startswith("koala: there is no cluster nroth; did you mean north?")
+
+
+METRICS = """\
+The last 1:00:00, until 1970-01-01T01:00:00.000Z; NODES to IDLE are those of now.
+
+CLUSTER  NODES  USED  BACKGROUND  IDLE  NODE-HOURS  UTILISATION
+north    4      0     0           4     2.00        50.0%
+south    4      0     0           4     0.00        0.0%
+
+PRIORITY  JOBS  QUEUE TIME  WAIT TIME  START-UP  RESPONSE TIME  START DELAY
+high      0     -           -          -         -              -
+low       3     1.500 s     62.000 s   60.500 s  3725.250 s     -
+
+Jobs that ended: 2 succeeded, 1 failed, 0 cancelled; 4 restarts. Now: 5 queued, 1 placed or running.
+"""
+
+
+def test_metrics(koala: Koala) -> None:
+    assert koala("metrics").out == METRICS
+    assert json.loads(koala("metrics", "--since", "1800", "--json").out)["clusters"][0]["utilisation"] == 1.0
+    assert koala("metrics", "--since", "0").code == 2
+
+
+def test_where_no_cluster_is(koala: Koala) -> None:
     assert koala("local-run", "nroth", "1", "true").code == 3
 
 
@@ -167,6 +236,14 @@ def test_clusters(koala: Koala, server: Server) -> None:
         (("submit", "--nonfixed", "4,4,4", "x"), 2, "koala: --nonfixed: the components need 12 nodes"),
         (("submit", "--flexible", "6", "--ppn", "0", "x"), 2, "koala: --ppn is 0"),
         (("submit", "--flexible", "6", "--walltime", "soon", "x"), 2, "koala: --walltime is 'soon', no duration"),
+        (("submit", "--flexible", "6", "--policy-option", "metric", "x"), 2, "koala: --policy-option is 'metric'"),
+        (("submit", "--flexible", "6", "--coallocation", "no", "x"), 2, "koala: --coallocation is 'no'"),
+        (("submit", "--flexible", "6", "--coallocation", "0", "x"), 2, "koala: --coallocation is 0, no co-allocation"),
+        (("submit", "--flexible", "6", "--claiming", "x", "x"), 2, "koala: Invalid value for '--claiming'"),
+        (("submit", "--flexible", "6", "--claim-threshold", "2", "x"), 2, "koala: --claim-threshold is 2"),
+        (("submit", "--flexible", "6", "--speed-ratio-min", "-1", "x"), 2, "koala: --speed-ratio-min is -1"),
+        (("submit", "--flexible", "6", "--max-claiming-tries", "0", "x"), 2, "koala: --max-claiming-tries is 0"),
+        (("submit", "--flexible", "6", "--retry-on-exit", "300", "x"), 2, "koala: --retry-on-exit is 300"),
         (("submit", "--flexible", "6"), 2, "koala: command is empty"),
         (("submit", "x"), 2, "koala: no nodes are asked for"),
         (("submit", "-f", "/nowhere.yaml"), 2, "koala: cannot read /nowhere.yaml"),

@@ -11,7 +11,8 @@ import typer
 from koalapy.cli.commands import app
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS |= {f"clusters {name}": command for name, command in COMMANDS["clusters"].commands.items()}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -43,6 +43,26 @@ WRONG_OPTIONS = [
     (spec(one(), processes_per_node=0), "processes_per_node", 0, " is 0", "give at least 1, or leave it out"),
     (spec(one(), max_restarts=-1), "max_restarts", -1, " is -1", "give at least 0, or leave it out"),
     (spec(one(), max_placement_tries=0), "max_placement_tries", 0, " is 0", "give at least 1, or leave it out"),
+    (spec(one(), max_claiming_tries=0), "max_claiming_tries", 0, " is 0", "give at least 1, or leave it out"),
+    (spec(one(), coallocation=0), "coallocation", 0, " is 0", "give at least 1, or leave it out"),
+    (
+        spec(one(), speed_ratio_min=0.0), "speed_ratio_min", 0.0, " is 0",
+        "give a fraction above 0 and up to 1, or leave it out",
+    ),
+    (
+        spec(one(), speed_ratio_min=1.5), "speed_ratio_min", 1.5, " is 1.5",
+        "give a fraction above 0 and up to 1, or leave it out",
+    ),
+    (
+        spec(one(), claim_threshold=1.01), "claim_threshold", 1.01, " is 1.01",
+        "give a fraction from 0 to 1, or leave it out",
+    ),
+    (
+        spec(one(), claim_threshold=-0.1), "claim_threshold", -0.1, " is -0.1",
+        "give a fraction from 0 to 1, or leave it out",
+    ),
+    (spec(one(), retry_on_exit=(1, 0)), "retry_on_exit[1]", 0, " is 0", "give exit codes from 1 to 255"),
+    (spec(one(), retry_on_exit=(256,)), "retry_on_exit[0]", 256, " is 256", "give exit codes from 1 to 255"),
     (spec(one(), walltime=0.0), "walltime", 0.0, " is 0", "give more than 0 seconds, or leave it out"),
     (spec(one(), walltime=-1.5), "walltime", -1.5, " is -1.5", "give more than 0 seconds, or leave it out"),
     (
@@ -124,6 +144,25 @@ WRONG_BOUNDS = [
 ]  # fmt: skip
 
 TOO_LARGE = [
+    (
+        spec(FlexibleRequest(5), coallocation=1), "coallocation", 1,
+        " is 1, but no cluster has room for the whole request (north 4, south 3)",
+        "allow more clusters, or ask for fewer nodes",
+    ),
+    (
+        spec(nonfixed(2, 2, 1), coallocation=1), "coallocation", 1,
+        " is 1, but no cluster has room for the whole request (north 4, south 3)",
+        "allow more clusters, or ask for fewer nodes",
+    ),
+    (
+        spec(FlexibleRequest(5), policy="best-fit"), "request.total_size", 5,
+        " is 5, but policy best-fit takes one cluster, and none has more than 4 nodes",
+        "ask for at most 4, or use another policy",
+    ),
+    (
+        spec(fixed((1, "south"), (1, "north")), coallocation=1), "coallocation", 1,
+        " is 1, but the request names 2 clusters (north, south)", "allow 2, or name fewer clusters",
+    ),
     (
         spec(fixed((5, "north"))), "request.components[0].size", 5,
         " is 5, but north has 4 nodes", "ask for at most 4 on north",
@@ -395,3 +434,25 @@ def test_what_does_not_fit_where_the_folders_are_says_so() -> None:
 )
 def test_accepts_what_some_clusters_can_run(good: JobSpec) -> None:
     check(good, MIXED)
+
+
+FAST_AND_SLOW = (ClusterLimits("north", 4, speed=2.0), ClusterLimits("south", 3), ClusterLimits("west", 1, speed=1.8))
+
+
+def test_clusters_of_too_different_speeds_do_not_count_together() -> None:
+    error = refusal(spec(FlexibleRequest(6), speed_ratio_min=0.9), FAST_AND_SLOW)
+    assert (error.field, error.value, error.hint) == ("speed_ratio_min", 0.9, "lower it, or ask for fewer nodes")
+    assert error.message == (
+        "speed_ratio_min is 0.9, but clusters with such speeds have no room for the request together "
+        "(north 4 of speed 2, west 1 of speed 1.8, south 3 of speed 1)"
+    )
+    check(spec(FlexibleRequest(5), speed_ratio_min=0.9), FAST_AND_SLOW)
+    check(spec(FlexibleRequest(8), speed_ratio_min=0.5), FAST_AND_SLOW)
+    named = refusal(spec(fixed((1, "south"), (1, "north")), speed_ratio_min=0.9), FAST_AND_SLOW)
+    assert named.message == "speed_ratio_min is 0.9, but south has speed 1 and north 2"
+    assert refusal(spec(FlexibleRequest(5), speed_ratio_min=0.9, coallocation=1), FAST_AND_SLOW).field == "coallocation"
+
+
+def test_nothing_is_refused_for_sizes_while_they_are_not_known() -> None:
+    check(spec(FlexibleRequest(5), coallocation=1, speed_ratio_min=1.0), UNKNOWN)
+    check(spec(FlexibleRequest(9), policy="best-fit"), UNKNOWN)

@@ -1,11 +1,11 @@
 """Small grids and requests, written short, and strategies that draw them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import ClusterState, ClusterView, GridView
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ComponentRequest, FixedRequest, NonFixedRequest
 from koalapy.placement.policy import Policy
@@ -20,11 +20,25 @@ def grid(**idle: int | tuple[int, int]) -> GridView:
 
 
 def with_state(view: GridView, name: str, state: ClusterState, note: str = "") -> GridView:
-    return GridView(tuple(replace(c, state=state, note=note) if c.name == name else c for c in view))
+    clusters = tuple(replace(c, state=state, note=note) if c.name == name else c for c in view)
+    return GridView(clusters, view.links, view.waiting)
 
 
 def with_idle(view: GridView, name: str, idle: int) -> GridView:
-    return GridView(tuple(replace(c, idle=idle) if c.name == name else c for c in view))
+    clusters = tuple(replace(c, idle=idle) if c.name == name else c for c in view)
+    return GridView(clusters, view.links, view.waiting)
+
+
+def with_speeds(view: GridView, **speeds: float) -> GridView:
+    clusters = tuple(replace(c, speed=speeds.get(c.name, c.speed)) for c in view)
+    return GridView(clusters, view.links, view.waiting)
+
+
+def with_links(view: GridView, links: Mapping[str, Link]) -> GridView:
+    """``{"north south": Link(0.001), "north": Link(0.0001)}``: between two clusters, or within one."""
+    ends = {name: tuple(name.split()) for name in links}
+    named = {(pair[0], pair[-1]): links[name] for name, pair in ends.items()}
+    return GridView(view.clusters, named, view.waiting)
 
 
 def nonfixed(*sizes: int) -> NonFixedRequest:
@@ -66,6 +80,17 @@ def clusters(draw: st.DrawFn, name: str, largest: int = 6) -> ClusterView:
     total = draw(st.integers(0, largest))
     state = draw(st.sampled_from([ClusterState.USABLE] * 5 + list(ClusterState)))
     return ClusterView(name, total, draw(st.integers(0, total)), state)
+
+
+@st.composite
+def linked(draw: st.DrawFn, views: st.SearchStrategy[GridView]) -> GridView:
+    """With speeds, and links between some of the clusters, each measured in part or not at all."""
+    view = draw(views)
+    measured = st.none() | st.sampled_from([1.0, 2.0, 3.0])
+    pairs = [(a.name, b.name) for a in view for b in view if a.name <= b.name]
+    links = {pair: Link(draw(measured), draw(measured)) for pair in pairs if draw(st.integers(0, 3))}
+    speeds = {c.name: draw(st.sampled_from([1.0, 1.5, 2.0])) for c in view}
+    return GridView(with_speeds(view, **speeds).clusters, links)
 
 
 @st.composite

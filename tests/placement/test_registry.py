@@ -1,5 +1,6 @@
 """Policies by name, with one that a third party brings."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -62,7 +63,8 @@ def test_a_policy_that_does_not_serve_the_request_is_refused_with_those_that_do(
     with pytest.raises(UsageError) as refused:
         registry.resolve("worst-fit", FlexibleRequest(3))
     assert refused.value.message == "policy worst-fit does not serve flexible requests"
-    assert refused.value.hint == "those that do: alphabetical, cluster-minimization"
+    serving = "adaptive, alphabetical, best-fit, cluster-minimization, communication-aware, faster-first, fastest-one"
+    assert refused.value.hint == f"those that do: {serving}, larger-first"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -70,16 +72,65 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         builtin().get("worstfit")
     error = refused.value
     assert (error.message, error.field, error.value) == ("there is no policy worstfit", "policy", "worstfit")
-    assert error.hint == "did you mean worst-fit? known: cluster-minimization, fixed, worst-fit"
+    known = (
+        "adaptive, best-fit, close-to-files, cluster-minimization, communication-aware, faster-first, fastest-one, "
+        "fixed, larger-first, worst-fit"
+    )
+    assert error.hint == f"did you mean worst-fit? known: {known}"
     with pytest.raises(UsageError) as refused:
         builtin().get("zzz")
-    assert refused.value.hint == "known: cluster-minimization, fixed, worst-fit"
+    assert refused.value.hint == f"known: {known}"
 
 
 def test_a_name_is_taken_once() -> None:
     registry = builtin()
     with pytest.raises(UsageError, match="there is a policy named fixed already"):
         registry.register(registry.get("fixed"))
+
+
+class Weighted(Alphabetical):
+    """With an option."""
+
+    name = "weighted"
+
+    def __init__(self, weight: str = "1") -> None:
+        self.weight = weight
+
+    def configured(self, options: Mapping[str, str]) -> Policy:
+        if options.keys() - {"weight"}:
+            raise UsageError("no such option", field=f"policy_options.{min(options)}")
+        return Weighted(str(1 / float(options["weight"])))
+
+
+def test_a_policy_is_configured_once_for_each_choice_of_options() -> None:
+    registry = builtin()
+    registry.register(Weighted())
+    request = FlexibleRequest(1)
+    half, same = (registry.resolve("weighted", request, (("weight", "2"),)) for _ in range(2))
+    assert isinstance(half, Weighted)
+    assert half.weight == "0.5"
+    assert half is same
+    assert registry.resolve("weighted", request) is registry.get("weighted")
+    with pytest.raises(UsageError) as refused:
+        registry.resolve("weighted", request, (("wait", "2"),))
+    assert refused.value.field == "policy_options.wait"
+
+
+def test_a_policy_without_options_refuses_any() -> None:
+    with pytest.raises(UsageError) as refused:
+        builtin().resolve("", FlexibleRequest(1), (("metric", "latency"),))
+    assert (refused.value.field, refused.value.value) == ("policy_options.metric", "latency")
+    assert refused.value.message == "policy cluster-minimization has no options"
+
+
+def test_a_policy_that_breaks_on_its_options_is_refused() -> None:
+    registry = builtin()
+    registry.register(Weighted())
+    with pytest.raises(UsageError) as refused:
+        registry.resolve("weighted", FlexibleRequest(1), (("weight", "0"),))
+    assert refused.value.message == (
+        "policy weighted is broken: it raised ZeroDivisionError('float division by zero') for the policy_options"
+    )
 
 
 def _like_a_policy(**changes: object) -> SimpleNamespace:
@@ -115,7 +166,7 @@ def test_describes_its_policies_for_users() -> None:
     registry.register(Alphabetical())
     described = registry.describe()
     assert [policy["name"] for policy in described] == registry.names()
-    assert described[0] == {
+    assert described[1] == {
         "name": "alphabetical",
         "serves": ["flexible", "nonfixed"],
         "summary": "Everything on the first cluster by name.",

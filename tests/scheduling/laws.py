@@ -15,10 +15,11 @@ Gang = tuple[JobId, int]
 
 
 class Gangs:
-    """Every attempt there ever was: its components, and those of them that were claimed."""
+    """Every attempt there ever was: the components that were started, and those of them that were claimed."""
 
     def __init__(self) -> None:
-        self.tokens: dict[Gang, set[Token]] = {}
+        self.tokens: defaultdict[Gang, set[Token]] = defaultdict(set)
+        self.replaced: set[Gang] = set()
         self.claimed: defaultdict[Gang, set[Token]] = defaultdict(set)
         self.opened: set[Gang] = set()
 
@@ -32,16 +33,28 @@ def check_effects(world: "World", effects: Effects) -> None:
         assert entry.job in effects.jobs or entry.job in world.jobs
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(f"{entry.job}.{entry.generation}.{entry.component}")
+        if entry.event == "error" and entry.reason.startswith("not heard of for"):
+            # Its agent may be back already: but nothing that it told has arrived.
+            world.lost.add(f"{entry.job}.{entry.generation}.{entry.component}")
+        if entry.event == "re-placed":
+            gangs.replaced.add((entry.job, entry.generation))
     submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
     for gang, tokens in submits.items():
         job = effects.jobs[gang[0]]
         assert job.attempt is not None
-        assert gang not in gangs.tokens, "an attempt is begun once"
-        gangs.tokens[gang] = {job.token(c.index) for c in job.attempt.components}
-        assert sorted(tokens) == sorted(gangs.tokens[gang]), "all components, each once"
-        _fits_request(job, job.attempt)
+        assert job.generation == gang[1]
+        assert len(tokens) == len(set(tokens)), "each once"
+        assert not gangs.tokens[gang] & set(tokens), "a component is started once"
+        assert gang not in gangs.opened, "nothing is started after the barrier"
+        gangs.tokens[gang] |= set(tokens)
+        _fits_request(job, job.attempt, replaced=gang in gangs.replaced)
     opens = _by_gang(c.token for c in effects.commands if isinstance(c, OpenBarrier))
     for gang, tokens in opens.items():
+        attempt = effects.jobs[gang[0]].attempt
+        assert attempt is not None
+        assert sorted(tokens) == sorted(effects.jobs[gang[0]].token(c.index) for c in attempt.gang), "a subset starts"
+        assert attempt.start_estimate is not None
+        assert world.now >= attempt.start_estimate, "the transfers are not over"
         _barrier_may_open(world, gang, tokens)
 
 
@@ -62,27 +75,26 @@ def _state_changes_are_told(before: Job | None, after: Job, effects: Effects) ->
     assert state is after.state, "a change of state without a timeline entry"
 
 
-def _fits_request(job: Job, attempt: Attempt) -> None:
+def _fits_request(job: Job, attempt: Attempt, *, replaced: bool) -> None:
     request = job.spec.request
-    sizes = [c.size for c in attempt.components]
+    sizes = [c.size for c in attempt.gang]
     assert sum(sizes) == request.total_size
     if isinstance(request, FlexibleRequest) and request.split_options:
         assert sorted(sizes) in [sorted(option) for option in request.split_options]
     elif isinstance(request, FlexibleRequest):
         assert min(sizes) >= request.min_component_size
         assert request.max_components is None or len(sizes) <= request.max_components
-        assert len({c.cluster for c in attempt.components}) == len(sizes)
+        assert replaced or len({c.cluster for c in attempt.gang}) == len(sizes)
     else:
         asked = [(c.size, c.cluster) for c in request.components]
         fixed = isinstance(request, FixedRequest)
-        assert asked == [(c.size, c.cluster if fixed else None) for c in attempt.components]
+        assert asked == [(c.size, c.cluster if fixed else None) for c in attempt.gang]
 
 
 def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
     """All or nothing, once, and with no earlier attempt of the job still running its program."""
     gangs = world.gangs
-    assert sorted(tokens) == sorted(gangs.tokens[gang]), "a subset was told to start"
-    assert gangs.claimed[gang] == gangs.tokens[gang]
+    assert set(tokens) <= gangs.claimed[gang] <= gangs.tokens[gang]
     assert gang not in gangs.opened
     gangs.opened.add(gang)
     for token in tokens:
@@ -107,30 +119,37 @@ def check_books(world: "World") -> None:
     assert wakeup is None or wakeup > world.now, "something due was left undone"
     held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     for job in active.values():
-        _job_is_sound(job)
+        _job_is_sound(job, world.now)
         if job.state.is_active and job.attempt:
             for c in job.attempt.components:
-                if c.state is not ComponentState.ENDED:
+                if c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
     for book in scheduler.grid.books():
         assert book.live == held[book.name], "the book and the jobs disagree on who has nodes"
-        assert book.used <= world.sites[book.name].total, "a node is promised twice"
+        assert book.used - book.leaving <= world.sites[book.name].total, "a node is promised twice"
         assert book.available == 0 or book.available + book.used <= book.total - book.background
 
 
-def _job_is_sound(job: Job) -> None:
+def _job_is_sound(job: Job, now: float) -> None:
     if not job.state.is_active:
         assert job.ending is None
         return
     assert job.attempt is not None
     assert job.attempt.generation == job.generation
-    states = {c.state for c in job.attempt.components}
+    states = {c.state for c in job.attempt.gang}
+    if job.state is JobState.PLACED:
+        assert states == {ComponentState.PLACED}
+        assert job.attempt.claim_at is not None
+        assert job.attempt.claim_at > now, "it is not claimed for though its time has come"
     if job.ending is None:
         assert not states & {ComponentState.STOPPING}, "a component is being stopped for no reason"
-        if job.attempt.barrier_at is None and job.state is JobState.CLAIMING:
+        transferred = now >= (job.attempt.start_estimate or now)
+        if job.attempt.barrier_at is None and job.state is JobState.CLAIMING and transferred:
             assert states != {ComponentState.CLAIMED}, "all are in and the barrier is shut"
     else:
-        assert states != {ComponentState.ENDED}, "nothing is left of the attempt and the job does not go on"
+        assert {c.state for c in job.attempt.components} != {ComponentState.ENDED}, (
+            "nothing is left of the attempt and the job does not go on"
+        )
 
 
 def check_quiet(world: "World") -> None:

@@ -4,6 +4,7 @@ More of it: ``KOALA_TEST_EXAMPLES=5000 pytest tests/scheduling/test_machine.py``
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.job import JobId, JobState, Launcher, Priority, Token
+from koalapy.model.cluster import ClusterView, GridView, Link
+from koalapy.model.job import ClaimingMode, JobId, JobState, Launcher, Priority, Token
 from koalapy.model.placement import Placement, Refusal
-from koalapy.model.request import Request
-from koalapy.scheduling.events import ClusterCleared, ClusterReported, JobCancelled, JobHeld, JobReleased, PeriodicScan
+from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest, Request
+from koalapy.scheduling.events import (
+    ClusterCleared,
+    ClusterDrained,
+    ClusterReported,
+    ClusterResumed,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    PeriodicScan,
+)
 from koalapy.scheduling.rules import Rules
 from tests.scheduling import laws
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -25,6 +35,8 @@ from tests.scheduling.world import World
 pytestmark = pytest.mark.timeout(0 if "KOALA_TEST_EXAMPLES" in os.environ else 300)
 LIVE = ("waiting", "claimed", "running")
 SIZES = {"north": 4, "south": 3, "west": 2}
+LINKS = {(one, other): Link(0.001, 100.0) for one in SIZES for other in SIZES if one < other}
+"""100 bytes a second."""
 WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in SIZES.items()))
 MANY = int(os.environ.get("KOALA_TEST_EXAMPLES", "0"))
 
@@ -33,11 +45,25 @@ sizes = st.integers(1, 4)
 picks = st.integers(0, 7)
 rounds = st.sampled_from([4, 4, 3, 2, 1, 0])
 """How often, after something happened, everybody does what they should; four times brings a job to run."""
+inputs = st.one_of(
+    st.none(), st.none(),
+    st.builds(InputFile, st.just("file"), st.sampled_from([200, 2000]), names.map(lambda name: (name,))),
+)  # fmt: skip
+
+
+def with_input(request: FixedRequest | NonFixedRequest, file: InputFile | None) -> Request:
+    components = tuple(replace(component, input=file) for component in request.components)
+    return FixedRequest(components) if isinstance(request, FixedRequest) else NonFixedRequest(components)
+
+
+spelled_out = st.one_of(
+    st.lists(sizes, min_size=1, max_size=4).map(lambda some: nonfixed(*some)),
+    st.dictionaries(names, st.integers(1, 3), min_size=1).map(lambda some: fixed(**some)),
+)
 requests = st.one_of(
     st.builds(flexible, st.integers(1, 9), st.integers(1, 3), st.sampled_from([None, None, 1, 2, 3])),
     st.just(flexible(6, split=((6,), (4, 2), (3, 3), (2, 2, 2)))),
-    st.lists(sizes, min_size=1, max_size=4).map(lambda some: nonfixed(*some)),
-    st.dictionaries(names, st.integers(1, 3), min_size=1).map(lambda some: fixed(**some)),
+    st.builds(with_input, spelled_out, inputs),
 )
 
 
@@ -56,13 +82,24 @@ class Grid(RuleBasedStateMachine):
         event_driven=st.booleans(),
         max_restarts=st.sampled_from([None, 1]),
         now=st.sampled_from([0.0, 1.7e9 + 0.3]),
+        threshold=st.sampled_from([None, 0.0, 0.5, 1.0]),
+        factor=st.sampled_from([0.75, 0.3]),
+        preemption=st.sampled_from(["placement", "placement", "claiming", "never"]),
+        aging_tries=st.sampled_from([1, 3, 1000]),
+        probation=st.booleans(),
     )
-    def begin(self, queue: Any, order: Any, event_driven: bool, max_restarts: int | None, now: float) -> None:
+    def begin(
+        self, queue: Any, order: Any, event_driven: bool, max_restarts: int | None, now: float,
+        threshold: float | None, factor: float, preemption: Any, aging_tries: int, probation: bool,
+    ) -> None:  # fmt: skip
         rules = Rules(
             queue=queue, queue_order=order, event_driven=event_driven, max_restarts=max_restarts,
+            claiming=ClaimingMode.ATOMIC if threshold is None else ClaimingMode.INCREMENTAL,
+            claim_threshold=threshold or 0.0, claim_factor=factor, preemption=preemption,
+            aging_tries=aging_tries, probation=probation, probation_pause=20, probation_pause_max=60,
             claim_grace=10, barrier_timeout=30, unreachable_after=5, lost_after=40, scan_interval=15,
         )  # fmt: skip
-        self.world = World(SIZES, rules, manual=True, now=now)
+        self.world = World(SIZES, rules, manual=True, now=now, links=LINKS)
         self.users: dict[str, list[str]] = {name: [] for name in SIZES}
         self.seen: dict[str, ClusterReported] = {}
 
@@ -226,6 +263,20 @@ class Grid(RuleBasedStateMachine):
         self.world.step([PeriodicScan()] * times)
 
     @rule(name=names)
+    def drain_or_resume(self, name: str) -> None:
+        book = self.world.scheduler.grid[name]
+        self.world.step([ClusterResumed(name) if book.drained else ClusterDrained(name, "ops", "for a reason")])
+
+    @rule(seconds=st.sampled_from([0.5, 3600.0]))
+    def clock_goes_back(self, seconds: float) -> None:
+        """The daemon's clock is set wrong for one step."""
+        world = self.world
+        world.now, now = max(0.0, world.now - seconds), world.now
+        effects = world.scheduler.step([PeriodicScan()], world.now)
+        world.now = now
+        world.take_in(effects)
+
+    @rule(name=names)
     def clear(self, name: str) -> None:
         self.world.step([ClusterCleared(name)])
 
@@ -278,17 +329,18 @@ class Grid(RuleBasedStateMachine):
                 world.connect(name)
         world.settle()
         world.step([ClusterCleared(name) for name in world.sites])
+        world.step([ClusterResumed(name) for name in world.sites])
         world.settle()
 
     def who_waits_has_a_reason(self) -> None:
         world = self.world
         world.step([PeriodicScan()] * world.rules.high_scans_per_low)
-        view = world.scheduler.grid.view()
         for job in world.scheduler.jobs():
             if job.state is JobState.QUEUED:
                 assert world.scheduler.waiting_reason(job)
                 if world.rules.queue == "scan":
-                    answer = world.policies.resolve("", job.spec.request).place(job.spec.request, view)
+                    view = world.scheduler.view(job.spec.priority)
+                    answer = world.scheduler.ask(job.spec, view)
                     assert isinstance(answer, Refusal), "it waits though it would fit"
 
 

@@ -263,6 +263,78 @@ def test_a_broken_policy_keeps_its_jobs_waiting_is_told_of_once_and_disturbs_nob
     assert {world.state(job) for job in jobs} == {JobState.SUCCEEDED}
 
 
+def test_a_policy_that_raises_is_broken_and_disturbs_nobody() -> None:
+    policies = builtin()
+    policies.register(Answering(lambda: 1 // 0))
+    world = World({"north": 4}, Rules(scan_interval=30), policies=policies)
+    job, other = world.submit(flexible(1), policy="answering"), world.submit(flexible(2))
+    world.advance(100)
+    said = "policy answering is broken: it raised ZeroDivisionError('integer division or modulo by zero')"
+    assert world.state(other) is JobState.SUCCEEDED
+    assert world.state(job) is JobState.QUEUED
+    assert world.scheduler.waiting_reason(world.job(job)) == said
+    assert world.warnings == [said]
+
+
+# Why not, cluster by cluster
+
+
+def explained(
+    request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str, policy: Policy | None = None
+) -> list[tuple[str, str, int | None]]:
+    spec = JobSpec(request, command or ("true",))
+    reasons = Placer(profiles).explain(policy or builtin().resolve("", request), spec, view)
+    return [(reason.cluster, reason.reason, reason.missing) for reason in reasons]
+
+
+def test_folders_and_series_are_explained() -> None:
+    view = with_state(grid(east=(2, 4), north=5, south=(4, 9), west=1), "west", ClusterState.DRAINED, "by ops")
+    profiles = {
+        "east": ClusterProfile(scratch="/s"), "north": ClusterProfile(mpi_series=5),
+        "south": ClusterProfile(scratch="/s", mpi_series=4), "west": ClusterProfile(scratch="/s"),
+    }  # fmt: skip
+    assert explained(flexible(4), view, profiles, "{scratch}") == []
+    assert explained(flexible(6), view, profiles, "{scratch}") == [
+        ("east", "2 of 4 nodes idle, the request needs 6 in all; only clusters with Open MPI 5 count beside it", None),
+        ("north", "cluster north has no scratch folder", None),
+        ("south", "4 of 9 nodes idle, the request needs 6 in all; only clusters with Open MPI 4 count beside it", 2),
+        ("west", "drained: by ops", None),
+    ]
+
+
+def test_a_fixed_request_is_explained_where_it_is_to_run() -> None:
+    view, profiles = grid(east=4, north=4, south=(1, 4)), {"east": FIVE, "north": SCRATCH, "south": FOUR}
+    said = "north has Open MPI 5, south 4: a job runs under one series"
+    assert explained(fixed(north=1, south=1), view, profiles) == [("north", said, None), ("south", said, None)]
+    assert explained(fixed(south=2), view, profiles) == [("south", "1 of 4 nodes idle, the request needs 2 here", 1)]
+    assert explained(fixed(east=1), view, profiles, "{scratch}") == [
+        ("east", "cluster east has no scratch folder", None)
+    ]
+    assert explained(fixed(north=1), view, profiles, "{scratch}") == []
+
+
+@given(requests, grids(), profiles_drawn, commands)
+def test_whatever_is_refused_is_explained(
+    request: Request, view: GridView, profiles: dict[str, ClusterProfile], command: tuple[str]
+) -> None:
+    reasons = explained(request, view, profiles, *command)
+    assert (reasons == []) == isinstance(ask(request, view, profiles, *command), Placement) or not view.clusters
+    if not isinstance(request, FixedRequest) and reasons:
+        assert [name for name, _, _ in reasons] == sorted(cluster.name for cluster in view)
+
+
+def test_a_policy_of_another_that_explains_nothing_or_nonsense() -> None:
+    view, profiles = grid(north=(1, 4)), {"north": BARE}
+    refusing = Answering(lambda: Refusal("not today"))
+    silent = [("north", "1 of 4 nodes idle, policy answering does not say why not", None)]
+    assert explained(flexible(1), view, profiles, policy=refusing) == silent
+    refusing.explain = lambda request, grid: [None]  # type: ignore[method-assign,assignment,return-value]
+    broken = "policy answering is broken: it explained with [None], which are no reasons"
+    assert explained(flexible(1), view, profiles, policy=refusing) == [("north", broken, None)]
+    raising = Answering(lambda: 1 // 0)
+    assert explained(flexible(1), view, profiles, policy=raising)[0][1].startswith("policy answering is broken: it rai")
+
+
 # Clusters whose resource manager is out of order
 
 
@@ -278,7 +350,7 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
     assert (book.state, book.why) == (ClusterState.UNREACHABLE, "squeue did not answer")
     job = world.submit(fixed(north=1))
     assert world.state(job) is JobState.QUEUED
-    assert "unreachable: squeue did not answer" in world.job(job).reason
+    assert "unreachable: squeue did not answer" in world.scheduler.waiting_reason(world.job(job))
     assert world.step([away]).clusters == set(), "it is not news"
     world.step([seen])
     assert (book.state, book.why) == (ClusterState.USABLE, "")

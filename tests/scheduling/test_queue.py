@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.model.request import FlexibleRequest
 from koalapy.scheduling.queue import PlacementQueue
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
@@ -62,7 +63,7 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
     for seq, (action, value) in enumerate(actions):
         if action == "push":
             sizes.append(value)
-            queue.push(len(sizes) - 1, seq, value, value)
+            queue.push(len(sizes) - 1, seq, value, FlexibleRequest(value))
             plain.push(len(sizes) - 1, seq, value)
         elif action == "remove":
             queue.remove(value)
@@ -71,7 +72,7 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
             # To the tail: whether it was there, or comes back after an attempt.
             queue.remove(value)
             plain.remove(value)
-            queue.push(value, seq, sizes[value], sizes[value])
+            queue.push(value, seq, sizes[value], FlexibleRequest(sizes[value]))
             plain.push(value, seq, sizes[value])
         elif action == "scan":
             offered, _ = scan(queue, sizes, value, mode)
@@ -92,7 +93,8 @@ def scan(queue: PlacementQueue, sizes: list[int], room: int, mode: QueueMode) ->
         if sizes[job] > room:
             return False
         room -= sizes[job]
+        queue.remove(job)
         return True
 
-    queue.scan(place, mode)
+    queue.scan(place, mode, lambda needs: True)
     return offered, room

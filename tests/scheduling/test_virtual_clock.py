@@ -58,7 +58,7 @@ class Load:
 
 
 def test_ten_thousand_jobs() -> None:
-    world = World(SIZES, Rules(), strict=False)
+    world = World(SIZES, Rules(preemption="claiming"), strict=False)
     load = Load(world, utilisation=0.5, background=0.2)
     load.submit()
     load.local_user()

@@ -25,12 +25,14 @@ from koalapy.scheduling.events import (
     JobSubmitted,
     PeriodicScan,
 )
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterBook, Links
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from tests.scheduling import laws
 from tests.scheduling.sites import Ack, Site
 
+KEPT = ("errors", "unusable", "trials", "drained", "note")
+"""What of a cluster's book outlives the daemon."""
 START_DELAY = 0.125
 """Seconds from an allocation until all runners have reported."""
 
@@ -51,7 +53,8 @@ class World:
     def __init__(
         self, sizes: Mapping[str, int], rules: Rules | None = None, *, policies: Registry | None = None,
         manual: bool = False, strict: bool = True, now: float = 0.0,
-        profiles: Mapping[str, ClusterProfile] | None = None,
+        profiles: Mapping[str, ClusterProfile] | None = None, links: Links | None = None,
+        speeds: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.now = now
         self.rules = rules or Rules()
@@ -60,8 +63,10 @@ class World:
         self.strict = strict
         self.sites = {name: Site(name, total, self._size_of) for name, total in sizes.items()}
         self.profiles = profiles or {}
-        books = [ClusterBook(name, profile=self.profiles.get(name)) for name in sizes]
-        self.scheduler = Scheduler(self.rules, self.policies, books)
+        self._clusters: dict[str, dict[str, Any]] = {}
+        self.links = links
+        self.speeds = speeds or {}
+        self.scheduler = Scheduler(self.rules, self.policies, [self._book(name) for name in sizes], links)
         self.jobs: dict[JobId, Job] = {}
         self.timeline: list[TimelineEntry] = []
         self.outbox: dict[int, tuple[str, Command]] = {}
@@ -73,7 +78,6 @@ class World:
         self.lost: set[Token] = set()
         """Components whose clusters were away for longer than ``lost_after``."""
         self._ready: set[str] = set()
-        self._clusters: dict[str, tuple[int, bool, str]] = {}
         self._sizes: dict[Token, int] = {}
         self._idents = count(1)
         self._order = count()
@@ -138,14 +142,17 @@ class World:
 
     def step(self, events: Sequence[Event] = ()) -> Effects:
         """One transaction: the scheduler's step, written down, and only then sent."""
-        effects = self.scheduler.step(events, self.now)
+        return self.take_in(self.scheduler.step(events, self.now))
+
+    def take_in(self, effects: Effects) -> Effects:
+        """Write a step down, and only then send what it orders."""
         laws.check_effects(self, effects)
         self.jobs |= effects.jobs
         self.timeline += effects.timeline
         self.warnings += effects.warnings
         for name in effects.clusters:
             book = self.scheduler.grid[name]
-            self._clusters[name] = (book.errors, book.unusable, book.note)
+            self._clusters[name] = {field: getattr(book, field) for field in KEPT}
         for command in effects.commands:
             self._send(command)
         if self.strict:
@@ -173,13 +180,17 @@ class World:
         books = []
         for name, site in self.sites.items():
             self._goes_away(site)
-            book = ClusterBook(name, profile=self.profiles.get(name))
-            book.errors, book.unusable, book.note = self._clusters.get(name, (0, False, ""))
-            books.append(book)
+            books.append(self._book(name))
         self._ready.clear()
-        self.scheduler = Scheduler(self.rules, self.policies, books)
+        self.scheduler = Scheduler(self.rules, self.policies, books, self.links)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now)
         self.step()
+
+    def _book(self, name: str) -> ClusterBook:
+        book = ClusterBook(name, self.speeds.get(name, 1.0), self.profiles.get(name))
+        for field, value in self._clusters.get(name, {}).items():
+            setattr(book, field, value)
+        return book
 
     # What clusters and the network do
 

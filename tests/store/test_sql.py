@@ -12,6 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
@@ -31,11 +32,20 @@ def a_job(ident: int, state: JobState = JobState.QUEUED, **changes: object) -> J
 
 def running(ident: int, generation: int = 1) -> Job:
     components = (
-        Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"), lrm_job="7", claimed_at=3.5),
-        Component(1, "south", 1, ComponentState.STOPPING, error="lost", infrastructure=True, unknown_since=9.0),
-    )
-    attempt = Attempt(generation, components, placed_at=1.0, barrier_at=2.0, launched_at=3.0, end_reason="because")
-    return a_job(ident, JobState.RUNNING, generation=generation, attempt=attempt, ending=JobState.QUEUED)
+        Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"), lrm_job="7",
+                  submitted_at=1.5, claimed_at=3.5),
+        Component(1, "south", 1, ComponentState.STOPPING, error="lost", infrastructure=True, unknown_since=9.0,
+                  superseded=True),
+        Component(2, "west", 1, ComponentState.PLACED, file_site="south", transfer_time=2.5, replaces=1),
+    )  # fmt: skip
+    attempt = Attempt(
+        generation, components, placed_at=1.0, start_estimate=6.0, claim_at=4.5, barrier_at=2.0, launched_at=3.0,
+        end_reason="because",
+    )  # fmt: skip
+    return a_job(
+        ident, JobState.RUNNING, generation=generation, attempt=attempt, ending=JobState.QUEUED,
+        claim_factor=0.625, first_start_estimate=5.5,
+    )  # fmt: skip
 
 
 def batch(*jobs: Job, **more: object) -> Batch:
@@ -64,18 +74,64 @@ def test_migrations_can_be_taken_back(url: str) -> None:
         assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
 
 
+FIRST = """
+insert into jobs values (1, 'n', 'ada', 'low', '{"request": {"type": "flexible", "total_size": 3,
+    "min_component_size": 1, "max_components": null, "split_options": []}, "command": ["true"]}',
+    'running', '', null, 1, 1, 0, 1, 1, 100.0, 101.0, 102.0, null, null);
+insert into attempts values (1, 1, 101.0, 102.0, null, null, null, '');
+insert into components values (1, 1, 0, 'north', 3, 'claimed', null, '["a"]', '7', null, '', false, null, 102.0, null);
+insert into timeline values (1, 1, 100.0, 'submitted', 'queued', '', 0, null, null);
+insert into clusters values ('north', 'local', 'unusable', 'three errors', 4, 3, true, 99.0);
+insert into clusters values ('south', 'local', 'usable', '', 4, 0, false, 99.0)
+"""
+"""Rows of revision 0001."""
+
+
+def test_a_database_of_the_first_daemons_is_brought_up_and_back(url: str) -> None:
+    from alembic import command
+
+    from koalapy.store.migrate import alembic_config
+
+    engine = make_engine(url)
+    migrate(engine, "0001")
+    with engine.begin() as connection:
+        for statement in FIRST.split(";"):
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+    migrate(engine)
+    store = SqlStore(engine, now=1000.0)
+    saved = store.load()
+    component = Component(0, "north", 3, ComponentState.CLAIMED, hosts=("a",), lrm_job="7", claimed_at=102.0)
+    assert saved.jobs[0].attempt == Attempt(1, (component,), placed_at=101.0, barrier_at=102.0)
+    assert saved.jobs[0].spec == JobSpec(FlexibleRequest(3), ("true",))
+    assert len(store.timeline(1)) == 1
+    assert {c.name: (c.unusable, c.note, c.trials, c.drained) for c in saved.clusters} == {
+        "north": (True, "three errors", 0, None), "south": (False, "", 0, None),
+    }  # fmt: skip
+    store.close()
+    config = alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+        counts = {
+            name: connection.exec_driver_sql(f"select count(*) from {name}").scalar()
+            for name in ("jobs", "attempts", "components", "timeline", "clusters")
+        }
+    assert counts == {"jobs": 1, "attempts": 1, "components": 1, "timeline": 1, "clusters": 2}
+
+
 def test_a_new_daemon_finds_what_is_not_over(open_store: Open) -> None:
     store = open_store()
     over = a_job(3, JobState.SUCCEEDED, ended_at=5.0, exit_code=0)
     entry = OutboxEntry(11, "north", {"type": "submit", "token": "2.1.0"})
-    north = ClusterRecord("north", "local", "unusable", 4, 4, 0, 0, 0, 3, "three errors", 8.0, 1, 1.0)
+    north = ClusterRecord(
+        "north", "local", "drained", 4, 4, 0, 0, 0, 3, "by ops: new switch", 8.0, 1, 1.0,
+        unusable=True, note="three errors", trials=2, drained=Drain(7.0, "ops", "new switch"),
+    )  # fmt: skip
     store.write(batch(a_job(1), running(2), over, outbox=[entry], clusters=[north]))
     saved = open_store().load()
     assert {job.id: job for job in saved.jobs} == {1: a_job(1), 2: running(2)}
     assert saved.outbox == (entry,)
-    assert (saved.clusters[0].state, saved.clusters[0].errors, saved.clusters[0].reason) == (
-        "unusable", 3, "three errors",
-    )  # fmt: skip
+    assert saved.clusters == (replace(north, idle=0),)
     assert saved.next_job == 4
 
 
@@ -87,7 +143,21 @@ def test_a_job_is_updated_and_a_new_attempt_leaves_the_old_one_alone(store: SqlS
     store.write(batch(second))
     assert store.job(1) == second
     with store._engine.connect() as connection:
-        assert connection.exec_driver_sql("select count(*) from components where job_id = 1").scalar() == 4
+        assert connection.exec_driver_sql("select count(*) from components where job_id = 1").scalar() == 6
+    assert store.attempts(1) == [running(1).attempt, second.attempt]
+    assert store.attempts(1, last=1) == [second.attempt]
+    assert store.attempts(2) == []
+
+
+def test_an_attempt_that_ended_as_the_next_began_is_kept_as_it_ended(store: SqlStore) -> None:
+    store.write(batch(running(1)))
+    first = running(1).attempt
+    assert first is not None
+    ended = replace(first, ended_at=9.0, components=tuple(replace(c, ended_at=9.0) for c in first.components))
+    second = running(1, generation=2)
+    store.write(batch(second, attempts=[(1, ended)]))
+    assert store.attempts(1) == [ended, second.attempt]
+    assert store.job(1) == second
 
 
 def test_a_batch_is_written_whole_or_not_at_all(store: SqlStore) -> None:
@@ -153,8 +223,8 @@ def test_filters(store: SqlStore) -> None:
     assert ids(states=("failed", "running")) == [4, 2]
     assert ids(owner="bob") == [3]
     assert ids(name="n1") == [3, 1]
-    assert ids(cluster="south") == [4]
-    assert ids(cluster="west") == []
+    assert ids(cluster="west") == [4]
+    assert ids(cluster="south") == ids(cluster="east") == []
 
 
 def test_the_timeline_keeps_its_order(store: SqlStore) -> None:

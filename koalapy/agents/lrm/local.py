@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from koalapy.agents.lrm.local_cluster import LocalCluster, raise_error
+from koalapy.agents.lrm.local_failures import StartFailures
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
@@ -23,8 +24,10 @@ _LONGEST_LINE = 64 << 20
 class LocalLrm:
     """Our jobs are those of user ``grid`` whose names begin with ``prefix``; everything else is background."""
 
-    def __init__(self, cluster: LocalCluster, prefix: str) -> None:
+    def __init__(self, cluster: LocalCluster, prefix: str, start_failures: float = 0.0) -> None:
+        """``start_failures``: the probability that a start is made to fail."""
         self._cluster = cluster
+        self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
         self._prefix = prefix
         self._link: _Link | None = None
         self._connecting = asyncio.Lock()
@@ -49,7 +52,7 @@ class LocalLrm:
             name=submission.name,
             user="grid",
             nodes=submission.nodes,
-            argv=list(submission.argv),
+            argv=self._failures.command(submission.argv),
             env=dict(submission.environment),
             cwd=str(submission.workdir),
             output=str(submission.output),

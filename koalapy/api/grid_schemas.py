@@ -1,0 +1,99 @@
+"""What goes over the wire of the grid: clusters, how they were used, policies, the daemon's health."""
+
+from typing import Any, Literal
+
+from koalapy.api.schemas import Output
+from koalapy.model.job import Priority
+
+
+class ClusterUsage(Output):
+    """How a cluster was used in a span of time, and its nodes now."""
+
+    name: str
+    total: int
+    used: int
+    background: int
+    idle: int
+    node_seconds: float
+    """What components of this scheduler had in that span."""
+    utilisation: float | None
+    """The same as a fraction of all its nodes; null where these are not known."""
+
+
+class Waiting(Output):
+    """Means in seconds over the jobs that ran to an end of their own, succeeded or failed, in that span."""
+
+    jobs: int
+    queue_time: float | None
+    wait_time: float | None
+    startup_overhead: float | None
+    response_time: float | None
+    start_delay: float | None
+
+
+class Metrics(Output):
+    """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are those of now."""
+
+    start: str
+    end: str
+    clusters: list[ClusterUsage]
+    priorities: dict[Priority, Waiting]
+    ended: dict[str, int]
+    """Jobs that ended in that span, by state."""
+    restarts: int
+    """How often these were tried again after failures of the infrastructure."""
+    queued: int
+    active: int
+
+
+class DrainView(Output):
+    """An operator's order that nothing more is placed on a cluster."""
+
+    at: str
+    by: str
+    reason: str
+
+
+class ClusterView(Output):
+    name: str
+    kind: str
+    state: str
+    total: int
+    idle: int
+    used: int
+    background: int
+    down: int
+    errors: int
+    reason: str
+    last_heard: str | None
+    processes_per_node: int
+    speed: float
+    unusable: bool
+    """Whether it was given up after errors in a row, whatever else its state says."""
+    trials: int
+    """Probations that failed since."""
+    drained: DrainView | None
+    details: dict[str, Any]
+
+
+class ClusterList(Output):
+    clusters: list[ClusterView]
+
+
+class PolicyView(Output):
+    name: str
+    serves: list[str]
+    summary: str
+
+
+class PolicyList(Output):
+    policies: list[PolicyView]
+
+
+class Health(Output):
+    status: Literal["ok", "degraded"]
+    version: str
+    epoch: int
+    queued: int
+    active: int
+    clusters: dict[str, str]

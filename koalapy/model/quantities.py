@@ -1,0 +1,35 @@
+"""Spans of time and bandwidths as people write them: ``0.5ms``, ``1Gbit``, ``100MB``."""
+
+import re
+
+SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+BYTES_PER_SECOND = {
+    "": 1.0,
+    **{f"{prefix}bit": power / 8 for prefix, power in _POWERS.items()},
+    **{f"{prefix}B": power for prefix, power in (_POWERS | _BINARY).items()},
+}
+"""Bits and bytes are written out, for ``b`` stands for either."""
+
+
+def seconds_of(value: float | str) -> float:
+    """A number of seconds, or a text with a unit; ``ValueError`` that says what to write."""
+    return _quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
+
+
+def bytes_per_second_of(value: float | str) -> float:
+    """A number of bytes per second, or a text with a unit; ``ValueError`` that says what to write."""
+    text = re.sub(r"/s$", "", value.strip()) if isinstance(value, str) else value
+    return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
+
+
+def _quantity(value: float | str, units: dict[str, float], hint: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(hint)
+    if not isinstance(value, str):
+        return float(value)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-zµ]*)\s*", value)
+    if not found or found[2] not in units:
+        raise ValueError(hint)
+    return float(found[1]) * units[found[2]]

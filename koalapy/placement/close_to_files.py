@@ -1,0 +1,199 @@
+"""Close-to-Files (mohamed-2005 2.6): where the input of a component is soonest."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.request import (
+    ClusterName,
+    ComponentRequest,
+    FixedRequest,
+    InputFile,
+    NonFixedRequest,
+    Request,
+    RequestType,
+)
+from koalapy.model.transfer import Transfer, transfer_to
+from koalapy.model.wording import SHOWN, are_idle, listed, nodes
+from koalapy.placement.fixed import Fixed
+from koalapy.placement.missing import idle_that_suffices, with_idle
+from koalapy.placement.policy import does_not_serve
+from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
+
+Reach = Sequence[tuple[ClusterView, Transfer]]
+"""Usable clusters that can get a file, by increasing transfer time; ties by decreasing idle nodes, then by name."""
+
+
+class CloseToFiles:
+    """Components by decreasing size, each where its input is soonest; of a fixed request only the file sites."""
+
+    name = "close-to-files"
+    serves: frozenset[RequestType] = frozenset({"fixed", "nonfixed"})
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        if isinstance(request, FixedRequest):
+            return _place_fixed(request, grid)
+        if not isinstance(request, NonFixedRequest):
+            raise does_not_serve(self, request)
+        if not grid.by_idle:
+            return Refusal(nothing_usable(grid))
+        if request.total_size > grid.usable_idle:
+            needs = f"needs {nodes(request.total_size)}"
+            return Refusal(f"{needs}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})")
+        placed = _place_in_turn(request.components, grid)
+        if isinstance(placed, int):
+            return Refusal(_summary(request.components, placed, grid))
+        return Placement(placed, _why(placed))
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        if isinstance(request, FixedRequest):
+            return _explain_fixed(request, grid)
+        if not isinstance(request, NonFixedRequest):
+            raise does_not_serve(self, request)
+        stuck = _place_in_turn(request.components, grid)
+        if not isinstance(stuck, int):
+            return ()
+        return tuple(_reason(request, stuck, cluster, grid) for cluster in sorted(grid, key=lambda c: c.name))
+
+
+def closest_site(
+    size: int, file: InputFile | None, grid: GridView, within: float | None = None
+) -> tuple[ClusterName, Transfer] | None:
+    """The cluster with enough idle nodes and the shortest transfer, of at most ``within`` seconds, if there is one.
+
+    Ties go to the most idle nodes, then to the first name. For placing one component anew while it is being claimed.
+    """
+    found = _closest(size, _reach(file, grid), {})
+    if found is None or (within is not None and found[1].seconds > within):
+        return None
+    return found[0].name, found[1]
+
+
+def _reach(file: InputFile | None, grid: GridView) -> Reach:
+    return grid.once(("reach", file), lambda grid: _reached(file, grid))
+
+
+def _reached(file: InputFile | None, grid: GridView) -> Reach:
+    found = [(cluster, transfer_to(cluster.name, file, grid)) for cluster in grid.by_idle]
+    reach = [(cluster, transfer) for cluster, transfer in found if transfer is not None]
+    return sorted(reach, key=lambda pair: pair[1].seconds)
+
+
+def _closest(size: int, reach: Reach, taken: dict[ClusterName, int]) -> tuple[ClusterView, Transfer] | None:
+    """The first by transfer time with enough left of its idle nodes; among equals the one with most left."""
+    best: tuple[ClusterView, Transfer] | None = None
+    most, soonest = -1, inf
+    for pair in reach:
+        cluster, transfer = pair
+        if best is not None and (transfer.seconds > soonest or cluster.idle < most):
+            break  # nor can a later one have more left than it has idle
+        left = cluster.idle - taken.get(cluster.name, 0)
+        if left < size or (best is not None and (-left, cluster.name) > (-most, best[0].name)):
+            continue
+        best, most, soonest = pair, left, transfer.seconds
+    return best
+
+
+def _place_in_turn(
+    components: Sequence[ComponentRequest], grid: GridView, taken: dict[ClusterName, int] | None = None
+) -> tuple[PlacedComponent, ...] | int:
+    """Sites for all components, where the larger ones choose first; or the index of the first that fits nowhere.
+
+    ``taken`` are nodes that do not count, and gets those of the placement.
+    """
+    taken = {} if taken is None else taken
+    placed: list[PlacedComponent | None] = [None] * len(components)
+    for index in _by_size(components):
+        size, file = components[index].size, components[index].input
+        found = _closest(size, _reach(file, grid), taken)
+        if found is None:
+            return index
+        cluster, transfer = found
+        taken[cluster.name] = taken.get(cluster.name, 0) + size
+        placed[index] = PlacedComponent(size, cluster.name, index, transfer.file_site, transfer.seconds)
+    return tuple(component for component in placed if component is not None)
+
+
+def _by_size(components: Sequence[ComponentRequest]) -> list[int]:
+    return sorted(range(len(components)), key=lambda index: -components[index].size)
+
+
+def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
+    answer = Fixed().place(request, grid)
+    if isinstance(answer, Refusal):
+        return answer
+    placed: list[PlacedComponent] = []
+    for index, component in enumerate(request.components):
+        site = component.cluster or ""
+        transfer = transfer_to(site, component.input, grid)
+        if transfer is None:
+            assert component.input is not None
+            return Refusal(f"component {index}: {_unreached(component.input)} to {site}")
+        placed.append(PlacedComponent(component.size, site, index, transfer.file_site, transfer.seconds))
+    return Placement(tuple(placed), "; ".join(filter(None, (answer.reason, _inputs(placed)))))
+
+
+def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason, ...]:
+    reasons = {reason.cluster: reason for reason in Fixed().explain(request, grid)}
+    for index, component in enumerate(request.components):
+        site, file = component.cluster or "", component.input
+        if file is not None and transfer_to(site, file, grid) is None:
+            reasons[site] = ClusterReason(site, f"component {index}: {_unreached(file)} to {site}")
+    return tuple(reasons[name] for name in sorted(reasons))
+
+
+def _reason(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: GridView) -> ClusterReason:
+    component = request.components[stuck]
+    others = grid.usable_idle - cluster.usable_idle
+    full = with_idle(grid, cluster, cluster.total)
+
+    def fits(idle: int) -> bool:
+        taken = {cluster.name: cluster.total - idle}
+        return not isinstance(_place_in_turn(request.components, full, taken), int)
+
+    wanted = idle_that_suffices(cluster, fits, request.total_size - others)
+    larger = sum(1 for other in request.components if other.size > component.size)
+    needs = f"component {stuck} needs {component.size}{' beside larger ones' if larger else ''}"
+    reason = reason_for(cluster, needs, wanted)
+    if cluster.usable_idle and component.input and transfer_to(cluster.name, component.input, grid) is None:
+        return replace(reason, reason=f"component {stuck}: {_unreached(component.input)} to {cluster.name}")
+    return reason
+
+
+def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView) -> str:
+    size, file = components[stuck].size, components[stuck].input
+    reach = _reach(file, grid)
+    if file is not None and not reach:
+        return f"component {stuck}: {_unreached(file)} to any usable cluster ({idle_nodes(grid)})"
+    left = " left" if max(component.size for component in components) > size else ""
+    which = f" that {file.name} can be brought to" if file is not None and len(reach) < len(grid.by_idle) else ""
+    return f"no cluster{which} has {nodes(size, 'idle')}{left} for component {stuck} ({idle_nodes(grid)})"
+
+
+def _unreached(file: InputFile) -> str:
+    """The beginning of why a file cannot be had: to where is added."""
+    if not file.sites:
+        return f"no cluster has {file.name}, so it cannot be brought"
+    return f"no known bandwidth from {listed(sorted(file.sites), separator=' or ')}, which has {file.name},"
+
+
+def _why(placed: Sequence[PlacedComponent]) -> str:
+    inputs = _inputs(placed)
+    if inputs:
+        return inputs
+    sites = listed([f"{c.cluster} ({c.size})" for c in placed[:SHOWN]], len(placed))
+    return f"nothing is transferred: the largest first, each where most nodes were idle: {sites}"
+
+
+def _inputs(placed: Sequence[PlacedComponent]) -> str:
+    """Where the inputs come from: ``north has its input, south gets it from north in 12 s``."""
+    told = []
+    for component in placed:
+        if component.file_site == component.cluster:
+            told.append(f"{component.cluster} has the input of component {component.request_index}")
+        elif component.file_site is not None:
+            took = f"from {component.file_site} in {component.transfer_time:.3g} s"
+            told.append(f"{component.cluster} gets that of component {component.request_index} {took}")
+    return listed(told) if told else ""

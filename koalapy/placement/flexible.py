@@ -1,0 +1,90 @@
+"""What the policies for flexible requests have in common: placing in an order of theirs, and saying why not.
+
+Whether a request can be split does not depend on the order in which clusters are filled, so neither do the reasons.
+"""
+
+from collections.abc import Callable, Sequence
+
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.request import FlexibleRequest
+from koalapy.model.wording import SHOWN, are_idle, listed, nodes
+from koalapy.placement.filling import Filled, fill_in_turn, most_components
+from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
+
+
+def place_in_order(
+    request: FlexibleRequest, grid: GridView, order: Sequence[ClusterView], why: Callable[[Filled], str]
+) -> Placement | Refusal:
+    """The first cluster in order that holds the whole request; or all of them filled in turn."""
+    if request.total_size > grid.usable_idle:
+        return Refusal(why_not(request, grid))
+    filled = whole_on_first(request, order) or fill_in_turn(request, order)
+    return Refusal(why_not(request, grid)) if filled is None else placement_of(filled, why(filled))
+
+
+def whole_on_first(request: FlexibleRequest, order: Sequence[ClusterView]) -> Filled | None:
+    """The whole request on the first cluster in order that has the idle nodes."""
+    total = request.total_size
+    if total < request.min_component_size:
+        return None
+    return next(([(cluster, total)] for cluster in order if cluster.idle >= total), None)
+
+
+def placement_of(filled: Filled, reason: str) -> Placement:
+    return Placement(tuple(PlacedComponent(size, cluster.name) for cluster, size in filled), reason)
+
+
+def taken_in_turn(filled: Filled, first: str) -> str:
+    """``north had the most idle nodes (16 of 16), then south (8 of 16)``; ``first`` is what the first one had."""
+    begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:SHOWN]]
+    taken = [f"{filled[0][0].name} had {first} ({begun})"]
+    taken += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], rest, strict=False)]
+    return listed(taken, len(filled))
+
+
+def why_not(request: FlexibleRequest, grid: GridView) -> str:
+    """The first bound that cannot be met: all idle nodes, those on clusters large enough, those on few enough."""
+    total, least, most = request.total_size, request.min_component_size, request.max_components
+    if not grid.by_idle:
+        return nothing_usable(grid)
+    if grid.usable_idle < total:
+        return f"needs {nodes(total)}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})"
+    roomy = [cluster.idle for cluster in grid.by_idle if cluster.idle >= least]
+    if sum(roomy) < total:
+        problem = f"needs {nodes(total)}; {are_idle(sum(roomy))} on clusters with at least {least}"
+    elif sum(roomy[:most]) < total:
+        clusters = "one cluster" if most == 1 else f"at most {most} clusters"
+        largest = sum(roomy[:most])
+        problem = f"needs {nodes(total)} on {clusters}; {are_idle(largest)} on the largest"
+    else:
+        problem = f"{nodes(total)} cannot be split into components of at least {least}"
+    return f"{problem} ({idle_nodes(grid)})"
+
+
+def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReason, ...]:
+    """Cluster by cluster why the request cannot be split over the grid; empty when it can."""
+    if fill_in_turn(request, grid.by_idle) is not None:
+        return ()
+    return tuple(_reason(request, cluster, grid) for cluster in sorted(grid, key=lambda c: c.name))
+
+
+def _reason(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> ClusterReason:
+    return reason_for(cluster, needs_of(request, cluster), _idle_wanted(request, cluster, grid))
+
+
+def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:
+    """What the cluster's idle nodes are too few for."""
+    if cluster.idle < request.min_component_size:
+        return f"a component needs at least {request.min_component_size}"
+    return f"the request needs {request.total_size} in all"
+
+
+def _idle_wanted(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> int | None:
+    """The fewest idle nodes of ``cluster`` with which the request could be placed beside what the others have."""
+    least = request.min_component_size
+    beside = most_components(request) - 1
+    if beside < 0:
+        return None
+    others = [c.idle for c in grid.by_idle if c.name != cluster.name and c.idle >= least]
+    return max(least, request.total_size - sum(others[:beside]))

@@ -1,0 +1,87 @@
+"""Asks the policies on behalf of jobs; the answers depend on a job's shape, and on the view."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+
+from koalapy.model.cluster import GridView
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
+from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.request import Request, shape_of
+from koalapy.placement.policy import Policy
+from koalapy.placement.registry import Registry
+from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.placing import BrokenPolicy, Placer
+
+Shape = tuple[object, ...]
+LOOK_AHEAD = 50
+"""How many kinds of waiting requests a policy that looks ahead is shown."""
+
+
+class Asking:
+    """Policies by name, what jobs demand of clusters beside, and what clusters on probation are given."""
+
+    def __init__(
+        self, policies: Registry, placer: Placer, grid: GridBook,
+        waiting: Callable[[], Iterable[Request]], warn: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._policies = policies
+        self._placer = placer
+        self._grid = grid
+        self._waiting = waiting
+        self._warn = warn
+        self._broken: set[str] = set()
+        """Policies of which was told that they answer nonsense."""
+
+    def shape(self, spec: JobSpec) -> Shape:
+        """What the answer to a job depends on."""
+        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec))
+
+    def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """What the job's policy answers on a view."""
+        try:
+            policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
+            answer = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
+            return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
+        except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
+            return Refusal(error.message)
+        except BrokenPolicy as error:
+            if error.policy not in self._broken:
+                self._broken.add(error.policy)
+                self._warn(error.message)
+            return Refusal(error.message)
+
+    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
+        try:
+            policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
+            return self._placer.explain(policy, spec, self._looking_ahead(policy, spec, view))
+        except (UsageError, BrokenPolicy) as error:
+            return (ClusterReason("", error.message),)
+
+    def _looking_ahead(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
+        """The view with the requests of others who wait, for the few policies that want to know."""
+        if not getattr(policy, "looks_ahead", False):
+            return view
+        others = (request for request in self._waiting() if request != spec.request)
+        return GridView(view.clusters, view.links, tuple(islice(others, LOOK_AHEAD)))
+
+    def _one_trial_each(
+        self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement
+    ) -> Placement | Refusal:  # fmt: skip
+        """A cluster on probation gets one component at a time: an answer that gives it more is asked for anew."""
+        for narrow in (True, False):
+            count = Counter(component.cluster for component in answer.components)
+            crowded = {name for name, many in count.items() if many > 1 and self._grid[name].probation}
+            if not crowded:
+                return answer
+            largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
+            clusters = tuple(replace(c, idle=largest.get(c.name, c.idle)) for c in view)
+            view = GridView(clusters, view.links)
+            another = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
+            if isinstance(another, Refusal):
+                return another
+            answer = another
+        return answer

@@ -1,0 +1,90 @@
+"""What each cluster means for a job that waits: what is idle there, who has the rest, and why that is not enough."""
+
+from collections.abc import Iterator, Sequence
+
+from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.explanation import ClusterFinding
+from koalapy.model.job import JobId
+from koalapy.model.moment import clock
+from koalapy.model.placement import ClusterReason, Placement
+from koalapy.model.request import ClusterName, FixedRequest, Request
+from koalapy.model.wording import listed, nodes
+from koalapy.scheduling.grid import ClusterBook
+
+
+def finding_of(
+    book: ClusterBook, idle: int, *, gives: int = 0, reason: str = "", missing: int | None = None
+) -> ClusterFinding:  # fmt: skip
+    return ClusterFinding(
+        book.name, book.state, book.total, idle, book.used, book.background, book.down, gives, reason, missing
+    )
+
+
+def findings(
+    request: Request, books: Sequence[ClusterBook], view: GridView, placement: Placement | None,
+    refused: Sequence[ClusterReason], kept_for: JobId | None, now: float,
+) -> Iterator[ClusterFinding]:  # fmt: skip
+    """Of every cluster that the request could have to do with; ``kept_for``: the job for which nodes may be kept."""
+    reasons = {reason.cluster: reason for reason in refused}
+    named = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
+    for book in books:
+        if named is not None and book.name not in named:
+            continue
+        seen = view.get(book.name)
+        idle = seen.idle if seen is not None else 0
+        gives = placement.nodes_on(book.name) if placement is not None else 0
+        said = reasons.get(book.name)
+        why = not_usable(book, now) or (said.reason if said is not None else "") or _when_placed(placement, gives)
+        if book.is_open and (holders := _holders(book, idle, kept_for)):
+            why = f"{why or f'{idle} of {book.total} nodes idle'} ({holders})"
+        missing = said.missing if said is not None and book.is_open else None
+        # Nodes that are kept for another job are idle already: there may be no more of them to come.
+        if missing is not None and book.available + missing > book.total:
+            missing = None
+        yield finding_of(book, idle, gives=gives, reason=why, missing=missing)
+
+
+def not_usable(book: ClusterBook, now: float) -> str:
+    """Why nothing is placed on a cluster, with since when; empty when it may be used."""
+    if book.state is ClusterState.USABLE:
+        return ""
+    if book.drained is not None:
+        return f"drained since {clock(book.drained.at, now)} {book.why}"
+    if book.state is ClusterState.UNREACHABLE:
+        since = "" if book.connected or book.last_heard is None else f" since {clock(book.last_heard, now)}"
+        return f"unreachable{since}: {book.why}"
+    if book.state is ClusterState.UNUSABLE:
+        again = "" if book.probation_at is None else f"; to be tried again at {clock(book.probation_at, now)}"
+        return f"{book.why}{again}"
+    return book.why
+
+
+def _when_placed(placement: Placement | None, gives: int) -> str:
+    if placement is None:
+        return ""
+    return f"{nodes(gives)} would be taken here" if gives else "not needed"
+
+
+def _holders(book: ClusterBook, idle: int, kept_for: JobId | None) -> str:
+    """Who has the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
+    texts: list[str] = []
+    for who, count in (("local users", book.background), ("our jobs", book.used)):
+        if count:
+            texts.append(f"{who} {'' if texts else 'have '}{count}")
+    if book.down:
+        texts.append(f"{book.down} {'is' if book.down == 1 else 'are'} down")
+    if idle < book.available and kept_for is not None:
+        texts.append(f"{book.available - idle} kept for job {kept_for}")
+    return ", ".join(texts)
+
+
+def sufficient(found: Sequence[ClusterFinding]) -> list[str]:
+    """What more idle nodes on one cluster would do, the fewest first."""
+    lacking: list[tuple[int, ClusterName]] = [(f.missing, f.cluster) for f in found if f.missing]
+    return [f"{nodes(count, 'more idle')} in {name}" for count, name in sorted(lacking)]
+
+
+def listed_where(placement: Placement) -> str:
+    """``north (4 nodes), south (2 nodes)``; components on one cluster together."""
+    names = dict.fromkeys(component.cluster for component in placement.components)
+    return listed([f"{name} ({nodes(placement.nodes_on(name))})" for name in names])

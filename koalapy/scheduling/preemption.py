@@ -1,0 +1,56 @@
+"""Which low-priority jobs make room for a job of high priority (semantics 5, step 3 of a claiming try)."""
+
+from koalapy.model.job import ComponentState, Job, JobId, Priority, parse_token
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.ledger import Ledger, live
+
+
+class Preemption:
+    """Chooses victims; to end them is the claiming's business."""
+
+    def __init__(self, ledger: Ledger, grid: GridBook) -> None:
+        self._ledger = ledger
+        self._grid = grid
+
+    def room(self, book: ClusterBook) -> int:
+        """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
+        return book.expected + sum(self._held(book).values())
+
+    def victims(self, cluster: ClusterName, size: int) -> list[Job] | None:
+        """The low-priority jobs to preempt for ``size`` nodes; none when nodes are about to be free, None if too few.
+
+        In descending order of their JST, and no more than needed: those that turn out to be superfluous once the
+        others are chosen are spared, the one that has run longest first.
+        """
+        book = self._grid[cluster]
+        lacking = size - book.expected
+        if lacking <= 0:
+            return []
+        held = self._held(book)
+        order = sorted(held, key=lambda job: (-(live(self._ledger.jobs[job]).start_estimate or 0.0), -job))
+        chosen: list[JobId] = []
+        for job in order:
+            if lacking <= 0:
+                break
+            chosen.append(job)
+            lacking -= held[job]
+        if lacking > 0:
+            return None
+        for job in reversed(chosen):
+            if lacking + held[job] <= 0:
+                chosen.remove(job)
+                lacking += held[job]
+        return [self._ledger.jobs[job] for job in chosen]
+
+    def _held(self, book: ClusterBook) -> dict[JobId, int]:
+        """The nodes of each low-priority job there that is not ending anyway."""
+        held: dict[JobId, int] = {}
+        for token, size in book.live.items():
+            ident, generation, index = parse_token(token)
+            job = self._ledger.get(ident)
+            if job is None or job.generation != generation or job.spec.priority is not Priority.LOW:
+                continue
+            if job.ending is None and live(job).components[index].state is not ComponentState.STOPPING:
+                held[ident] = held.get(ident, 0) + size
+        return held

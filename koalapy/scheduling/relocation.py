@@ -1,0 +1,32 @@
+"""Another site for a component whose own has no room when it is claimed for (semantics 5, step 2 of a claiming try)."""
+
+from koalapy.model.cluster import GridView
+from koalapy.model.job import Component, Job
+from koalapy.model.request import ClusterName, FixedRequest
+from koalapy.model.transfer import Transfer
+from koalapy.placement.close_to_files import closest_site
+from koalapy.scheduling.ledger import live
+from koalapy.scheduling.placing import Placer
+
+
+class Relocation:
+    """Finds new pairs of execution site and file site by close-to-files, on clusters where the job may run."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+
+    def __call__(
+        self, job: Job, component: Component, view: GridView, within: float
+    ) -> tuple[ClusterName, Transfer] | None:
+        """A site with enough idle nodes in the view, its transfer to take at most ``within`` seconds; None if none."""
+        if isinstance(job.spec.request, FixedRequest):
+            return None
+        asked = job.spec.component(component.request_index)
+        file = asked.input if asked else None
+        others = {other.cluster for other in live(job).gang if other.index != component.index}
+        open_to_it = frozenset(
+            cluster.name for cluster in view.by_idle
+            if cluster.idle >= component.size and cluster.name != component.cluster
+            and self._placer.allows(job.spec, frozenset({cluster.name, *others}), view)
+        )  # fmt: skip
+        return closest_site(component.size, file, view.only(open_to_it), within) if open_to_it else None

@@ -1,0 +1,133 @@
+"""How a job stands that is not queued: where it is and why there, what it waits for, or how it ended."""
+
+from collections.abc import Iterator, Sequence
+
+from koalapy.model.explanation import ClusterFinding, Explanation
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
+from koalapy.model.moment import clock
+from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.wording import listed, nodes
+from koalapy.scheduling.findings import finding_of
+from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.rules import Rules
+
+
+def standing(job: Job, timeline: Sequence[TimelineEntry], grid: GridBook, rules: Rules, now: float) -> Explanation:
+    """Of a job that is active, held or over; what came before is left to the caller."""
+    attempt = job.attempt
+    headline = _headline(job, attempt, rules, now)
+    if attempt is None or job.state is JobState.HELD:
+        return Explanation(job.id, job.state, headline)
+    return Explanation(
+        job.id, job.state, headline,
+        clusters=tuple(_findings(attempt, grid, now)) if job.state.is_active else (),
+        placement=_placement(attempt, timeline),
+    )  # fmt: skip
+
+
+def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement:
+    """Where the attempt is, and what the policy said when it was placed there."""
+    said = [e.reason for e in timeline if e.event == "placed" and e.generation == attempt.generation]
+    components = tuple(PlacedComponent(c.size, c.cluster, c.request_index) for c in attempt.gang)
+    return Placement(components, said[-1] if said else "")
+
+
+def _headline(job: Job, attempt: Attempt | None, rules: Rules, now: float) -> str:
+    if job.state is JobState.HELD:
+        return "held" if job.reason in ("", "held") else f"held: {job.reason}"
+    if job.state.is_final:
+        ended = "" if job.ended_at is None else f" at {clock(job.ended_at, now)}"
+        return f"{job.state}{ended}" + (f": {job.reason}" if job.reason not in ("", job.state) else "")
+    if attempt is None:
+        return job.reason or str(job.state)
+    if job.ending is not None:
+        following = "is queued again" if job.ending is JobState.QUEUED else f"has {job.ending}"
+        following = "is cancelled" if job.ending is JobState.CANCELLED else following
+        return f"ends its attempt, and then {following}: {attempt.end_reason}"
+    if job.state is JobState.UNKNOWN:
+        return _out_of_reach(attempt, now)
+    if job.state is JobState.RUNNING:
+        started = attempt.launched_at or job.started_at or attempt.placed_at
+        return f"runs since {clock(started, now)} on {_where(attempt.gang)}"
+    if job.state is JobState.STARTING:
+        return "every node has reported, and the program is being launched"
+    return _claiming(attempt, rules, now)
+
+
+def _where(components: Sequence[Component]) -> str:
+    return listed([f"{c.cluster} ({nodes(c.size)})" for c in components])
+
+
+def _out_of_reach(attempt: Attempt, now: float) -> str:
+    lost = [c for c in attempt.gang if c.unknown_since is not None and c.state is not ComponentState.ENDED]
+    if not lost:
+        return "a cluster is out of reach"
+    since = min(c.unknown_since for c in lost if c.unknown_since is not None)
+    names = sorted({c.cluster for c in lost})
+    are = "is" if len(names) == 1 else "are"
+    return f"{listed(names)} {are} out of reach since {clock(since, now)}: what runs there is not known"
+
+
+def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
+    """What keeps the barrier closed: the components that are farthest from it."""
+    by_state: dict[ComponentState, list[Component]] = {}
+    for component in attempt.gang:
+        by_state.setdefault(component.state, []).append(component)
+    if placed := by_state.get(ComponentState.PLACED):
+        at = attempt.claim_at if attempt.claim_at is not None else now
+        what = "nodes" if len(placed) == len(attempt.gang) else f"nodes for {_components(placed)}"
+        return f"placed on {_where(attempt.gang)}; claims {what} at {clock(at, now, exact=True)}"
+    if waiting := by_state.get(ComponentState.WAITING):
+        return (
+            f"waits in the resource manager of {_names(waiting)} behind local users with {_components(waiting)}, "
+            f"for {rules.claim_grace:g} s at most"
+        )
+    if submitted := by_state.get(ComponentState.SUBMITTED):
+        return f"waits for the nodes of {_components(submitted)} on {_names(submitted)} to report"
+    if attempt.start_estimate is not None and attempt.start_estimate > now:
+        there = clock(attempt.start_estimate, now, exact=True)
+        return f"has all its nodes; starts when its input is there, about {there}"
+    return f"waits at the barrier for {_components(attempt.gang)}"
+
+
+def _components(components: Sequence[Component]) -> str:
+    ranks = [str(component.rank) for component in components]
+    return f"component{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+def _names(components: Sequence[Component]) -> str:
+    return listed(sorted({component.cluster for component in components}))
+
+
+DOING = {
+    ComponentState.PLACED: "nothing is claimed yet",
+    ComponentState.SUBMITTED: "being handed to the resource manager",
+    ComponentState.WAITING: "queued in the resource manager",
+    ComponentState.CLAIMED: "every node has reported, waits at the barrier",
+    ComponentState.RUNNING: "runs",
+    ComponentState.STOPPING: "was told to end",
+    ComponentState.ENDED: "has ended",
+}
+
+
+def _findings(attempt: Attempt, grid: GridBook, now: float) -> Iterator[ClusterFinding]:
+    """The clusters of the gang, and how its components stand there."""
+    for name in dict.fromkeys(component.cluster for component in attempt.gang):
+        there = [c for c in attempt.gang if c.cluster == name]
+        texts = [f"component {c.rank}: {DOING[c.state]}{_since(c, now)}" for c in there]
+        if name in grid:
+            yield finding_of(
+                grid[name], grid[name].available, gives=sum(c.size for c in there), reason=listed(texts, separator="; ")
+            )
+
+
+def _since(component: Component, now: float) -> str:
+    if component.unknown_since is not None:
+        return f" (as known at {clock(component.unknown_since, now, exact=True)})"
+    at = {
+        ComponentState.WAITING: component.submitted_at,
+        ComponentState.SUBMITTED: component.submitted_at,
+        ComponentState.CLAIMED: component.claimed_at,
+        ComponentState.ENDED: component.ended_at,
+    }.get(component.state)
+    return "" if at is None else f" since {clock(at, now, exact=True)}"

@@ -1,0 +1,89 @@
+"""What would become of a submission now, without making it."""
+
+from koalapy.model.cluster import GridView
+from koalapy.model.errors import UsageError
+from koalapy.model.job import Job, JobSpec, JobState, Priority
+from koalapy.model.placement import Placement, Refusal
+from koalapy.model.validation import ClusterLimits, check
+from koalapy.scheduling.scheduler import Scheduler
+
+
+class Trial:
+    """Answers as the scheduler would, in place of one waiting job or beside all of them, and counts what it asks."""
+
+    def __init__(self, scheduler: Scheduler, instead_of: Job | None = None) -> None:
+        self._scheduler = scheduler
+        self._job = instead_of
+        self._limits = [ClusterLimits(b.name, b.total or None, b.profile) for b in scheduler.grid.books()]
+        self._answers: dict[JobSpec, Placement | Refusal] = {}
+        self._views: dict[Priority, GridView] = {}
+        self._preempting: GridView | None = None
+        self._others_wait: frozenset[Priority] | None = None
+        self.asks = 0
+
+    def view(self, priority: Priority) -> GridView:
+        """What a job of that priority is offered; nodes kept for the job itself are its own."""
+        if priority not in self._views:
+            scheduler = self._scheduler
+            own = self._job is not None and scheduler.reservation == self._job.id
+            self._views[priority] = scheduler.grid.view() if own else scheduler.view(priority)
+        return self._views[priority]
+
+    def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """The answer of the job's policy on some view."""
+        self.asks += 1
+        return self._scheduler.ask(spec, view)
+
+    def answer(self, spec: JobSpec) -> Placement | Refusal:
+        """Whether there is room for it now, if need be by preemption."""
+        known = self._answers.get(spec)
+        if known is not None:
+            return known
+        answer = self.ask(spec, self.view(spec.priority))
+        if isinstance(answer, Refusal) and self.may_preempt(spec):
+            preempting = self.ask(spec, self.widest_view(spec))
+            answer = preempting if isinstance(preempting, Placement) else answer
+        self._answers[spec] = answer
+        return answer
+
+    def may_preempt(self, spec: JobSpec) -> bool:
+        return spec.priority is Priority.HIGH and self._scheduler.rules.preemption == "placement"
+
+    def widest_view(self, spec: JobSpec) -> GridView:
+        """All that the job could be given, if need be by preemption."""
+        if not self.may_preempt(spec):
+            return self.view(spec.priority)
+        if self._preempting is None:
+            self._preempting = self._scheduler.view_with_preemption()
+        return self._preempting
+
+    def preempts(self, spec: JobSpec, placement: Placement) -> bool:
+        """Whether others have to make room for it there."""
+        view = self.view(spec.priority)
+        idle = {cluster.name: cluster.idle for cluster in view.by_idle}
+        return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
+
+    def placed_at_once(self, spec: JobSpec) -> Placement | None:
+        """Where it would go, if a submission of it were accepted, tried on arrival and placed."""
+        if not self._is_acceptable(spec) or not self.is_tried_at_once(spec.priority):
+            return None
+        answer = self.answer(spec)
+        return answer if isinstance(answer, Placement) else None
+
+    def is_tried_at_once(self, priority: Priority) -> bool:
+        """Whether a new job is not put behind others without being looked at."""
+        if self._scheduler.rules.queue != "fcfs":
+            return True
+        if self._others_wait is None:
+            own = self._job.id if self._job is not None else None
+            waiting = (j for j in self._scheduler.jobs() if j.state is JobState.QUEUED and j.id != own)
+            self._others_wait = frozenset(job.spec.priority for job in waiting)
+        return priority not in self._others_wait
+
+    def _is_acceptable(self, spec: JobSpec) -> bool:
+        try:
+            check(spec, self._limits)
+            self._scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options)
+        except UsageError:
+            return False
+        return True

@@ -1,0 +1,67 @@
+"""How clusters were used and how long jobs waited (semantics 12), added up by the database."""
+
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
+from koalapy.ports import Usage, Waiting
+from koalapy.store.tables import attempts, components, jobs
+
+
+def usage_between(connection: Connection, start: float, end: float) -> Usage:
+    """Of the span from ``start`` to ``end``; what still runs at its end counts until then."""
+    nodes: dict[str, float] = {}
+    for query in (_ended_in(start, end), _not_ended(start, end)):
+        for cluster, seconds in connection.execute(query):
+            nodes[cluster] = nodes.get(cluster, 0.0) + float(seconds)
+    states, restarts = _ended_jobs(connection, start, end)
+    return Usage(nodes, _waiting(connection, start, end), states, restarts)
+
+
+def _held(start: float, until: ColumnElement[float]) -> ColumnElement[float]:
+    """Node-seconds that a component had from ``start``, or its own later claim, until it gave them back."""
+    claimed = components.c.claimed_at
+    since = case((claimed > start, claimed), else_=start)
+    return func.sum(components.c.size * (until - since))
+
+
+def _ended_in(start: float, end: float) -> Select[str, float]:
+    """Components that have ended since ``start``."""
+    ended, claimed = components.c.ended_at, components.c.claimed_at
+    until = case((ended < end, ended), else_=end)
+    query = select(components.c.cluster, _held(start, until)).where(ended > start, claimed < end, claimed <= ended)
+    return query.group_by(components.c.cluster)
+
+
+def _not_ended(start: float, end: float) -> Select[str, float]:
+    """Components that have not ended, of jobs that are not over: others are known to nobody any more."""
+    active = [state.value for state in ACTIVE_STATES]
+    until = case((components.c.claimed_at < end, end), else_=components.c.claimed_at)
+    query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
+    query = query.where(jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
+    query = query.where(components.c.ended_at.is_(None), components.c.claimed_at < end)
+    return query.group_by(components.c.cluster)
+
+
+def _ended_jobs(connection: Connection, start: float, end: float) -> tuple[dict[JobState, int], int]:
+    query = select(jobs.c.state, func.count(), func.sum(jobs.c.restarts)).group_by(jobs.c.state)
+    found = connection.execute(query.where(jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
+    over = [(JobState(state), count, restarts) for state, count, restarts in found if JobState(state) in FINAL_STATES]
+    return {state: count for state, count, _ in over}, sum(restarts for _, _, restarts in over)
+
+
+def _waiting(connection: Connection, start: float, end: float) -> dict[Priority, Waiting]:
+    last = (attempts.c.job_id == jobs.c.id) & (attempts.c.generation == jobs.c.generation)
+    job, attempt = jobs.c, attempts.c
+    query = select(
+        job.priority,
+        func.count(),
+        func.avg(job.placed_at - job.submitted_at),
+        func.avg(job.started_at - job.submitted_at),
+        func.avg(func.coalesce(attempt.launched_at, job.started_at) - job.placed_at),
+        func.avg(job.ended_at - job.submitted_at),
+        func.avg(attempt.start_estimate - job.first_start_estimate),
+    ).join(attempts, last)
+    query = query.where(job.ended_at > start, job.ended_at <= end, attempt.barrier_at.is_not(None))
+    query = query.where(job.state.in_([JobState.SUCCEEDED.value, JobState.FAILED.value])).group_by(job.priority)
+    found = {Priority(row[0]): Waiting(*row[1:]) for row in connection.execute(query)}
+    return {priority: found.get(priority, Waiting()) for priority in Priority}

@@ -1,0 +1,77 @@
+"""What an operator does with clusters, and how well they are used."""
+
+import pytest
+
+from tests.api.conftest import Open
+
+
+async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_api: Open) -> None:
+    api = await open_api()
+    assert (await api.get("/api/v1/clusters/north")).json()["drained"] is None
+    answer = await api.post("/api/v1/clusters/north/drain", json={"reason": "new switches", "by": "ops"})
+    drained = answer.json()
+    assert (answer.status_code, drained["state"], drained["reason"]) == (200, "drained", "by ops: new switches")
+    assert drained["drained"]["by"] == "ops"
+    assert drained["drained"]["at"].endswith("Z")
+    again = (await api.post("/api/v1/clusters/north/drain")).json()["drained"]
+    assert (again["by"], again["reason"]) == ("", "")
+    assert again["at"] >= drained["drained"]["at"]
+    assert (await api.get("/api/v1/clusters/north")).json()["drained"] == again
+    assert (await api.get("/api/v1/clusters/south")).json()["drained"] is None
+    resumed = await api.post("/api/v1/clusters/north/resume")
+    assert (resumed.status_code, resumed.json()["drained"]) == (200, None)
+    twice = await api.post("/api/v1/clusters/north/resume")
+    assert (twice.status_code, twice.json()["detail"]) == (409, "cluster north is not drained")
+    assert (twice.json()["field"], bool(twice.json()["hint"])) == ("cluster", True)
+
+
+@pytest.mark.parametrize(
+    ("order", "field"),
+    [({"reason": "two\nlines"}, "reason"), ({"by": 1}, "by"), ({"by": "x" * 201}, "by"), ({"resaon": "x"}, "resaon"),
+     ({"reason": "x" * 1001}, "reason"), ([], "body")],
+)  # fmt: skip
+async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: object, field: str) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/clusters/north/drain", json=order)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert (await api.get("/api/v1/clusters/north")).json()["drained"] is None
+    if field == "resaon":
+        assert answer.json()["hint"].startswith("did you mean reason?")
+
+
+@pytest.mark.parametrize("action", ["drain", "resume", "clear"])
+async def test_a_cluster_that_is_not_there(open_api: Open, action: str) -> None:
+    answer = await (await open_api()).post(f"/api/v1/clusters/nroth/{action}")
+    assert (answer.status_code, answer.json()["field"]) == (404, "cluster")
+    assert answer.json()["hint"].startswith("did you mean north?")
+
+
+async def test_metrics_of_a_grid_that_did_nothing(open_api: Open, body: dict[str, object]) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    metrics = (await api.get("/api/v1/metrics")).json()
+    assert metrics["start"] < metrics["end"]
+    nothing = {"jobs": 0, "queue_time": None, "wait_time": None, "startup_overhead": None, "response_time": None,
+               "start_delay": None}  # fmt: skip
+    assert metrics["priorities"] == {"high": nothing, "low": nothing}
+    assert metrics["ended"] == {"cancelled": 0, "failed": 0, "succeeded": 0}
+    assert (metrics["queued"], metrics["active"], metrics["restarts"]) == (1, 0, 0)
+    assert metrics["clusters"][0] == {
+        "name": "north", "total": 4, "used": 0, "background": 0, "idle": 0, "node_seconds": 0.0, "utilisation": 0.0,
+    }  # fmt: skip
+    await api.post("/api/v1/jobs/1/cancel")
+    assert (await api.get("/api/v1/metrics?since=60")).json()["ended"]["cancelled"] == 1
+
+
+@pytest.mark.parametrize("since", ["0", "-1", "nan", "inf", "x", "1e30"])
+async def test_a_span_that_is_none_is_refused(open_api: Open, since: str) -> None:
+    answer = await (await open_api()).get(f"/api/v1/metrics?since={since}")
+    assert (answer.status_code, answer.json()["field"]) == (422, "since")
+
+
+async def test_a_drained_cluster_is_nothing_to_worry_about(open_api: Open) -> None:
+    api = await open_api()
+    await api.post("/api/v1/clusters/north/drain")
+    assert (await api.get("/healthz")).json()["status"] == "degraded", "south is out of reach"
+    await api.post("/api/v1/clusters/south/drain")
+    assert (await api.get("/healthz")).json()["status"] == "ok"

@@ -1,0 +1,141 @@
+"""``koala explain`` and ``koala submit --dry-run``: the page that is printed, and the command that it offers."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from koalapy.cli.resubmit import command_for
+from koalapy.model.cluster import ClusterState
+from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastReason
+from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
+from tests.cli.conftest import Koala, Server
+
+BOTH = Placement((PlacedComponent(4, "north"), PlacedComponent(2, "south")), "north had the most idle nodes")
+CHANGED = JobSpec(FlexibleRequest(6, max_components=2), ("program", "a b"), name="wide", priority=Priority.HIGH)
+WAITS = Explanation(
+    7, JobState.QUEUED, "needs 6 nodes on one cluster; 4 are idle on the largest",
+    clusters=(
+        ClusterFinding("north", ClusterState.USABLE, 8, 4, 4, 0, 0, reason="4 of 8 idle (our jobs have 4)", missing=2),
+        ClusterFinding("south", ClusterState.DRAINED, 4, 4, 0, 0, 0, reason="drained since 14:02 by ops"),
+    ),
+    notes=("queued again at 14:02:10: preempted",), suffices=("2 more idle nodes in north",),
+    position=3, ahead=2, tries=5,
+    reasons=(PastReason(50520.0, "placed", "north had the most"), PastReason(50530.0, "requeued", "preempted")),
+    smallest_change=Change("request.max_components", 2, "allow 2 components", CHANGED, BOTH),
+)  # fmt: skip
+
+
+def test_the_page_of_a_waiting_job(koala: Koala, server: Server) -> None:
+    koala("submit", "--flexible", "6", "--", "program")
+    server.service.explanation = WAITS
+    done = koala("explain", "1")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        "job 1 waits: needs 6 nodes on one cluster; 4 are idle on the largest\n"
+        "\n"
+        "CLUSTER  STATE    IDLE  LACKS  WHY\n"
+        "north    usable   4/8   2      4 of 8 idle (our jobs have 4)\n"
+        "south    drained  4/4   -      drained since 14:02 by ops\n"
+        "\n"
+        "    note  queued again at 14:02:10: preempted\n"
+        "position  3, 2 before it in its queue\n"
+        "   tries  5\n"
+        "suffices  2 more idle nodes in north\n"
+        "\n"
+        "would start now: allow 2 components (north:4, south:2)\n"
+        "  koala cancel 1 && koala submit --flexible 6 --max-components 2 --priority high --name wide "
+        "-- program 'a b'\n"
+        "\n"
+        "TIME (UTC)           EVENT     WHY\n"
+        "1970-01-01 14:02:00  placed    north had the most\n"
+        "1970-01-01 14:02:10  requeued  preempted\n"
+    )
+
+
+def test_the_json_of_a_waiting_job(koala: Koala, server: Server) -> None:
+    koala("submit", "--flexible", "6", "--", "program")
+    server.service.explanation = WAITS
+    found = json.loads(koala("explain", "1", "--json").out)
+    assert (found["job"], found["state"], found["position"], found["tries"]) == (1, "queued", 3, 5)
+    assert found["clusters"][0]["missing"] == 2
+    assert found["reasons"][1] == {"at": "1970-01-01T14:02:10.000Z", "event": "requeued", "reason": "preempted"}
+    change = found["smallest_change"]
+    assert (change["field"], change["value"], change["text"]) == ("request.max_components", 2, "allow 2 components")
+    assert change["submission"] == {
+        "request": {"type": "flexible", "total_size": 6, "max_components": 2},
+        "command": ["program", "a b"], "name": "wide", "priority": "high",
+    }  # fmt: skip
+
+
+def test_an_unknown_job(koala: Koala) -> None:
+    done = koala("explain", "7")
+    assert (done.code, done.out) == (3, "")
+
+
+def test_a_dry_run_submits_nothing(koala: Koala, server: Server) -> None:
+    done = koala("submit", "--flexible", "4", "--dry-run", "--", "program")
+    assert (done.code, done.out) == (0, "would be placed at once on north (4 nodes)\n")
+    assert server.service.records == {}
+    assert server.service.asked is not None
+    assert server.service.asked.request == FlexibleRequest(4)
+    assert json.loads(koala("submit", "--flexible", "4", "--dry-run", "--json", "program").out)["job"] is None
+
+
+def test_a_dry_run_of_what_would_wait(koala: Koala, server: Server) -> None:
+    server.service.explanation = replace(WAITS, job=None, reasons=(), notes=())
+    done = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
+    assert done.code == 0
+    assert done.out.startswith("would wait: needs 6 nodes on one cluster;")
+    assert "\n  koala submit --flexible 6 --max-components 2 " in done.out
+    assert "tries" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--flexible", "20", "--dry-run", "--", "program"), "--flexible is 20"),
+        (("--flexible", "2", "--dry-run"), "command is empty"),
+        (("--flexible", "2", "--dry-run", "--wait", "--", "program"), "--wait and --dry-run"),
+    ],
+)
+def test_a_wrong_dry_run_is_wrong_usage(koala: Koala, arguments: tuple[str, ...], says: str) -> None:
+    done = koala("submit", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JobSpec(FlexibleRequest(6, 2, 3, ((4, 2), (3, 3))), ("program", "--x", "a 'b'"), walltime=90.0),
+        JobSpec(NonFixedRequest((ComponentRequest(2), ComponentRequest(4))), ("p",), environment=(("A", "b c"),)),
+        JobSpec(FixedRequest((ComponentRequest(2, "north"), ComponentRequest(4, "south"))), ("p",), coallocation=2,
+                speed_ratio_min=0.5, retry_on_exit=(3, 4), max_restarts=0, launcher=Launcher.PROCESSES),
+        JobSpec(FlexibleRequest(2), ("p",), policy="communication-aware", policy_options=(("metric", "bandwidth"),)),
+    ],
+)  # fmt: skip
+def test_the_offered_command_makes_the_job(koala: Koala, server: Server, spec: JobSpec) -> None:
+    spec = replace(spec, owner="ada", workdir="/work")
+    placement = Placement((PlacedComponent(2, "north"),))
+    change = Change("", None, "submit it again", spec, placement)
+    server.service.explanation = replace(WAITS, job=None, smallest_change=change)
+    page = koala("submit", "--flexible", "1", "--dry-run", "p").out
+    command = next(line for line in page.splitlines() if line.startswith("  koala submit"))
+    words = shlex.split(command)[1:]
+    assert koala(words[0], "--dry-run", *words[1:]).code == 0
+    assert server.service.asked == spec
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"request": {"type": "nonfixed", "components": [{"size": 1, "command": ["a"]}]}, "command": ["b"]},
+        {"request": {"type": "flexible", "total_size": 1}, "command": ["sh", "-c", "a\nb"]},
+    ],
+)
+def test_what_takes_a_file_is_not_offered_as_a_command(body: dict[str, object]) -> None:
+    assert command_for(body, "/") is None

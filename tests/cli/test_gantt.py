@@ -1,0 +1,189 @@
+"""The chart of a job's attempts: exact where it is fixed, and in order whatever happened."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.cli.gantt import ASCII, MEANINGS, UNICODE, chart
+
+Json = dict[str, Any]
+NOON = 1795262400.0
+"""2026-11-21 12:00:00 UTC."""
+
+
+def at(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(NOON + seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def component(
+    index: int, cluster: str, submitted: float | None, claimed: float | None, ended: float | None, **more: Any
+) -> Json:
+    return {
+        "index": index, "rank": index, "cluster": cluster, "size": 2, "state": "ended", "superseded": False,
+        "submitted_at": at(submitted), "claimed_at": at(claimed), "ended_at": at(ended),
+    } | more  # fmt: skip
+
+
+def attempt(generation: int, placed: float, *components: Json, reason: str = "", **times: float | None) -> Json:
+    moments = {name: at(times.get(name)) for name in ("barrier_at", "launched_at", "ended_at")}
+    told = {"generation": generation, "placed_at": at(placed), "end_reason": reason, "components": components}
+    return told | moments
+
+
+def job(state: str, ended: float | None, *timeline: tuple[float, str]) -> Json:
+    entries = [{"at": at(moment), "state": state} for moment, state in timeline]
+    return {"submitted_at": at(0), "ended_at": at(ended), "state": state, "timeline": entries}
+
+
+FAILED = attempt(
+    1, 12,
+    component(0, "north", 14, 16, 26), component(1, "south", 14, None, 24.2),
+    ended_at=24, reason="claim-failed: local users of south were faster",
+)  # fmt: skip
+RUNS = attempt(
+    2, 40,
+    component(0, "north", 41, 42, None, state="running"),
+    component(1, "south", 41, None, 46, superseded=True),
+    component(2, "west", 46.5, 51, None, rank=1, state="running"),
+    barrier_at=52, launched_at=53,
+)  # fmt: skip
+JOB = job(
+    "running", None,
+    (0, "queued"), (6, "held"), (9, "queued"), (12, "placed"), (12, "claiming"), (27, "queued"), (40, "placed"),
+    (40, "claiming"), (52, "starting"), (53, "running"),
+)  # fmt: skip
+
+
+TWICE = """\
+12:00:00 UTC        0s                 30s                1:00
+                    ├──────────────────┼──────────────────┼──────────────────┼──
+queued              ────╌╌──         ────────
+attempt 1           claim-failed: local users of south were faster
+  0 north:2                 ·░▒▒▒▒▒≈
+  1 south:2                 ·░░░░░░≈
+attempt 2           running
+  0 north:2                                  ·░▒▒▒▒▒▒███████████████████████████
+  1 south:2                                  ·░░░
+  2 west:2 (for 1)                               ·░░▒███████████████████████████
+
+─ queued  ╌ held  · placed, not yet handed in
+░ waits in the cluster's own queue  ▒ claimed, waits at the barrier  █ running
+≈ stopping"""
+
+
+def test_a_job_that_was_tried_twice() -> None:
+    assert chart(JOB, [FAILED, RUNS], width=80, now=NOON + 95) == TWICE
+
+
+LAST = """\
+12:00:26 UTC        0s               30s               1:00
+                    +----------------+-----------------+----
+queued               -------
+                    1 earlier attempt not shown; --attempts~
+attempt 2           running
+  0 north:2                 .:+++++#########################
+  1 south:2                 .:::
+  2 west:2 (for 1)              .:+#########################
+
+- queued  . placed, not yet handed in
+: waits in the cluster's own queue
++ claimed, waits at the barrier  # running"""
+
+
+def test_without_unicode_and_with_the_last_attempt_only() -> None:
+    assert chart(JOB, [FAILED, RUNS], width=60, now=NOON + 95, limit=1, unicode=False) == LAST
+
+
+OVER = """\
+2026-11-21 12:00:00 UTC  0s                5s
+                         ├─────────────────┼────────────────
+queued                   ──
+attempt 1                succeeded
+  0 north:2                ░░█████████████████████████████≈≈
+
+─ queued  ░ waits in the cluster's own queue  █ running
+≈ stopping"""
+
+
+def test_a_job_that_is_over_ends_its_chart() -> None:
+    over = attempt(1, 0.5, component(0, "north", 0.5, 1, 9.5), barrier_at=1, launched_at=1, ended_at=9)
+    done = job("succeeded", 9, (0, "queued"), (0.5, "placed"), (9, "succeeded"))
+    text = chart(done, [over], width=60, now=NOON + 1e6)
+    assert text == OVER
+
+
+moments = st.none() | st.floats(0, 1000).map(lambda seconds: round(seconds, 3))
+names = st.text(min_size=1, max_size=40)
+
+
+@st.composite
+def components(draw: st.DrawFn, index: int) -> Json:
+    rank = draw(st.integers(0, index))
+    state = draw(st.sampled_from(["placed", "submitted", "claimed", "running", "ended"]))
+    made = component(index, draw(names), draw(moments), draw(moments), draw(moments), rank=rank, state=state)
+    return made | {"superseded": draw(st.booleans())}
+
+
+@st.composite
+def attempts(draw: st.DrawFn, generation: int) -> Json:
+    parts = [draw(components(index)) for index in range(draw(st.integers(1, 3)))]
+    times = {name: draw(moments) for name in ("barrier_at", "launched_at", "ended_at")}
+    return attempt(generation, draw(st.floats(0, 1000)), *parts, reason=draw(st.text(max_size=90)), **times)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Json, list[Json]]:
+    states = st.sampled_from(["queued", "held", "placed", "running"])
+    entries = sorted(draw(st.lists(st.tuples(st.floats(0, 1000), states), max_size=60)))
+    found = [draw(attempts(generation)) for generation in range(1, draw(st.integers(1, 4)) + 1)]
+    return job("running", draw(moments), (0.0, "queued"), *entries), found
+
+
+@given(jobs(), st.integers(75, 200), st.floats(0, 5000), st.integers(1, 4), st.booleans())
+def test_no_line_is_too_long_and_no_mark_out_of_order(
+    found: tuple[Json, list[Json]], width: int, now: float, limit: int, unicode: bool
+) -> None:
+    text = chart(*found, width=width, now=NOON + now, limit=limit, unicode=unicode)
+    assert unicode or text.isascii()
+    marks = UNICODE if unicode else ASCII
+    order = "".join(marks[what] for what in list(MEANINGS)[2:])
+    lines = text.split("\n")
+    assert all(len(line) <= width for line in lines)
+    margin = len(lines[1]) - len(lines[1].lstrip())
+    lanes = [line[margin:] for line in lines if line.startswith("  ") and line[2].isdecimal()]
+    assert len(lanes) == sum(len(a["components"]) for a in found[1][-limit:])
+    for lane in lanes:
+        drawn = lane.strip()
+        assert drawn
+        assert " " not in drawn
+        assert [order.index(mark) for mark in drawn] == sorted(order.index(mark) for mark in drawn)
+    queued = next((line for line in lines[2:] if line.startswith("queued")), "")[margin:]
+    assert set(queued) <= {" ", marks["queued"], marks["held"]}
+
+
+def test_every_phase_however_short_is_seen() -> None:
+    quick = attempt(
+        1, 500, component(0, "north", 500.001, 500.002, 500.005), barrier_at=500.003, ended_at=500.004
+    )  # fmt: skip
+    over = job("failed", 1000, (0, "queued"), (500, "placed"), (1000, "failed"))
+    lane = chart(over, [quick], width=80, now=NOON).split("\n")[4]
+    assert lane.split()[-1] == "·░▒█≈"
+    late = attempt(1, 999.99, component(0, "north", 999.992, 999.994, 1000), barrier_at=999.996, ended_at=999.998)
+    lane = chart(over, [late], width=80, now=NOON).split("\n")[4]
+    assert (len(lane), lane.split()[-1]) == (80, "·░▒█≈")
+
+
+def test_attempts_that_were_not_asked_for_are_counted() -> None:
+    text = chart(JOB, [RUNS | {"generation": 9}], width=90, now=NOON + 95)
+    assert "8 earlier attempts not shown; --attempts 9 shows all" in text
+
+
+def test_a_name_cannot_play_with_the_terminal() -> None:
+    odd = attempt(1, 1, component(0, "\x1b[2Jnorth\n" * 9, 1, 2, 3), reason="\x1b[31m\nred", ended_at=3)
+    text = chart(job("failed", 3, (0, "queued"), (1, "placed")), [odd], width=80, now=NOON)
+    assert "\x1b" not in text
+    assert [len(line) <= 80 for line in text.split("\n")] == [True] * 7

@@ -1,0 +1,189 @@
+"""The workload of mohamed-2005 on an embedded grid: a real daemon, real processes, starts that fail.
+
+``python -m tests.experiments.koala_m05 --jobs 500 --threshold 0 --threshold 1 --failures 0.3`` prints one table.
+Nothing is transferred here: what there is of a start delay comes from failures.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from koalapy.agents.lrm.local_cluster import LocalCluster, LocalConnection
+from koalapy.model.job import Priority
+from tests.experiments.m05 import CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, Workload, table, workload
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+
+LOOK_EVERY = 0.1
+RULES = {
+    "claiming": "incremental", "scan_interval": "4", "claim_epsilon": "0.05", "claim_grace": "1",
+    "placement_queue_limit": str(QUEUE_LIMIT), "max_restarts": "null",
+    # With three of ten starts failing, many errors in a row are mere chance.
+    "error_threshold": "100", "probation_pause": "2", "probation_pause_max": "16",
+}  # fmt: skip
+
+
+def start_grid(directory: Path, threshold: float, failures: float) -> Embedded:
+    """A daemon of its own with two clusters whose starts fail."""
+    directory.mkdir()
+    config = directory / "koala.yaml"
+    rules = "".join(f"  {name}: {value}\n" for name, value in {**RULES, "claim_threshold": threshold}.items())
+    clusters = "".join(f"  {c}: {{nodes: {nodes}, start_failures: {failures}}}\n" for c, nodes in CLUSTERS.items())
+    config.write_text(f"rules:\n{rules}clusters:\n{clusters}")
+    return Embedded(directory / "data", KOALA_CONFIG=str(config)).start()
+
+
+class Experiment:
+    """One run: jobs and local users arrive as planned, and the load is looked at until every job is over."""
+
+    def __init__(self, grid: Embedded, plan: Workload, localds: dict[str, LocalConnection]) -> None:
+        self._grid, self._localds = grid, localds
+        arrivals = [*plan.jobs, *plan.local_users]
+        self._coming: deque[PlannedJob | LocalUser] = deque(sorted(arrivals, key=lambda one: one.arrives))
+        self._outside: deque[PlannedJob] = deque()
+        self._let_in_at = 0.0
+        self._looked_at = 0.0
+        self.node_seconds = {"ours": 0.0, "local": 0.0}
+
+    def run(self, longest: float) -> float:
+        """Seconds until every job was over, or as many as it may last at most."""
+        began = time.monotonic()
+        while (lasted := time.monotonic() - began) < longest:
+            while self._coming and self._coming[0].arrives <= lasted:
+                one = self._coming.popleft()
+                if isinstance(one, PlannedJob):
+                    self._outside.append(one)
+                else:
+                    self._comes(one)
+            while self._outside and lasted >= self._let_in_at and self._is_let_in(self._outside[0]):
+                self._outside.popleft()
+            if self._outside and lasted >= self._let_in_at:
+                self._let_in_at = lasted + 1.0
+            if self._is_over(lasted):
+                break
+            time.sleep(LOOK_EVERY)
+        return lasted
+
+    def _is_over(self, lasted: float) -> bool:
+        for cluster in self._grid.clusters():
+            self.node_seconds["ours"] += cluster["used"] * (lasted - self._looked_at)
+            self.node_seconds["local"] += cluster["background"] * (lasted - self._looked_at)
+        self._looked_at = lasted
+        if self._coming or self._outside:
+            return False
+        health = self._grid.http.get("/healthz").json()
+        return not health["queued"] + health["active"]
+
+    def _is_let_in(self, job: PlannedJob) -> bool:
+        body = {
+            "request": {"type": "nonfixed", "components": [{"size": size} for size in job.sizes]},
+            "command": ["sleep", f"{job.lasts:.3f}"], "launcher": "processes", "priority": job.priority,
+            "policy": "close-to-files",
+        }  # fmt: skip
+        answer = self._grid.http.post("/api/v1/jobs", json=body)
+        assert answer.status_code in (201, 429), answer.text
+        return answer.status_code == 201
+
+    def _comes(self, user: LocalUser) -> None:
+        self._localds[user.cluster].request(
+            "submit", name="sleep", user="alice", nodes=user.nodes, argv=["/bin/sleep", f"{user.lasts:.3f}"],
+            env={}, cwd="/", output="/dev/null",
+        )  # fmt: skip
+
+    def outcomes(self, number: int) -> list[Outcome]:
+        jobs: list[dict[str, Any]] = []
+        while len(jobs) < number:
+            before = {"before": jobs[-1]["id"]} if jobs else {}
+            page = self._grid.http.get("/api/v1/jobs", params={"limit": 100, **before}).json()["jobs"]
+            if not page:
+                break
+            jobs += page
+        return [_outcome(job) for job in jobs]
+
+
+def _outcome(job: dict[str, Any]) -> Outcome:
+    return Outcome(
+        Priority(job["priority"]), job["state"] == "succeeded", job["queue_time"] or 0.0, job["start_delay"] or 0.0,
+        job["wait_time"] or 0.0, job["response_time"] or 0.0, job["placement_tries"], job["claiming_tries"],
+        job["restarts"],
+    )  # fmt: skip
+
+
+@contextmanager
+def _grid(directory: Path, threshold: float, failures: float) -> Iterator[Embedded]:
+    grid = start_grid(directory, threshold, failures)
+    try:
+        yield grid
+    finally:
+        # Whoever is impatient twice must not leave processes behind.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            _cancel_everything(grid)
+            close(grid)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _cancel_everything(grid: Embedded) -> None:
+    def none_left() -> bool:
+        jobs = grid.http.get("/api/v1/jobs", params={"active": True, "limit": 100}).json()["jobs"]
+        for job in jobs:
+            grid.http.post(f"/api/v1/jobs/{job['id']}/cancel")
+        return not jobs
+
+    until(none_left, "every job to be cancelled")
+
+
+def run(
+    directory: Path, threshold: float, *, jobs: int, failures: float, every: float = 1.2, scale: float = 1.0,
+    longest: float = 1800.0,
+) -> Run:  # fmt: skip
+    """The workload once, on a grid of its own below ``directory``."""
+    plan = workload(jobs, every=every, scale=scale)
+    with _grid(directory, threshold, failures) as grid, ExitStack() as connections:
+        began = time.monotonic()
+        localds: dict[str, LocalConnection] = {}
+        for name, nodes in CLUSTERS.items():
+            place = Path(grid.cluster(name)["details"]["directory"])
+            localds[name] = connections.enter_context(LocalCluster(place, name, nodes).connect())
+        experiment = Experiment(grid, plan, localds)
+        lasted = experiment.run(longest)
+        offered = sum(CLUSTERS.values()) * lasted
+        ours, local = (experiment.node_seconds[who] / offered for who in ("ours", "local"))
+        return Run(threshold, experiment.outcomes(jobs), ours, local, lasted, time.monotonic() - began)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="koala_m05", description=__doc__.split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--threshold", type=float, action="append", help="T; may be given more than once")
+    parser.add_argument("--failures", type=float, default=0.3, help="probability that a component's start fails")
+    parser.add_argument("--every", type=float, default=1.2, help="seconds between two jobs, on average")
+    parser.add_argument("--longest", type=float, default=1800.0, help="seconds that one run may take")
+    options = parser.parse_args()
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory(prefix="koala-m05-") as folder:
+        try:
+            for threshold in options.threshold or [0.0, 1.0]:
+                runs.append(
+                    run(
+                        Path(folder, f"T{threshold:g}"), threshold, jobs=options.jobs, failures=options.failures,
+                        every=options.every, longest=options.longest,
+                    )
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            print("interrupted: every job was cancelled, every process ended", file=sys.stderr)
+    print(table(runs))
+    complete = len(runs) == len(options.threshold or [0.0, 1.0])
+    return 0 if complete and all(outcome.succeeded for one in runs for outcome in one.outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""A cluster on which every start fails is given up, the others go on, and once it is mended it comes back by itself."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.lrm.local_failures import FILE
+from tests.grid.conftest import WORLDS
+from tests.grid.embedded import Embedded
+from tests.grid.testbed import Testbed
+from tests.grid.world import World, until
+
+BROKEN = "north"
+ON_IT = {"type": "fixed", "components": [{"size": 1, "cluster": BROKEN}]}
+
+
+@pytest.fixture(params=WORLDS)
+def grid(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "testbed":
+        testbed: Testbed = request.getfixturevalue("testbed")
+        yield testbed
+        testbed.cancel_all()
+        testbed.settle()
+        return
+    make_grid: Callable[..., Embedded] = request.getfixturevalue("make_grid")
+    yield make_grid(KOALA_RULES__PROBATION_PAUSE="1", KOALA_RULES__PROBATION_PAUSE_MAX="2")
+
+
+@contextmanager
+def every_start_fails(grid: World) -> Iterator[None]:
+    """On the broken cluster; nodes stay idle, for the resource manager thinks that all is well."""
+    if isinstance(grid, Testbed):
+        nodes = [node for node in grid.workplaces if node.service.startswith(BROKEN)]
+        # What slurmd starts in a job's name may run nothing that the runner needs.
+        break_, mend = (
+            "chmod 700 $(readlink -f /opt/koala/bin/python)",
+            "chmod 755 $(readlink -f /opt/koala/bin/python)",
+        )
+        for node in nodes:
+            node.shell(break_)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                node.shell(mend)
+        return
+    switch = Path(grid.cluster(BROKEN)["details"]["directory"], FILE)
+    switch.write_text("1")
+    try:
+        yield
+    finally:
+        switch.unlink()
+
+
+def test_a_cluster_whose_every_start_fails_is_given_up_and_comes_back_after_it_was_mended(grid: World) -> None:
+    others = sum(size for name, size in grid.nodes.items() if name != BROKEN)
+    with every_start_fails(grid):
+        stubborn = grid.submit(ON_IT, "true", max_restarts=1000)
+        until(lambda: grid.cluster(BROKEN)["state"] in ("unusable", "probation"), "three errors in a row")
+        assert grid.job(stubborn)["restarts"] >= 3
+        assert grid.job(stubborn)["state"] not in ("succeeded", "failed")
+        wide = [grid.submit({"type": "flexible", "total_size": others}, "true", max_restarts=1000) for _ in range(2)]
+        small = [grid.submit({"type": "flexible", "total_size": 1}, "true", max_restarts=1000) for _ in range(6)]
+        for ident in (*wide, *small):
+            job = grid.wait(ident)
+            assert job["state"] == "succeeded", job
+            assert BROKEN not in {component["cluster"] for component in job["components"]}
+        given_up = grid.job(stubborn)["restarts"]
+        until(lambda: grid.job(stubborn)["restarts"] > given_up, "a trial that fails")
+        assert grid.cluster(BROKEN)["state"] != "usable"
+    assert grid.wait(stubborn)["state"] == "succeeded"
+    until(lambda: grid.cluster(BROKEN)["state"] == "usable", "the cluster to be trusted again")
+    assert grid.cluster(BROKEN)["errors"] == 0
+    everything = sum(grid.nodes.values())
+    assert grid.wait(grid.submit({"type": "flexible", "total_size": everything}, "true"))["state"] == "succeeded"
+    grid.settle()
+
+
+def test_starts_that_fail_now_and_then_are_tried_again(make_grid: Callable[..., Embedded]) -> None:
+    grid = make_grid(
+        KOALA_CLUSTERS='{"north": {"nodes": 4, "start_failures": 0.4}, "south": {"nodes": 4, "start_failures": 0.4}}',
+        KOALA_RULES__ERROR_THRESHOLD="50", KOALA_RULES__MAX_RESTARTS="1000",
+    )  # fmt: skip
+    idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "true") for n in range(10)]
+    jobs = [grid.wait(ident) for ident in idents]
+    assert {job["state"] for job in jobs} == {"succeeded"}
+    assert sum(job["restarts"] for job in jobs) > 0
+    grid.settle()

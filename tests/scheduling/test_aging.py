@@ -1,0 +1,108 @@
+"""Wide jobs do not starve: nodes are kept for who has failed many scans (semantics 4)."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koalapy.model.job import JobState, Priority
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.requests import fixed, flexible, nonfixed
+from tests.scheduling.world import World
+
+AGING = Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1)
+
+
+def stream_of_narrow_jobs(world: World, count: int) -> None:
+    """One-node jobs that always find a node before a wide one finds all of them."""
+    for number in range(count):
+        world.submit(flexible(1), lasts=30, name=f"narrow-{number}")
+        world.advance(5)
+
+
+def test_without_aging_a_wide_job_starves() -> None:
+    world = World({"north": 4}, Rules(aging=False, scan_interval=10, high_scans_per_low=1))
+    stream_of_narrow_jobs(world, 6)
+    wide = world.submit(fixed(north=4))
+    stream_of_narrow_jobs(world, 60)
+    assert world.state(wide) is JobState.QUEUED
+
+
+def test_with_aging_it_is_placed_as_soon_as_those_that_ran_before_have_ended() -> None:
+    world = World({"north": 4}, AGING)
+    stream_of_narrow_jobs(world, 6)
+    wide = world.submit(fixed(north=4), lasts=20)
+    stream_of_narrow_jobs(world, 6)
+    assert world.scheduler.reservation == wide
+    assert world.state(wide) is JobState.QUEUED
+    narrow = world.submit(flexible(1))
+    assert world.scheduler.waiting_reason(world.job(narrow)) in (
+        f"nodes are kept for job {wide}, which has waited longer", "needs 1 node; 0 are idle (north 0)"
+    )  # fmt: skip
+    world.advance(25)
+    assert world.state(wide) is JobState.RUNNING
+    assert world.scheduler.reservation != wide
+    world.advance(60)
+    assert world.state(narrow) is JobState.SUCCEEDED
+
+
+def test_nodes_beyond_those_that_are_kept_are_given_to_others() -> None:
+    world = World({"north": 4, "south": 4}, AGING)
+    world.submit(fixed(north=4), lasts=100)
+    wide = world.submit(fixed(north=3))
+    world.advance(40)
+    assert world.scheduler.reservation == wide
+    beside = world.submit(flexible(4))
+    assert world.state(beside) is JobState.CLAIMING
+    assert world.job(beside).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
+
+
+def test_high_jobs_are_not_held_up_by_a_low_one() -> None:
+    world = World({"north": 4}, Rules(aging_tries=3, scan_interval=10, high_scans_per_low=1, preemption="never"))
+    world.submit(fixed(north=2), lasts=200)
+    wide = world.submit(fixed(north=4))
+    world.advance(40)
+    assert world.scheduler.reservation == wide
+    low = world.submit(flexible(1))
+    high = world.submit(flexible(1), priority=Priority.HIGH)
+    assert (world.state(low), world.state(high)) == (JobState.QUEUED, JobState.CLAIMING)
+
+
+def test_a_reservation_ends_with_its_job() -> None:
+    world = World({"north": 4}, AGING)
+    world.submit(fixed(north=2), lasts=1000)
+    wide = world.submit(fixed(north=4))
+    world.advance(40)
+    low = world.submit(flexible(1))
+    assert world.state(low) is JobState.QUEUED
+    world.cancel(wide)
+    assert world.scheduler.reservation is None
+    world.advance(11)
+    assert world.state(low) in (JobState.RUNNING, JobState.SUCCEEDED)
+
+
+def test_nothing_is_kept_for_what_local_users_make_impossible() -> None:
+    world = World({"north": 4}, AGING)
+    world.sites["north"].local_user(2)
+    world.settle()
+    wide = world.submit(fixed(north=4))
+    world.advance(100)
+    assert world.state(wide) is JobState.QUEUED
+    assert world.scheduler.reservation is None
+    low = world.submit(flexible(2))
+    assert world.state(low) is JobState.CLAIMING
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    narrow=st.lists(st.tuples(st.integers(1, 2), st.integers(5, 40)), min_size=30, max_size=40),
+)
+def test_every_job_starts_in_bounded_time(widths: list[int], narrow: list[tuple[int, int]]) -> None:
+    """Under a stream of narrow jobs that never ends, each wide one starts within a few job lengths."""
+    world = World({"north": 4, "south": 3}, AGING)
+    for size, lasts in narrow[:6]:
+        world.submit(flexible(size), lasts=lasts)
+    wide = [world.submit(flexible(width) if width > 4 else nonfixed(width), lasts=10) for width in widths]
+    for size, lasts in narrow * 4:
+        world.submit(flexible(size), lasts=lasts)
+        world.advance(4)
+    assert all(world.state(job) is JobState.SUCCEEDED for job in wide)

@@ -1,0 +1,271 @@
+"""Jobs of high priority take nodes from low ones: as few as needed, whole, and at once (semantics 5)."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
+from koalapy.scheduling.preemption import Preemption
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.laws import check_quiet
+from tests.scheduling.requests import fixed, flexible, nonfixed
+from tests.scheduling.world import World
+
+HIGH = Priority.HIGH
+
+
+def preempted(world: World) -> list[int]:
+    """The jobs that were preempted, in order."""
+    return [entry.job for entry in world.timeline if entry.event == "preempted"]
+
+
+def running(world: World, *requests: Any, **spec: Any) -> list[int]:
+    """Jobs that run for long, each begun a second after the other."""
+    jobs = []
+    for request in requests:
+        jobs.append(world.submit(request, lasts=spec.get("lasts", 500.0)))
+        world.advance(1)
+    assert all(world.state(job) is JobState.RUNNING for job in jobs)
+    return jobs
+
+
+def test_the_youngest_go_first_and_no_more_than_needed() -> None:
+    """In descending order of their job start times."""
+    world = World({"north": 8})
+    running(world, *[fixed(north=2)] * 4)
+    high = world.submit(fixed(north=3), priority=HIGH)
+    world.advance(1)
+    assert world.state(high) is JobState.RUNNING
+    assert preempted(world) == [4, 3]
+    assert [world.state(job) for job in (1, 2)] == [JobState.RUNNING] * 2
+    assert [world.state(job) for job in (3, 4)] == [JobState.QUEUED] * 2
+    assert world.reasons(4, "requeued") == ["preempted: north is needed for job 5 of high priority"]
+    assert world.job(4).restarts == 0, "that is no fault of anybody"
+    world.advance(3000)
+    assert [world.state(job) for job in range(1, 6)] == [JobState.SUCCEEDED] * 5
+    check_quiet(world)
+
+
+def test_idle_nodes_are_used_first() -> None:
+    world = World({"north": 8})
+    running(world, fixed(north=3), fixed(north=2), fixed(north=1))
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.advance(1)
+    assert world.state(high) is JobState.RUNNING
+    assert preempted(world) == [2], "job 3's node would not do, and with job 2's two it is not needed"
+
+
+def test_a_preempted_job_leaves_all_of_its_clusters() -> None:
+    world = World({"north": 4, "south": 4})
+    (low,) = running(world, fixed(north=2, south=3))
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.advance(1)
+    assert (world.state(high), world.state(low)) == (JobState.RUNNING, JobState.QUEUED)
+    assert world.scheduler.grid["south"].available == 4
+    assert [kind for kind, _ in world.commands(low)][-4:] == ["Stop", "Stop", "Forget", "Forget"]
+
+
+def test_nothing_is_preempted_where_another_cluster_has_room() -> None:
+    world = World({"north": 4, "south": 4})
+    running(world, fixed(north=4))
+    high = world.submit(nonfixed(4), priority=HIGH)
+    world.advance(1)
+    assert world.state(high) is JobState.RUNNING
+    assert preempted(world) == []
+
+
+@pytest.mark.parametrize("occupant", [HIGH, None])
+def test_neither_high_ones_nor_local_users_are_preempted(occupant: Priority | None) -> None:
+    world = World({"north": 4})
+    if occupant:
+        world.submit(fixed(north=4), priority=occupant, lasts=50)
+    else:
+        world.sites["north"].local_user(4)
+        world.settle()
+    high = world.submit(fixed(north=2), priority=HIGH)
+    world.advance(5)
+    assert world.state(high) is JobState.QUEUED
+    assert preempted(world) == []
+
+
+def test_nothing_is_preempted_in_vain() -> None:
+    """Of two components one could have its nodes, the other never."""
+    world = World({"north": 4, "south": 4})
+    running(world, fixed(north=4))
+    world.sites["south"].local_user(1)
+    world.settle()
+    high = world.submit(fixed(north=4, south=4), priority=HIGH)
+    world.advance(5)
+    assert (world.state(high), preempted(world)) == (JobState.QUEUED, [])
+
+
+def test_low_jobs_preempt_nobody() -> None:
+    world = World({"north": 4})
+    running(world, fixed(north=4))
+    world.submit(fixed(north=4))
+    world.advance(100)
+    assert preempted(world) == []
+
+
+def test_without_preemption_a_high_job_waits() -> None:
+    world = World({"north": 4}, Rules(preemption="never"))
+    (low,) = running(world, fixed(north=4), lasts=20)
+    high = world.submit(fixed(north=4), priority=HIGH, lasts=100)
+    world.advance(5)
+    assert (world.state(low), world.state(high)) == (JobState.RUNNING, JobState.QUEUED)
+    world.advance(30)
+    assert world.state(high) is JobState.RUNNING
+
+
+def test_two_high_jobs_that_need_the_same_victims() -> None:
+    """The second counts what the first has taken, and neither takes more than both need."""
+    world = World({"north": 8})
+    running(world, *[fixed(north=2)] * 4)
+    first = world.submit(fixed(north=3), priority=HIGH)
+    second = world.submit(fixed(north=1), priority=HIGH)
+    world.advance(1)
+    assert [world.state(job) for job in (first, second)] == [JobState.RUNNING] * 2
+    assert preempted(world) == [4, 3]
+    third = world.submit(fixed(north=5), priority=HIGH)
+    world.advance(1)
+    assert world.state(third) is JobState.QUEUED, "only four nodes are left to be had"
+    assert preempted(world) == [4, 3]
+
+
+def test_at_the_same_moment_as_well() -> None:
+    """Both before any cluster could answer."""
+    world = World({"north": 4}, manual=True)
+    world.deliver("north")
+    running_job = world.submit(fixed(north=4))
+    world.obey("north")
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    world.obey("north")
+    world.deliver("north")
+    assert world.state(running_job) is JobState.RUNNING
+    high = [world.submit(fixed(north=2), priority=HIGH) for _ in range(2)]
+    assert preempted(world) == [running_job]
+    assert [world.state(job) for job in high] == [JobState.CLAIMING] * 2
+    world.take_over()
+    world.advance(2)
+    assert [world.state(job) for job in high] == [JobState.RUNNING] * 2
+
+
+def test_the_grace_of_a_claim_begins_when_the_preempted_are_gone() -> None:
+    world = World({"north": 4}, Rules(claim_grace=5), manual=True)
+    world.deliver("north")
+    low = world.submit(fixed(north=4))
+    world.obey("north")
+    world.sites["north"].runners_report("1.1.0")
+    world.deliver("north")
+    world.obey("north")
+    world.deliver("north")
+    high = world.submit(fixed(north=4), priority=HIGH)
+    site = world.sites["north"]
+    stop = next(entry for entry in site.inbox if type(entry[1]).__name__ == "StopComponent")
+    site.inbox.remove(stop)
+    world.obey("north")
+    world.deliver("north")
+    for world.now in (6.0, 12.0, 18.0):
+        world.step()
+    assert world.state(high) is JobState.CLAIMING, "it waits for job 1, which takes its time"
+    assert world.job(high).attempt.components[0].state is ComponentState.WAITING  # type: ignore[union-attr]
+    site.inbox.append(stop)
+    world.take_over()
+    world.advance(2)
+    assert world.state(high) is JobState.RUNNING
+    assert world.state(low) is JobState.QUEUED
+
+
+def test_a_preempting_job_that_is_cancelled_in_between() -> None:
+    world = World({"north": 4}, manual=True)
+    world.deliver("north")
+    low = world.submit(fixed(north=4), lasts=5)
+    world.take_over()
+    world.advance(1)
+    world.manual = True
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.cancel(high)
+    world.take_over()
+    world.advance(30)
+    assert (world.state(high), world.state(low)) == (JobState.CANCELLED, JobState.SUCCEEDED)
+    assert world.job(low).generation == 2
+    check_quiet(world)
+
+
+def test_a_preempted_job_whose_program_ends_at_that_moment_is_run_again() -> None:
+    """Whether the program came to its end or obeyed a signal cannot be told: it is run again."""
+    world = World({"north": 4}, manual=True)
+    world.deliver("north")
+    low = world.submit(fixed(north=4), lasts=5)
+    world.take_over()
+    world.advance(1)
+    high = world.scheduler  # the program exits on its node before the daemon's order arrives
+    world.sites["north"].program_exits("1.1.0", 0)
+    world.sites["north"].ends("1.1.0")
+    ident = len(world.jobs) + 1
+    assert ident == 2
+    assert high is world.scheduler
+    submitted = world.submit(fixed(north=4), priority=HIGH, lasts=5)
+    assert preempted(world) == [low]
+    world.advance(60)
+    assert [world.state(job) for job in (low, submitted)] == [JobState.SUCCEEDED] * 2
+    assert world.job(low).generation == 2
+    check_quiet(world)
+
+
+def test_while_claiming_a_component_whose_nodes_were_taken_preempts() -> None:
+    """``preemption = claiming``, as in M05: placed on idle nodes, which a low job has by the time of the claim."""
+    from tests.scheduling.test_incremental import GRID, LINKS, with_input
+
+    rules = Rules(claiming=ClaimingMode.INCREMENTAL, preemption="claiming")
+    world = World(GRID, rules, links=LINKS)
+    high = world.submit(with_input(fixed(north=4)), priority=HIGH)
+    assert world.state(high) is JobState.PLACED
+    low = world.submit(fixed(north=4), lasts=100)
+    world.advance(5)
+    assert world.state(low) is JobState.RUNNING
+    world.advance(12)
+    assert world.state(high) is JobState.RUNNING
+    assert preempted(world) == [low]
+
+
+def test_a_component_is_rather_re_placed_than_anybody_preempted() -> None:
+    from tests.scheduling.test_incremental import GRID, LINKS, with_input
+
+    rules = Rules(claiming=ClaimingMode.INCREMENTAL, preemption="claiming")
+    world = World(GRID, rules, links=LINKS | {("files", "south"): LINKS["files", "north"].__class__(None, 1e6)})
+    high = world.submit(with_input(nonfixed(4)), priority=HIGH, policy="worst-fit")
+    assert world.job(high).attempt.gang[0].cluster == "north"  # type: ignore[union-attr]
+    world.submit(fixed(north=4), lasts=100)
+    world.advance(17)
+    assert world.state(high) is JobState.RUNNING
+    assert preempted(world) == []
+    assert world.job(high).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
+
+
+@given(
+    lows=st.lists(st.integers(1, 4), max_size=6), idle=st.integers(0, 3), wanted=st.integers(1, 12),
+)  # fmt: skip
+def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[int], idle: int, wanted: int) -> None:
+    total = sum(lows) + idle
+    world = World({"north": total})
+    for size in lows:
+        world.submit(flexible(size), lasts=500)
+        world.advance(1)
+    chooser = Preemption(world.scheduler._ledger, world.scheduler.grid)
+    victims = chooser.victims("north", wanted)
+    if wanted > total:
+        assert victims is None
+        return
+    assert victims is not None
+    freed = {job.id: lows[job.id - 1] for job in victims}
+    assert idle + sum(freed.values()) >= wanted
+    assert all(idle + sum(freed.values()) - size < wanted for size in freed.values()), "one of them is not needed"
+    taken = 0
+    for ident in range(len(lows), 0, -1):
+        if idle + taken >= wanted:
+            assert ident not in freed, "one that is older than needed"
+        taken += lows[ident - 1]

@@ -1,0 +1,78 @@
+"""What users may ask of a daemon whose clusters do what the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents import protocol as wire
+from koalapy.model.errors import NotFoundError
+from koalapy.model.job import ComponentState, Job, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.service.jobs import Jobs
+from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
+
+SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
+
+
+@asynccontextmanager
+async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]]:
+    async with running(path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        yield daemon, north, Jobs(daemon.engine, daemon.store, 1, daemon.describe)
+
+
+async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:
+    async with asyncio.timeout(DEADLINE):
+        while ((found := (await jobs.get(1)).job).state, found.generation) != (state, generation):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return found
+
+
+async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, jobs):
+        await jobs.submit(SPEC)
+        job = await job_when(jobs, JobState.CLAIMING, 1)
+        record, attempts = await jobs.attempts(1)
+        assert (record.job, attempts) == (job, [job.attempt])
+        north.says(wire.Status(token="1.1.0", state="waiting", hosts=[]))
+        north.says(wire.Status(token="1.1.0", state="ended", hosts=[], error="no shell", infrastructure=True))
+        second = await job_when(jobs, JobState.CLAIMING, 2)
+        first, under_way = (await jobs.attempts(1))[1]
+        assert under_way == second.attempt
+        assert first.generation == 1
+        assert (first.components[0].state, first.components[0].ended_at) == (ComponentState.ENDED, first.ended_at)
+        assert "no shell" in first.end_reason
+        assert (await jobs.attempts(1, last=1))[1] == [under_way]
+        assert (await jobs.attempts(1, last=7))[1] == [first, under_way]
+        assert daemon.store.attempts(1)[-1] == under_way
+        with pytest.raises(NotFoundError):
+            await jobs.attempts(2)
+
+
+async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (_, north, jobs):
+        await jobs.submit(SPEC)
+        await job_when(jobs, JobState.CLAIMING, 1)
+        north.says(wire.Status(token="1.1.0", state="claimed", hosts=["a", "b"]))
+        job = await job_when(jobs, JobState.STARTING, 1)
+        metrics = await jobs.metrics(3600.0)
+        assert job.attempt is not None
+        claimed = job.attempt.components[0].claimed_at
+        assert claimed is not None
+        assert metrics.usage.node_seconds == pytest.approx({"north": 2 * (metrics.end - claimed)})
+        assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
+        north.says(wire.Status(token="1.1.0", state="ended", hosts=["a", "b"], program_exit=0))
+        over = await job_when(jobs, JobState.SUCCEEDED, 1)
+        assert over.attempt is not None
+        assert over.attempt.components[0].state is ComponentState.ENDED
+        ended = over.attempt.components[0].ended_at
+        assert ended is not None
+        usage = (await jobs.metrics(3600.0)).usage
+        assert usage.node_seconds == pytest.approx({"north": 2 * (ended - claimed)})
+        assert usage.ended == {JobState.SUCCEEDED: 1}
+        assert usage.waiting[SPEC.priority].jobs == 1
+        assert usage.waiting[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)

@@ -1,0 +1,106 @@
+"""How clusters were used and how long jobs waited, as the books have it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Priority
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch, Usage, Waiting
+from koalapy.store.sql import SqlStore
+
+LOW, HIGH = (JobSpec(FlexibleRequest(3), ("true",), priority=priority) for priority in (Priority.LOW, Priority.HIGH))
+NOTHING = {Priority.HIGH: Waiting(), Priority.LOW: Waiting()}
+
+
+def write(store: SqlStore, *jobs: Job) -> None:
+    store.write(Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}))
+
+
+def with_attempt(job: Job, *components: Component, **times: float) -> Job:
+    attempt = Attempt(job.generation + 1, components, **({"placed_at": 0.0} | times))  # type: ignore[arg-type]
+    return replace(job, generation=attempt.generation, attempt=attempt)
+
+
+def over(ident: int, spec: JobSpec, submitted: float, placed: float, started: float, ended: float) -> Job:
+    job = Job(ident, spec, submitted, JobState.SUCCEEDED, placed_at=placed, started_at=started, ended_at=ended)
+    component = Component(0, "north", 2, ComponentState.ENDED, claimed_at=placed, ended_at=ended)
+    job = with_attempt(job, component, placed_at=placed, start_estimate=placed + 5, barrier_at=started)
+    return replace(job, first_start_estimate=placed + 2, restarts=2)
+
+
+def test_an_empty_grid_has_used_nothing(store: SqlStore) -> None:
+    assert store.usage(0.0, 100.0) == Usage({}, NOTHING, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "ended", "seconds"),
+    [(20, 30, 10), (5, 30, 20), (20, 200, 80), (1, 300, 90), (20, None, 80), (1, None, 90), (1, 9, 0), (101, 120, 0),
+     (None, 50, 0), (None, None, 0), (101, None, 0), (10, 100, 90)],
+)  # fmt: skip
+def test_only_what_lies_in_the_span_counts(
+    store: SqlStore, claimed: float | None, ended: float | None, seconds: float
+) -> None:
+    component = Component(0, "north", 3, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
+    write(store, with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), component))
+    assert store.usage(10.0, 100.0).node_seconds.get("north", 0.0) == pytest.approx(3 * seconds)
+
+
+def test_earlier_attempts_and_replaced_components_count_and_lost_ones_do_not(store: SqlStore) -> None:
+    ended = Component(0, "north", 1, ComponentState.ENDED, claimed_at=10.0, ended_at=15.0)
+    job = with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), replace(ended, superseded=True), replace(ended, index=1))
+    write(store, job)
+    never_heard_of_again = Component(0, "north", 1, ComponentState.RUNNING, claimed_at=20.0)
+    write(store, job := with_attempt(job, never_heard_of_again))
+    write(store, with_attempt(job, replace(ended, claimed_at=30.0, ended_at=None, cluster="south")))
+    assert store.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0, "south": 70.0})
+    write(store, replace(job, state=JobState.CANCELLED, ended_at=40.0))
+    assert store.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0})
+
+
+def test_means_by_priority(store: SqlStore) -> None:
+    write(
+        store,
+        over(1, LOW, 0.0, 10.0, 12.0, 50.0),
+        over(2, LOW, 0.0, 30.0, 36.0, 90.0),
+        over(3, HIGH, 40.0, 41.0, 44.0, 60.0),
+        over(4, LOW, 0.0, 1.0, 2.0, 3.0),
+        replace(over(5, LOW, 0.0, 1.0, 2.0, 70.0), state=JobState.CANCELLED),
+        replace(over(6, HIGH, 0.0, 1.0, 2.0, 70.0), state=JobState.FAILED, started_at=None, attempt=None, generation=0),
+        Job(7, HIGH, 0.0),
+    )
+    usage = store.usage(20.0, 100.0)
+    assert usage.waiting == {
+        Priority.LOW: Waiting(2, 20.0, 24.0, 4.0, 70.0, 3.0),
+        Priority.HIGH: Waiting(1, 1.0, 4.0, 3.0, 20.0, 3.0),
+    }
+    assert usage.ended == {JobState.SUCCEEDED: 3, JobState.FAILED: 1, JobState.CANCELLED: 1}
+    assert usage.restarts == 10
+
+
+times = st.none() | st.floats(0, 100)
+spans = st.tuples(st.integers(1, 5), times, times)
+
+
+@given(st.lists(spans, max_size=5), st.floats(1, 99))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+def test_two_spans_together_use_what_the_whole_uses(
+    store: SqlStore, found: list[tuple[int, float | None, float | None]], cut: float
+) -> None:
+    components = [
+        Component(n, "north", size, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
+        for n, (size, claimed, ended) in enumerate(found)
+    ]
+    job = Job(1, LOW, 0.0, JobState.RUNNING)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("delete from components")
+    write(store, with_attempt(job, *components))
+
+    def used(start: float, end: float) -> float:
+        return store.usage(start, end).node_seconds.get("north", 0.0)
+
+    held = [(s, c, 100.0 if e is None else e) for s, c, e in found if c is not None and (e is None or e >= c)]
+    assert used(0.0, 100.0) == pytest.approx(sum(size * (end - start) for size, start, end in held))
+    assert used(0.0, cut) + used(cut, 100.0) == pytest.approx(used(0.0, 100.0))

@@ -1,0 +1,123 @@
+"""What a configuration may say, and how it is refused: by the name of its field."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from koalapy.model.cluster import Link
+from koalapy.model.errors import UsageError
+from koalapy.model.quantities import bytes_per_second_of, seconds_of
+from koalapy.scheduling.rules import Rules
+from koalapy.settings import RulesSection, Settings, load
+
+
+@pytest.fixture
+def load_yaml(tmp_path: Path) -> Any:
+    def load_values(**values: Any) -> Settings:
+        path = tmp_path / "koala.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return load(path)
+
+    return load_values
+
+
+def test_the_configuration_knows_every_rule_and_its_default() -> None:
+    assert {name: field.default for name, field in RulesSection.model_fields.items()} == {
+        field.name: field.default for field in fields(Rules)
+    }
+    assert RulesSection().build() == Rules()
+
+
+def test_rules_are_read(load_yaml: Any) -> None:
+    rules = {"claiming": "incremental", "claim_threshold": 0.5, "claim_factor": 0.5, "preemption": "never"}
+    built = load_yaml(rules=rules).rules.build()
+    assert {name: getattr(built, name) for name in rules} == rules
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("claim_factor", 1), ("claim_factor", 0), ("claim_factor_min", 0.9), ("claim_factor_step", -0.1),
+        ("claim_threshold", 1.01), ("claim_threshold", float("nan")), ("claim_epsilon", -1),
+        ("high_scans_per_low", 0), ("aging_tries", 0), ("max_claiming_tries", 0), ("probation_pause", 0),
+        ("probation_pause_max", -1), ("max_restarts", -1),
+        ("claiming", "sometimes"), ("preemption", "always"), ("claim_factr", 0.5), ("aging", "perhaps"),
+    ],
+)  # fmt: skip
+def test_a_rule_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(rules={name: value})
+    assert refusal.value.field == f"rules.{name}"
+    assert refusal.value.message.startswith(f"rules.{name}")
+
+
+def test_rules_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOALA_RULES__CLAIM_FACTOR", "1.5")
+    with pytest.raises(UsageError, match=r"^rules\.claim_factor is 1\.5, but must be between 0 and 1"):
+        load(None)
+
+
+def test_links_are_known_by_their_clusters(load_yaml: Any) -> None:
+    settings = load_yaml(
+        links=[
+            {"between": ["south", "north"], "latency": "0.5ms", "bandwidth": "1Gbit"},
+            {"between": ["north", "north"], "latency": 0.0001},
+        ]
+    )
+    assert settings.known_links() == {
+        ("north", "south"): Link(0.0005, 125e6),
+        ("north", "north"): Link(0.0001, None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "says"),
+    [
+        ({"between": ["north", "nroth"]}, "links[1].between[1]", "there is no cluster nroth"),
+        ({"between": ["south", "north"]}, "links[1].between", "between north and south was given before"),
+        ({"between": ["north"]}, "links[1].between", ""),
+        ({"latency": 0}, "links[1].latency", "greater than 0"),
+        ({"latency": -1}, "links[1].latency", "greater than 0"),
+        ({"latency": "soon"}, "links[1].latency", "0.5ms"),
+        ({"latency": True}, "links[1].latency", "0.5ms"),
+        ({"latency": None}, "links[1]", "neither latency nor bandwidth"),
+        ({"bandwidth": 0.0}, "links[1].bandwidth", "greater than 0"),
+        ({"bandwidth": "1Gb"}, "links[1].bandwidth", "1Gbit"),
+        ({"bandwidth": "-5MB"}, "links[1].bandwidth", "1Gbit"),
+        ({"bandwidth": float("inf")}, "links[1].bandwidth", "finite"),
+        ({"latencey": 1}, "links[1].latencey", ""),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused_by_its_field(
+    load_yaml: Any, changes: dict[str, Any], field: str, says: str
+) -> None:
+    first = {"between": ["north", "south"], "latency": 0.001}
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(links=[first, {"between": ["south", "south"], "latency": 0.001} | changes]).known_links()
+    assert refusal.value.field.startswith(field)
+    assert field in refusal.value.message
+    assert says in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(2, 2.0), (0.5, 0.5), ("3", 3.0), ("0.5ms", 0.0005), ("20 us", 2e-5), ("1e-3s", 1e-3)]
+)
+def test_seconds_with_units(text: float | str, seconds: float) -> None:
+    assert seconds_of(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [(10, 10.0), ("7", 7.0), ("1Gbit", 125e6), ("1Gbit/s", 125e6), ("100MB", 1e8), ("2 KiB/s", 2048.0), ("8bit", 1.0)],
+)
+def test_bytes_per_second_with_units(text: float | str, amount: float) -> None:
+    assert bytes_per_second_of(text) == pytest.approx(amount)
+
+
+@pytest.mark.parametrize("text", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True])
+def test_what_is_no_time_is_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="give seconds"):
+        seconds_of(text)
