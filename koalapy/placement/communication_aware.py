@@ -27,6 +27,8 @@ class CommunicationAware:
 
     name = "communication-aware"
     serves: frozenset[RequestType] = frozenset({"flexible"})
+    keeps_together = True
+    """A component is not placed anew by itself while it is claimed for: the clusters were chosen for each other."""
 
     def __init__(self, weighing: Weighing = BY_LATENCY) -> None:
         self._weighing = weighing

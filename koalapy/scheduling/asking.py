@@ -17,7 +17,7 @@ from koalapy.scheduling.placing import BrokenPolicy, Placer
 
 Shape = tuple[object, ...]
 LOOK_AHEAD = 50
-"""How many kinds of waiting requests a policy that looks ahead is shown."""
+"""How many waiting requests a policy that looks ahead is shown."""
 
 
 class Asking:
@@ -65,8 +65,14 @@ class Asking:
         """The view with the requests of others who wait, for the few policies that want to know."""
         if not getattr(policy, "looks_ahead", False):
             return view
-        others = (request for request in self._waiting() if request != spec.request)
-        return GridView(view.clusters, view.links, tuple(islice(others, LOOK_AHEAD)))
+
+        def ahead(view: GridView) -> GridView:
+            waiting = list(islice(self._waiting(), LOOK_AHEAD + 1))
+            if spec.request in waiting:  # its own, or one that is as good
+                waiting.remove(spec.request)
+            return GridView(view.clusters, view.links, tuple(waiting[:LOOK_AHEAD]))
+
+        return view.once(("waiting beside", spec.request), ahead)
 
     def _one_trial_each(
         self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement

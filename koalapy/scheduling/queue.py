@@ -86,9 +86,10 @@ class PlacementQueue:
         first = min(self._heads(), key=lambda entry: entry.key, default=None)
         return first.job if first else None
 
-    def heads(self) -> Iterator[JobId]:
-        """The first job of each shape, from head to tail."""
-        return (entry.job for entry in sorted(self._heads(), key=lambda entry: entry.key))
+    def in_order(self) -> Iterator[JobId]:
+        """Jobs from head to tail, for those who look at the first few only."""
+        merged = heapq.merge(*(group.jobs for group in self._groups.values()), key=lambda entry: entry.key)
+        return (entry.job for entry in merged if self._entries.get(entry.job) is entry)
 
     def _heads(self) -> list[Entry]:
         return [head for group in list(self._groups.values()) if (head := self._head(group))]

@@ -1,10 +1,12 @@
 """Another site for a component whose own has no room when it is claimed for (semantics 5, step 2 of a claiming try)."""
 
 from koalapy.model.cluster import GridView
+from koalapy.model.errors import UsageError
 from koalapy.model.job import Component, Job
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer
 from koalapy.placement.close_to_files import closest_site
+from koalapy.placement.registry import Registry
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.placing import Placer
 
@@ -12,14 +14,15 @@ from koalapy.scheduling.placing import Placer
 class Relocation:
     """Finds new pairs of execution site and file site by close-to-files, on clusters where the job may run."""
 
-    def __init__(self, placer: Placer) -> None:
+    def __init__(self, placer: Placer, policies: Registry) -> None:
         self._placer = placer
+        self._policies = policies
 
     def __call__(
         self, job: Job, component: Component, view: GridView, within: float
     ) -> tuple[ClusterName, Transfer] | None:
         """A site with enough idle nodes in the view, its transfer to take at most ``within`` seconds; None if none."""
-        if isinstance(job.spec.request, FixedRequest):
+        if isinstance(job.spec.request, FixedRequest) or self._kept_together(job):
             return None
         asked = job.spec.component(component.request_index)
         file = asked.input if asked else None
@@ -30,3 +33,10 @@ class Relocation:
             and self._placer.allows(job.spec, frozenset({cluster.name, *others}), view)
         )  # fmt: skip
         return closest_site(component.size, file, view.only(open_to_it), within) if open_to_it else None
+
+    def _kept_together(self, job: Job) -> bool:
+        """Whether the policy chose the clusters for each other."""
+        try:
+            return bool(getattr(self._policies.get(job.spec.policy), "keeps_together", False))
+        except UsageError:  # the default policy, or one of an earlier daemon
+            return False

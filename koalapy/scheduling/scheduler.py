@@ -43,7 +43,7 @@ class Scheduler:
         self._ledger = Ledger()
         self._timers = Timers()
         placer = Placer({book.name: book.profile for book in self.grid.books()})
-        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer))
+        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer, policies))
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
         self._asking = Asking(policies, placer, self.grid, lambda: self._waiting.requests(), self._ledger.warn)

@@ -50,8 +50,8 @@ class Waiting:
         return sum(len(queue) for queue in self._queues.values())
 
     def requests(self) -> Iterable[Request]:
-        """One of each shape, in the order of the queues."""
-        return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue.heads())
+        """In the order of the queues, that of high priority first."""
+        return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue.in_order())
 
     def arrive(self, job: Job) -> None:
         """A new job. Equal requests become one object: a full queue is mostly requests."""

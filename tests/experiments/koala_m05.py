@@ -30,14 +30,14 @@ RULES = {
 }  # fmt: skip
 
 
-def start_grid(directory: Path, threshold: float, failures: float) -> Embedded:
-    """A daemon of its own with two clusters whose starts fail."""
+def make_grid(directory: Path, threshold: float, failures: float) -> Embedded:
+    """A daemon of its own, not started yet, with two clusters whose starts fail."""
     directory.mkdir()
     config = directory / "koala.yaml"
     rules = "".join(f"  {name}: {value}\n" for name, value in {**RULES, "claim_threshold": threshold}.items())
     clusters = "".join(f"  {c}: {{nodes: {nodes}, start_failures: {failures}}}\n" for c, nodes in CLUSTERS.items())
     config.write_text(f"rules:\n{rules}clusters:\n{clusters}")
-    return Embedded(directory / "data", KOALA_CONFIG=str(config)).start()
+    return Embedded(directory / "data", KOALA_CONFIG=str(config))
 
 
 class Experiment:
@@ -118,15 +118,18 @@ def _outcome(job: dict[str, Any]) -> Outcome:
 
 @contextmanager
 def _grid(directory: Path, threshold: float, failures: float) -> Iterator[Embedded]:
-    grid = start_grid(directory, threshold, failures)
+    grid = make_grid(directory, threshold, failures)
     try:
-        yield grid
+        yield grid.start()
     finally:
         # Whoever is impatient twice must not leave processes behind.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            _cancel_everything(grid)
-            close(grid)
+            if grid.url:
+                _cancel_everything(grid)
+                close(grid)
+            elif grid.daemon is not None:
+                grid.end()
         finally:
             signal.signal(signal.SIGINT, before)
 

@@ -116,7 +116,7 @@ def test_an_embedded_resource_manager_is_killed(embedded: Embedded) -> None:
 
 
 def test_many_jobs_survive_a_killed_daemon(grid: World) -> None:
-    idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "sh", "-c", f"echo {n}") for n in range(40)]
+    idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "sh", "-c", f"echo {n}") for n in range(16)]
     until(lambda: grid.job(idents[5])["state"] == "succeeded", "some to be over")
     grid.kill()
     grid.start()

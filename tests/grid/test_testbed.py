@@ -6,7 +6,9 @@ Collected when the testbed is up (``make testbed``).
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from uuid import uuid4
 
 import httpx2
@@ -81,15 +83,19 @@ def test_nobody_else_can_read_a_runners_secret(bed: Testbed, cluster: str) -> No
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("cluster", "kind"), [("north", "slurm"), ("east", "sge")])
-def test_the_port_is_kept(bed: Testbed, cluster: str, kind: str) -> None:
-    """The suite of every resource manager, played on the head."""
+def test_the_port_is_kept(bed: Testbed) -> None:
+    """The suite of every resource manager, played on the heads at the same time."""
+    with ThreadPoolExecutor() as pool:
+        for said in pool.map(partial(_play_suite, bed), ("north", "east"), ("slurm", "sge")):
+            assert said.endswith("ended with 0\n"), said
+            assert "skipped" not in said
+
+
+def _play_suite(bed: Testbed, cluster: str, kind: str) -> str:
     folder = f"/shared/{cluster}/home/koala/port-{uuid4().hex[:8]}"
     pytest_there = ["/opt/koala/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
     script = f"cd /src && KOALA_PORT_KIND={kind} {' '.join(pytest_there)} --basetemp={folder} {PORT_SUITE}"
-    said = bed.heads[cluster].shell(script + " 2>&1; echo ended with $?", user="koala")
-    assert said.endswith("ended with 0\n"), said
-    assert "skipped" not in said
+    return bed.heads[cluster].shell(script + " 2>&1; echo ended with $?", user="koala")
 
 
 # Nodes that operators take out
@@ -226,14 +232,16 @@ def cut(bed: Testbed, service: str) -> Iterator[None]:
         containers.network("connect", container, ADDRESSES[service])
 
 
-@pytest.mark.parametrize("cluster", ["south", "east"])
-def test_a_network_cut_between_agent_and_daemon_costs_nothing(bed: Testbed, cluster: str) -> None:
+def test_a_network_cut_between_agents_and_daemon_costs_nothing(bed: Testbed) -> None:
     gate = bed.gate()
     ident = start(bed, gate)
-    with cut(bed, f"{cluster}-head"):
-        until(lambda: bed.cluster(cluster)["state"] == "unreachable", "the loss to be noticed", 120)
+    clusters = ("south", "east")
+    with cut(bed, "south-head"), cut(bed, "east-head"):
+        for cluster in clusters:
+            until(lambda: bed.cluster(cluster)["state"] == "unreachable", "the loss to be noticed", 120)  # noqa: B023
         assert len(bed.programs(ident)) == 8
-    until(lambda: bed.cluster(cluster)["state"] == "usable", "the agent to be back", 120)
+    for cluster in clusters:
+        until(lambda: bed.cluster(cluster)["state"] == "usable", "the agents to be back", 120)  # noqa: B023
     finish(bed, ident, gate)
 
 

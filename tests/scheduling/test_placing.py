@@ -298,7 +298,7 @@ def test_folders_and_series_are_explained() -> None:
         ("east", "2 of 4 nodes idle, the request needs 6 in all; only clusters with Open MPI 5 count beside it", None),
         ("north", "cluster north has no scratch folder", None),
         ("south", "4 of 9 nodes idle, the request needs 6 in all; only clusters with Open MPI 4 count beside it", 2),
-        ("west", "drained: by ops", None),
+        ("west", "drained by ops", None),
     ]
 
 
