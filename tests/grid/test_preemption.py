@@ -25,8 +25,7 @@ def events(grid: World, ident: int) -> list[str]:
 
 @pytest.mark.parametrize("cluster", ["north", "east"])
 def test_a_high_priority_job_preempts_exactly_the_needed_low_ones(grid: World, cluster: str) -> None:
-    if cluster not in grid.nodes:
-        pytest.skip("one embedded cluster is like another")
+    cluster = cluster if cluster in grid.nodes else "south"
     nodes = grid.nodes[cluster]
     theirs, ours = grid.gate(), grid.gate()
     low = [start(grid, theirs, cluster, 1) for _ in range(nodes)]
