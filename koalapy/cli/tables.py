@@ -58,7 +58,10 @@ def _reason(job: Json) -> str:
 
 
 def _running_time(job: Json) -> str:
-    return duration(seconds_since(job["started_at"], job["ended_at"])) if job["started_at"] else "-"
+    """Of the last attempt; a job that waits again has none."""
+    if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
+        return "-"
+    return duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
 def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:

@@ -45,7 +45,7 @@ class Experiment:
 
     def __init__(self, grid: Embedded, plan: Workload, localds: dict[str, LocalConnection]) -> None:
         self._grid, self._localds = grid, localds
-        arrivals = [*plan.jobs, *plan.local_users]
+        arrivals: list[PlannedJob | LocalUser] = [*plan.jobs, *plan.local_users]
         self._coming: deque[PlannedJob | LocalUser] = deque(sorted(arrivals, key=lambda one: one.arrives))
         self._outside: deque[PlannedJob] = deque()
         self._let_in_at = 0.0

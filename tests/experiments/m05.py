@@ -112,7 +112,7 @@ class Run:
         return [outcome for outcome in self.outcomes if outcome.priority is priority]
 
     def mean_of(self, priority: Priority, figure: str) -> float:
-        return mean(getattr(outcome, figure) for outcome in self.of(priority))
+        return mean(float(getattr(outcome, figure)) for outcome in self.of(priority))
 
 
 MEANS = ("placement_time", "start_delay", "wait_time", "response_time", "placement_tries", "claiming_tries", "restarts")

@@ -21,7 +21,7 @@ LONGEST = 10_000.0
 """Virtual seconds until a run counts as stuck."""
 
 RULES = Rules(
-    claiming=ClaimingMode.INCREMENTAL, scan_interval=4.0, claim_epsilon=0.05, claim_grace=0.5, max_restarts=None,
+    claiming=ClaimingMode.INCREMENTAL, scan_interval=4.0, claim_epsilon=0.2, claim_grace=0.5, max_restarts=None,
     placement_queue_limit=QUEUE_LIMIT, error_threshold=100, probation_pause=2.0, probation_pause_max=16.0,
 )  # fmt: skip
 """Times are a sixtieth of the paper's. With three of ten starts failing, many errors in a row are mere chance."""
@@ -144,5 +144,5 @@ def test_every_job_succeeds_and_those_of_high_priority_sooner(threshold: float) 
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = (run(0.0, jobs=40)[0] for _ in range(2))
+    first, second = (run(0.0, jobs=20)[0] for _ in range(2))
     assert first.outcomes == second.outcomes
