@@ -28,7 +28,7 @@ class Plan:
         own = {
             "KOALA_JOB": self.message["job"],
             "KOALA_GENERATION": self.message["generation"],
-            "KOALA_COMPONENT": settings.token.rpartition(".")[2],
+            "KOALA_COMPONENT": self.contexts.index(self.context),
             "KOALA_CLUSTER": self.me["cluster"],
             "KOALA_NODE": settings.name,
             "KOALA_HOST": self.me["host"],

@@ -77,7 +77,11 @@ class Asking:
     def _one_trial_each(
         self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement
     ) -> Placement | Refusal:  # fmt: skip
-        """A cluster on probation gets one component at a time: an answer that gives it more is asked for anew."""
+        """A cluster on probation gets one component at a time: an answer that gives it more is asked for anew.
+
+        If that leaves no way, and no cluster is trusted, a job may bring all its components as one trial.
+        """
+        whole = answer
         for narrow in (True, False):
             count = Counter(component.cluster for component in answer.components)
             crowded = {name for name, many in count.items() if many > 1 and self._grid[name].probation}
@@ -88,6 +92,6 @@ class Asking:
             view = GridView(clusters, view.links)
             another = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
-                return another
+                return whole if self._grid.is_all_on_trial else another
             answer = another
         return answer

@@ -140,7 +140,7 @@ class Claiming:
         waiting = [component for component in live(job).gang if component.state is ComponentState.PLACED]
         for component in sorted(waiting, key=lambda c: (-c.size, c.rank)):
             name = component.cluster
-            allowed = name in this.free and name not in on_trial
+            allowed = name in this.free and (name not in on_trial or self._grid.is_all_on_trial)
             if allowed and component.size <= this.free[name]:
                 this.take(component)
             elif allowed and self._may_preempt(job) and self._could_preempt(this, component):

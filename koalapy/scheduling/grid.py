@@ -41,7 +41,7 @@ class ClusterBook:
         self._holding: frozenset[Token] = frozenset()
         self._promised = 0
         self._leaving: dict[Token, int] = {}
-        self._trial: Token | None = None
+        self._trials: set[Token] = set()
 
     def report(
         self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = ""
@@ -61,7 +61,7 @@ class ClusterBook:
         if token not in self._holding:
             self._promised += size
         if self.probation:
-            self._trial = token
+            self._trials.add(token)
 
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
@@ -77,8 +77,9 @@ class ClusterBook:
             self._leaving.pop(token, None)
         elif size:
             self._leaving[token] = size
-        if token == self._trial:
-            self._trial, self.grew = None, True
+        if token in self._trials:
+            self._trials.remove(token)
+            self.grew |= not self._trials
         self.grew |= self.available > before
 
     # Nodes
@@ -113,7 +114,7 @@ class ClusterBook:
     def is_open(self) -> bool:
         """Whether components may be placed here now; on probation only while none is being tried."""
         state = self.state
-        return state is ClusterState.USABLE or (state is ClusterState.PROBATION and self._trial is None)
+        return state is ClusterState.USABLE or (state is ClusterState.PROBATION and not self._trials)
 
     @property
     def state(self) -> ClusterState:
@@ -145,7 +146,7 @@ class ClusterBook:
         """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
         state = self.state
         if state is ClusterState.PROBATION:
-            state = ClusterState.USABLE if self._trial is None else ClusterState.UNUSABLE
+            state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
         note = "" if state is ClusterState.USABLE else self.why
         return ClusterView(self.name, self.total, idle, state, self.speed, note)
 
@@ -168,6 +169,11 @@ class GridBook:
 
     def books(self) -> list[ClusterBook]:
         return list(self._books.values())
+
+    @property
+    def is_all_on_trial(self) -> bool:
+        """Whether no cluster is trusted: then trials may have more than one component, lest wide jobs wait for ever."""
+        return not any(book.state is ClusterState.USABLE for book in self._books.values())
 
     def take_growth(self) -> bool:
         """Whether there may be more room anywhere than when this was last asked."""

@@ -106,6 +106,7 @@ def run(threshold: float, *, jobs: int = 500, failing: float = FAILING, seed: in
     began = time.monotonic()
     while world.now < LONGEST and not _over(world, jobs):
         world.advance(10.0)
+    assert _over(world, jobs), f"stuck: {Counter(str(job.state) for job in world.jobs.values())}"
     lasted = max(job.ended_at or world.now for job in world.jobs.values())
     offered = sum(CLUSTERS.values()) * lasted
     ours, local = (world.node_seconds[who] / offered for who in ("ours", "local"))

@@ -71,6 +71,21 @@ def test_no_job_brings_two_components_at_once() -> None:
     assert state(world) is ClusterState.USABLE
 
 
+def test_wide_jobs_do_not_wait_for_ever_when_no_cluster_is_trusted() -> None:
+    """Two clusters on probation, and jobs of three components: one job at a time brings all of its own."""
+    world = World({"north": 4, "south": 4}, RULES)
+    for name in ("north", "south"):
+        broken = world.submit(fixed(**{name: 1}), lasts=1000)
+        while world.scheduler.grid[name].state is ClusterState.USABLE:
+            world.advance(1)
+            break_component(world, world.tokens(broken)[0])
+        world.cancel(broken)
+    wide = [world.submit(nonfixed(2, 1, 1), lasts=50) for _ in range(2)]
+    world.advance(200)
+    assert all(world.state(job) is JobState.SUCCEEDED for job in wide)
+    assert {book.state for book in world.scheduler.grid.books()} <= {ClusterState.USABLE, ClusterState.PROBATION}
+
+
 def test_each_trial_that_fails_doubles_the_pause_up_to_a_bound() -> None:
     world = given_up()
     pauses = []
