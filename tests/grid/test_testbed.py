@@ -138,8 +138,9 @@ SERVICES = [("north", "north-1", "slurmd"), ("east", "east-1", "execd"),
 def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
     """A service that was killed, and does not come back before the end."""
     if service == "slurmctld":
-        # Slurm writes its state down some seconds later; a controller killed before that starts its youngest jobs anew.
-        until(lambda: _has_saved(bed.containers[where]), "Slurm to save that the job runs")
+        # Slurm writes its state down some seconds later; a controller killed before that starts its youngest jobs anew,
+        # and takes those that have just ended for running.
+        until(lambda: _has_saved(bed.containers[where]), "Slurm to save which jobs run")
     if service == "qmaster":
         # So does Grid Engine not know how to go on with a job that was on its way to a node.
         states = "qstat -u '*' | awk 'NR > 2 { print $5 }'"
@@ -158,8 +159,14 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
 
 
 def _has_saved(head: containers.Container) -> bool:
-    started = head.shell("for t in $(squeue -h -o %S); do date -d $t +%s; done").split()
-    return int(head.run("stat", "-c", "%Y", "/var/spool/slurmctld/job_state")) > max(map(int, started), default=0)
+    """Whether its state is younger than every start and end of a job, also of jobs that are over.
+
+    Of the same second it may be older; but what is not saved would be within some seconds.
+    """
+    times = "for t in $(squeue -h -t all -o '%S %e'); do date -d $t +%s 2>/dev/null; done"
+    saved, now, *changes = head.shell(f"stat -c %Y /var/spool/slurmctld/job_state; date +%s; {times}").split()
+    latest = max((int(at) for at in changes if int(at) <= int(now)), default=0)
+    return int(saved) > latest or (int(saved) == latest and int(now) > latest + 10)
 
 
 def _is_whole(bed: Testbed) -> bool:
