@@ -69,9 +69,6 @@ class Aging:
             return self._grid.view()
         return self._grid.view(lambda book: book.available - self._kept[book.name])
 
-    def __repr__(self) -> str:
-        return f"Aging({self._chosen}, {dict(self._kept)})"
-
 
 def _without_our_jobs(book: ClusterBook) -> int:
     """Nodes that neither local users have nor are down."""

@@ -40,8 +40,8 @@ class Try:
     preempting: list[Component] = field(default_factory=list)
     """Of those that can start: those that wait for others to be preempted."""
 
-    def take(self, component: Component, cluster: ClusterName | None = None) -> None:
-        self.free[cluster or component.cluster] -= component.size
+    def take(self, component: Component) -> None:
+        self.free[component.cluster] -= component.size
         self.startable.append(component)
 
 
@@ -118,8 +118,8 @@ class Claiming:
             self._ledger.note(job, now, "claim-try", f"{found}: fewer than wanted")
             return self._come_back(job, this.blocked, now)
         job = self._replace(job, this, now)
-        for component in this.preempting:
-            self._preempt_for(job, component, now)
+        for cluster in sorted({component.cluster for component in this.preempting}):
+            self._preempt_for(job, this, cluster, now)
         if this.startable and job.state is JobState.PLACED:
             job = self._ledger.move(job, JobState.CLAIMING, now, "claiming", _sites(this.startable))
         elif this.startable:
@@ -161,12 +161,11 @@ class Claiming:
         taken = book.available - this.free[component.cluster]
         return component.size + taken <= self.preemption.room(book)
 
-    def _preempt_for(self, job: Job, component: Component, now: float) -> None:
-        """Make room where a component was counted on; what others of the job take there is promised already."""
-        taken = sum(c.size for c in live(job).gang if c.cluster == component.cluster and c.index != component.index
-                    and c.state is ComponentState.PLACED)  # fmt: skip
-        for victim in self.preemption.victims(component.cluster, component.size + taken) or ():
-            reason = f"{PREEMPTED}: {component.cluster} is needed for job {job.id} of high priority"
+    def _preempt_for(self, job: Job, this: Try, cluster: ClusterName, now: float) -> None:
+        """Make room for all components that are about to start on a cluster."""
+        needed = sum(component.size for component in this.startable if component.cluster == cluster)
+        for victim in self.preemption.victims(cluster, needed) or ():
+            reason = f"{PREEMPTED}: {cluster} is needed for job {job.id} of high priority"
             self._ledger.note(victim, now, PREEMPTED, reason)
             self.end(victim, JobState.QUEUED, reason, now)
 
@@ -211,14 +210,18 @@ class Claiming:
         where = _clusters(blocked)
         if limit is not None and job.claiming_tries >= limit:
             return self.end(job, JobState.FAILED, f"not claimed in {limit} tries: no room on {where}", now)
-        attempt = live(job)
-        start_estimate = attempt.start_estimate or now
-        following = now + self._factor(job) * (start_estimate - now)
-        if start_estimate - following < self._rules.claim_epsilon:
+        following = self._next_try(job, now)
+        if following is None:
             return self.give_up(job, f"no room on {where} before its start time", now)
-        job = self._ledger.change(job, attempt=replace(attempt, claim_at=following))
+        job = self._ledger.change(job, attempt=replace(live(job), claim_at=following))
         self._timers.add(following, Deadline.CLAIM, job=job.id, generation=job.generation)
         return job
+
+    def _next_try(self, job: Job, now: float) -> float | None:
+        """The JCT that follows on one at this moment; None when it is as good as the JST."""
+        start_estimate = live(job).start_estimate or now
+        following = now + self._factor(job) * (start_estimate - now)
+        return following if start_estimate - following >= self._rules.claim_epsilon else None
 
     def give_up(self, job: Job, reason: str, now: float) -> Job:
         """The JST has come and a component is not started: all are aborted, L is lowered, and the job queues again."""
@@ -266,18 +269,13 @@ class Claiming:
 
     def overtaken(self, job: Job, component: Component, now: float) -> Job:
         """A runner is still queued: its claim has failed, and another component stands in for it at the next try."""
-        attempt = live(job)
         reason = f"local users of {component.cluster} were faster"
-        following = now + self._factor(job) * ((attempt.start_estimate or now) - now)
-        if (attempt.start_estimate or now) - following < self._rules.claim_epsilon:
+        following = self._next_try(job, now)
+        if following is None:
             return self.give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
-        token = job.token(component.index)
-        self._ledger.command(StopComponent(component.cluster, token, reason))
-        self._grid[component.cluster].leave(token)
-        job = self._ledger.update_component(
-            job, component.index, state=ComponentState.STOPPING, superseded=True, error=reason
-        )
+        job = self._stop(job, component, reason)
+        job = self._ledger.update_component(job, component.index, superseded=True, error=reason)
         attempt = live(job)
         index = len(attempt.components)
         another = Component(
@@ -350,11 +348,15 @@ class Claiming:
                     job, component.index, state=ComponentState.ENDED, ended_at=attempt.ended_at
                 )
             elif component.state not in (ComponentState.ENDED, ComponentState.STOPPING):
-                token = job.token(component.index)
-                self._ledger.command(StopComponent(component.cluster, token, attempt.end_reason))
-                self._grid[component.cluster].leave(token)
-                job = self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
+                job = self._stop(job, component, attempt.end_reason)
         return job
+
+    def _stop(self, job: Job, component: Component, reason: str) -> Job:
+        """Tell a component to end: its nodes will be free soon."""
+        token = job.token(component.index)
+        self._ledger.command(StopComponent(component.cluster, token, reason))
+        self._grid[component.cluster].leave(token)
+        return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
     def component_ended(self, job: Job, component: Component, now: float) -> Job:
         """The cluster has its nodes back."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
+from koalapy.model.request import ComponentRequest, FixedRequest
 from koalapy.scheduling.preemption import Preemption
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
@@ -177,6 +178,22 @@ def test_the_grace_of_a_claim_begins_when_the_preempted_are_gone() -> None:
     world.advance(2)
     assert world.state(high) is JobState.RUNNING
     assert world.state(low) is JobState.QUEUED
+
+
+def test_a_component_that_cannot_start_does_not_keep_another_from_preempting() -> None:
+    """Two components on one cluster, where by the time of the claim there is room for one of them, by preemption."""
+    from tests.scheduling.test_incremental import GRID, LINKS, with_input
+
+    rules = Rules(claiming=ClaimingMode.INCREMENTAL, preemption="claiming", claim_epsilon=0.1)
+    world = World(GRID | {"north": 8}, rules, links=LINKS)
+    both = FixedRequest((ComponentRequest(4, "north"), ComponentRequest(4, "north")))
+    high = world.submit(with_input(both), priority=HIGH)
+    assert world.state(high) is JobState.PLACED
+    low = world.submit(fixed(north=4), lasts=100)
+    world.sites["north"].local_user(3)
+    world.advance(13)
+    assert preempted(world) == [low]
+    assert world.state(high) is JobState.CLAIMING
 
 
 def test_a_preempting_job_that_is_cancelled_in_between() -> None:
