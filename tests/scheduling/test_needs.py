@@ -17,7 +17,12 @@ POLICIES = builtin()
 
 on_named_clusters = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 5), min_size=1).map(lambda s: fixed(**s))
 requests: st.SearchStrategy[Request] = st.one_of(
-    st.builds(flexible, st.integers(1, 14), st.integers(1, 4), st.sampled_from([None, None, 1, 2, 3])),
+    st.integers(1, 14).flatmap(
+        # More than the total as the least of a component is refused at submission.
+        lambda total: st.builds(
+            flexible, st.just(total), st.integers(1, min(4, total)), st.sampled_from([None, None, 1, 2, 3])
+        )
+    ),
     st.sampled_from([((6,), (4, 2)), ((3, 3), (2, 2, 2)), ((5, 1),)]).map(lambda ways: flexible(6, split=ways)),
     st.lists(st.integers(1, 5), min_size=1, max_size=5).map(lambda sizes: nonfixed(*sizes)),
     on_named_clusters,
