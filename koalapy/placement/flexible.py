@@ -3,24 +3,53 @@
 Whether a request can be split does not depend on the order in which clusters are filled, so neither do the reasons.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
-from koalapy.model.request import FlexibleRequest
+from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import SHOWN, are_idle, listed, nodes
 from koalapy.placement.filling import Filled, fill_in_turn, most_components
+from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.placement.split_options import explain_options, place_options
 
 
-def place_in_order(
-    request: FlexibleRequest, grid: GridView, order: Sequence[ClusterView], why: Callable[[Filled], str]
-) -> Placement | Refusal:
-    """The first cluster in order that holds the whole request; or all of them filled in turn."""
-    if request.total_size > grid.usable_idle:
-        return Refusal(why_not(request, grid))
-    filled = whole_on_first(request, order) or fill_in_turn(request, order)
-    return Refusal(why_not(request, grid)) if filled is None else placement_of(filled, why(filled))
+class FilledInTurn(ABC):
+    """The first cluster in an order of the policy's own that holds the whole request; or all of them filled in turn.
+
+    Split options go before that.
+    """
+
+    serves: frozenset[RequestType] = frozenset({"flexible"})
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def order(self, grid: GridView) -> Sequence[ClusterView]:
+        """The usable clusters, the best first."""
+
+    @abstractmethod
+    def why(self, filled: Filled) -> str:
+        """Why there, for people."""
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        if not isinstance(request, FlexibleRequest):
+            raise does_not_serve(self, request)
+        if request.split_options:
+            return place_options(request, grid)
+        order = self.order(grid)
+        enough = request.total_size <= grid.usable_idle
+        filled = (whole_on_first(request, order) or fill_in_turn(request, order)) if enough else None
+        return Refusal(why_not(request, grid)) if filled is None else placement_of(filled, self.why(filled))
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        if not isinstance(request, FlexibleRequest):
+            raise does_not_serve(self, request)
+        return explain_options(request, grid) if request.split_options else explain_split(request, grid)
 
 
 def whole_on_first(request: FlexibleRequest, order: Sequence[ClusterView]) -> Filled | None:

@@ -48,14 +48,26 @@ def make_grid(tmp_path: Path) -> Iterator[Callable[..., Embedded]]:
         close(grid)
 
 
+def world_of(request: pytest.FixtureRequest, **environment: str) -> Iterator[World]:
+    """What a fixture over ``WORLDS`` yields for one test: embedded clusters with these settings, or the testbed."""
+    if request.param == "testbed":
+        yield from testbed_left_as_found(request)
+    else:
+        yield request.getfixturevalue("make_grid")(**environment)
+
+
+def testbed_left_as_found(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    testbed: Testbed = request.getfixturevalue("testbed")
+    yield testbed
+    testbed.cancel_all()
+    testbed.settle()
+
+
 @pytest.fixture(scope="module", params=WORLDS)
 def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One daemon for the tests of a module that leave it as they found it."""
     if request.param == "testbed":
-        testbed: Testbed = request.getfixturevalue("testbed")
-        yield testbed
-        testbed.cancel_all()
-        testbed.settle()
+        yield from testbed_left_as_found(request)
         return
     embedded = Embedded(tmp_path_factory.mktemp("grid") / "data").start()
     yield embedded

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.grid.conftest import WORLDS
+from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
-from tests.grid.testbed import Testbed
 from tests.grid.world import Gate, World, until
 
 MakeGrid = Callable[..., Embedded]
@@ -15,14 +14,7 @@ MPI = pytest.param("openmpi", marks=pytest.mark.mpi)
 
 @pytest.fixture(params=WORLDS)
 def grid(request: pytest.FixtureRequest) -> Iterator[World]:
-    if request.param == "testbed":
-        testbed: Testbed = request.getfixturevalue("testbed")
-        yield testbed
-        testbed.cancel_all()
-        testbed.settle()
-        return
-    make_grid: MakeGrid = request.getfixturevalue("make_grid")
-    yield make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
+    yield from world_of(request, KOALA_RULES__UNREACHABLE_AFTER="1")
 
 
 @pytest.fixture

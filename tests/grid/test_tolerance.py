@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.lrm.local_failures import FILE
-from tests.grid.conftest import WORLDS
+from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
 from tests.grid.testbed import Testbed
 from tests.grid.world import World, until
@@ -18,14 +18,7 @@ ON_IT = {"type": "fixed", "components": [{"size": 1, "cluster": BROKEN}]}
 
 @pytest.fixture(params=WORLDS)
 def grid(request: pytest.FixtureRequest) -> Iterator[World]:
-    if request.param == "testbed":
-        testbed: Testbed = request.getfixturevalue("testbed")
-        yield testbed
-        testbed.cancel_all()
-        testbed.settle()
-        return
-    make_grid: Callable[..., Embedded] = request.getfixturevalue("make_grid")
-    yield make_grid(KOALA_RULES__PROBATION_PAUSE="1", KOALA_RULES__PROBATION_PAUSE_MAX="2")
+    yield from world_of(request, KOALA_RULES__PROBATION_PAUSE="1", KOALA_RULES__PROBATION_PAUSE_MAX="2")
 
 
 @contextmanager
