@@ -44,6 +44,7 @@ class RulesSection(Section):
     claim_epsilon: float = 1.0
     max_claiming_tries: int | None = None
     preemption: Preemption = "placement"
+    assumed_bandwidth: float = 100e6
     aging: bool = True
     aging_tries: int = 20
     probation: bool = True

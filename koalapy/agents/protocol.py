@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 ReportedState = Literal["submitted", "waiting", "claimed", "running", "ended"]
 
@@ -64,11 +64,36 @@ class Report(Message):
     """Why the counts could not be read, when they could not."""
 
 
+class Moved(Message):
+    """One transfer between two clusters that is over: bytes and seconds."""
+
+    source: str
+    size: int
+    seconds: float
+
+
+class StageStatus(Message):
+    """The files that are brought to one component, as the agent sees them now: bytes; see ``events.StageUpdated``."""
+
+    type: Literal["stage_status"] = "stage_status"
+    token: str
+    state: Literal["running", "done", "failed"]
+    size: int
+    staged: int
+    error: str = ""
+    fault: Literal["site", "source", "file"] = "site"
+    source: str = ""
+    file: str = ""
+    moved: list[Moved] = []
+    """Of a stage that is done: what came from where, and how fast."""
+
+
 class Inventory(Message):
     """Everything the agent and its resource manager hold for this daemon; sent once after ``Welcome``."""
 
     type: Literal["inventory"] = "inventory"
     components: list[Status]
+    stages: list[StageStatus] = []
 
 
 class Output(Message):
@@ -99,6 +124,33 @@ class Relay(Message):
     sender_node: int
 
 
+class Ask(Message):
+    """A question to an agent, by another agent or by the daemon itself; not kept, not repeated: ask again.
+
+    From an agent ``cluster`` is whom it asks; to an agent, who asks, and empty for the daemon.
+    """
+
+    type: Literal["ask"] = "ask"
+    ident: str
+    what: str
+    payload: dict[str, object]
+    cluster: str = ""
+
+
+class Answer(Message):
+    """To whom asked under ``ident``; ``error`` when there is no answer, with ``fault`` a word for machines.
+
+    From an agent ``cluster`` is who had asked; to an agent, who answers.
+    """
+
+    type: Literal["answer"] = "answer"
+    ident: str
+    payload: dict[str, object] = {}
+    error: str = ""
+    fault: str = ""
+    cluster: str = ""
+
+
 # From the daemon
 
 
@@ -124,6 +176,10 @@ class Submit(Message):
     name: str
     """For people looking at the LRM's own queue."""
     walltime: float | None = None
+    stage: str | None = None
+    """The stage whose folder is the component's own: its working directory unless the user gave another."""
+    collect: list[str] = []
+    """Patterns of files in that folder to be handed to the daemon before the component counts as ended."""
 
 
 class PlanNode(Message):
@@ -182,6 +238,53 @@ class Forget(Message):
     token: str
 
 
+class StageFile(Message):
+    """One input: a replica on a file site, and what it is to be called in the stage's folder.
+
+    ``path`` is absolute on the file site, of the file or folder as a whole; ``part`` the entry of it that is wanted.
+    ``size`` in bytes and ``checksum`` are those of what is wanted. Where ``source`` is the agent's own cluster, nothing
+    is moved: the folder gets a symbolic link.
+    """
+
+    name: str
+    source: str
+    path: str
+    part: str | None = None
+    target: str
+    size: int
+    checksum: str
+
+
+class StageBundle(Message):
+    """The submitter's own files: an archive that the daemon keeps under its SHA-256."""
+
+    id: str
+    size: int
+
+
+class Stage(Message):
+    """Bring files into a folder of the component's own, and tell by ``StageStatus`` how that goes.
+
+    There is a folder even when nothing is to be brought: results may be collected from it.
+    """
+
+    type: Literal["stage"] = "stage"
+    id: int
+    epoch: int
+    token: str
+    files: list[StageFile]
+    bundle: StageBundle | None = None
+
+
+class Unstage(Message):
+    """A stage is not wanted any more: end what is on its way and remove the folder; no error when there is none."""
+
+    type: Literal["unstage"] = "unstage"
+    id: int
+    epoch: int
+    token: str
+
+
 class OutputAck(Message):
     """Output up to ``offset`` is stored."""
 
@@ -199,10 +302,13 @@ class RelayFailed(Message):
     reason: str
 
 
-FromAgent = Annotated[Hello | Status | Report | Inventory | Output | Ack | Relay, Field(discriminator="type")]
-Command = Submit | Open | Stop | Forget
+FromAgent = Annotated[
+    Hello | Status | Report | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer, Field(discriminator="type")
+]
+Command = Submit | Open | Stop | Forget | Stage | Unstage
 FromDaemon = Annotated[
-    Welcome | Submit | Open | Stop | Forget | OutputAck | Relay | RelayFailed, Field(discriminator="type")
+    Welcome | Submit | Open | Stop | Forget | Stage | Unstage | OutputAck | Relay | RelayFailed | Ask | Answer,
+    Field(discriminator="type"),
 ]
 
 from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])

@@ -1,12 +1,12 @@
 """Clusters, the links between them, and the grid as a policy sees it."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
-from koalapy.model.request import ClusterName, Request
+from koalapy.model.request import ClusterName, InputFile, Request
 
 T = TypeVar("T")
 
@@ -64,6 +64,8 @@ class GridView:
     links: Mapping[tuple[ClusterName, ClusterName], Link] = field(default_factory=dict)
     waiting: tuple[Request, ...] = ()
     """The requests of other waiting jobs, in the order of their queue: only for policies that look ahead."""
+    replicas: Mapping[str, tuple[ClusterName, ...]] = field(default_factory=dict)
+    """The clusters that have a good replica of a logical file now; of others counts what was known at submission."""
 
     def __iter__(self) -> Iterator[ClusterView]:
         return iter(self.clusters)
@@ -96,11 +98,15 @@ class GridView:
         return self.once(("only", names), lambda grid: grid._only(names))
 
     def _only(self, names: frozenset[ClusterName]) -> "GridView":
-        return GridView(tuple(c for c in self.clusters if c.name in names), self.links, self.waiting)
+        return replace(self, clusters=tuple(c for c in self.clusters if c.name in names))
 
     @cached_property
     def _by_name(self) -> dict[ClusterName, ClusterView]:
         return {cluster.name: cluster for cluster in self.clusters}
+
+    def sites_of(self, file: InputFile) -> tuple[ClusterName, ...]:
+        """The clusters that have a file (file sites)."""
+        return self.replicas.get(file.name, file.sites)
 
     def get(self, name: ClusterName) -> ClusterView | None:
         return self._by_name.get(name)

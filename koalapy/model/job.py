@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from koalapy.model.request import ClusterName, ComponentRequest, Environment, FlexibleRequest, Request
+from koalapy.model.request import (
+    Bundle,
+    ClusterName,
+    ComponentRequest,
+    Environment,
+    FlexibleRequest,
+    InputFile,
+    Request,
+)
 
 JobId = int
 Token = str
@@ -111,9 +119,18 @@ class Component:
     submitted_at: float | None = None
     claimed_at: float | None = None
     ended_at: float | None = None
-    file_site: ClusterName | None = None
+    sources: tuple[ClusterName, ...] = ()
+    """The file site of each of its inputs, in their order."""
     transfer_time: float = 0.0
-    """Estimated seconds from the placement on this site until its input is there."""
+    """Estimated seconds from the placement on this site until its inputs are there."""
+    staging: bool = False
+    """Whether files must be brought to it before it can start."""
+    stage_size: int = 0
+    """Bytes to be brought in all, as far as known."""
+    staged: int = 0
+    """Of these, bytes that are there."""
+    staged_at: float | None = None
+    """When all files were there and their checksums right."""
     replaces: int | None = None
     """The rank of the component that it stands in for, if it is not one of the first."""
     superseded: bool = False
@@ -122,6 +139,15 @@ class Component:
     @property
     def rank(self) -> int:
         return self.index if self.replaces is None else self.replaces
+
+    @property
+    def file_site(self) -> ClusterName | None:
+        """Where its first input comes from that is not there already; its own cluster when all are."""
+        return next((source for source in self.sources if source != self.cluster), next(iter(self.sources), None))
+
+    @property
+    def awaits_files(self) -> bool:
+        return self.staging and self.staged_at is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +216,25 @@ class JobSpec:
     max_claiming_tries: int | None = None
     retry_on_exit: tuple[int, ...] = ()
     """Exit codes of the program after which the job is tried again."""
+    inputs: tuple[InputFile, ...] = ()
+    """What every component of a flexible request needs; the components of the others have their own."""
+    bundle: Bundle | None = None
+    """The submitter's own files for every component (``--stage``)."""
+    collect: tuple[str, ...] = ()
+    """Patterns of the result files that are brought together when the program has ended (``--collect``)."""
+    application: str = ""
+    """What the program is to be known as, so that its runs can be compared; by default its own name."""
+    communication: float | None = None
+    """The declared share of communication in the program's run time (CCR), from 0 to 1."""
+
+    def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
+        """The inputs of a component."""
+        own = self.component(request_index)
+        return own.inputs if own else self.inputs
+
+    def has_stage(self, request_index: int | None) -> bool:
+        """Whether a component needs a folder of its own, for files that are brought to it or collected from it."""
+        return bool(self.bundle or self.collect or self.inputs_of(request_index))
 
     def component(self, request_index: int | None) -> ComponentRequest | None:
         """What the user spelled out for a component, if anything."""
@@ -227,6 +272,10 @@ class Job:
 
     def token(self, index: int) -> Token:
         return token_of(self.id, self.generation, index)
+
+    def stage_token(self, component: Component) -> Token:
+        """Names the folder of a component's files on its cluster; a stand-in has that of the one it stands in for."""
+        return token_of(self.id, self.generation, component.rank)
 
 
 def token_of(job: JobId, generation: int, index: int) -> Token:

@@ -12,8 +12,8 @@ class PlacedComponent:
     size: int
     cluster: ClusterName
     request_index: int | None = None
-    file_site: ClusterName | None = None
-    """Where its input comes from, if the policy chose that."""
+    sources: tuple[ClusterName, ...] = ()
+    """Where each of its inputs comes from, in their order, if the policy chose that (file sites)."""
     transfer_time: float = 0.0
     """Estimated seconds until its input is on the execution site, if the policy chose the file site."""
 

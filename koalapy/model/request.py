@@ -8,13 +8,39 @@ Environment = tuple[tuple[str, str], ...]
 RequestType = Literal["fixed", "nonfixed", "flexible"]
 
 
+Distribution = Literal["whole", "partitioned"]
+
+
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file a component needs before it can start: its size in bytes, and the clusters that have it (file sites)."""
+    """A logical file of the replica catalogue that a component needs before it can start (semantics 10).
+
+    ``size`` in bytes of what the component gets, and ``sites``, the clusters that had a replica, are filled in when the
+    job is submitted. Of a ``partitioned`` one, a folder, each component gets one entry, its ``part``.
+    """
 
     name: str
+    size: int = 0
+    sites: tuple[ClusterName, ...] = ()
+    distribution: Distribution = "whole"
+    part: str | None = None
+    """The entry of the folder that this component gets."""
+    target: str = ""
+    """What it is called in the component's folder; by default the last part of its logical name."""
+
+    @property
+    def file_name(self) -> str:
+        return self.target or self.name.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Files of the submitter that are sent to every execution site: an archive kept by the daemon, named by its SHA-256."""
+
+    id: str
     size: int
-    sites: tuple[ClusterName, ...]
+    """Bytes of the archive."""
+    files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +52,7 @@ class ComponentRequest:
     command: tuple[str, ...] | None = None
     environment: Environment = ()
     output: str | None = None
-    input: InputFile | None = None
+    inputs: tuple[InputFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +116,4 @@ def shape_of(request: Request) -> tuple[object, ...]:
             request.max_components,
             request.split_options,
         )
-    return (request.type, *((c.size, c.cluster, c.input) for c in request.components))
+    return (request.type, *((c.size, c.cluster, c.inputs) for c in request.components))

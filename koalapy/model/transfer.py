@@ -1,36 +1,58 @@
-"""How long a component's input takes to its execution site (semantics 3 and 5); pure arithmetic on the known links."""
+"""How long a component's inputs take to its execution site (semantics 3 and 5); pure arithmetic on the known links."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.request import ClusterName, InputFile
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The file site with the shortest estimated transfer, and that in seconds; no site when nothing is transferred."""
+    """Estimated seconds until all inputs are there, and the file site of each, in the order of the inputs."""
 
     seconds: float = 0.0
-    file_site: ClusterName | None = None
+    sources: tuple[ClusterName, ...] = ()
 
 
 NONE = Transfer()
 
 
-def transfer_to(site: ClusterName, file: InputFile | None, grid: GridView) -> Transfer | None:
-    """The best transfer of a file to a cluster: size / bandwidth; none over links whose bandwidth is not known.
+def transfer_to(
+    site: ClusterName, files: Sequence[InputFile], grid: GridView, assumed: float | None = None
+) -> Transfer | None:
+    """The best transfers of files to a cluster, one after the other: the sum of size / bandwidth.
 
-    0 seconds where the cluster has the file itself. None when no file site can reach it. Ties go to the first name.
+    A file takes 0 seconds where the cluster has it itself. Links of unknown bandwidth count as ``assumed`` bytes per
+    second, or not at all. None when a file can be had from nowhere. Ties go to the first name.
     """
-    if file is None:
+    if not files:
         return NONE
-    if site in file.sites:
-        return Transfer(0.0, site)
-    best: Transfer | None = None
-    for source in sorted(file.sites):
-        bandwidth = grid.link(source, site).bandwidth
+    seconds, sources = 0.0, []
+    for file in files:
+        best = _best(site, file, grid, assumed)
+        if best is None:
+            return None
+        seconds += best[0]
+        sources.append(best[1])
+    return Transfer(seconds, tuple(sources))
+
+
+def _best(
+    site: ClusterName, file: InputFile, grid: GridView, assumed: float | None
+) -> tuple[float, ClusterName] | None:  # fmt: skip
+    """Seconds and file site of the shortest transfer of one file."""
+    sites = grid.sites_of(file)
+    if site in sites:
+        return 0.0, site
+    best: tuple[float, ClusterName] | None = None
+    for source in sorted(sites):
+        cluster = grid.get(source)
+        if cluster is not None and cluster.state is ClusterState.UNREACHABLE:
+            continue
+        bandwidth = grid.link(source, site).bandwidth or assumed
         seconds = file.size / bandwidth if bandwidth else inf
-        if seconds < (best.seconds if best else inf):
-            best = Transfer(seconds, source)
+        if seconds < (best[0] if best else inf):
+            best = seconds, source
     return best

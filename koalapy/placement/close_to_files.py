@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import (
     ClusterName,
@@ -59,24 +59,24 @@ class CloseToFiles:
 
 
 def closest_site(
-    size: int, file: InputFile | None, grid: GridView, within: float | None = None
+    size: int, files: Sequence[InputFile], grid: GridView, within: float | None = None
 ) -> tuple[ClusterName, Transfer] | None:
     """The cluster with enough idle nodes and the shortest transfer, of at most ``within`` seconds, if there is one.
 
     Ties go to the most idle nodes, then to the first name. For placing one component anew while it is being claimed.
     """
-    found = _closest(size, _reach(file, grid), {})
+    found = _closest(size, _reach(tuple(files), grid), {})
     if found is None or (within is not None and found[1].seconds > within):
         return None
     return found[0].name, found[1]
 
 
-def _reach(file: InputFile | None, grid: GridView) -> Reach:
-    return grid.once(("reach", file), lambda grid: _reached(file, grid))
+def _reach(files: tuple[InputFile, ...], grid: GridView) -> Reach:
+    return grid.once(("reach", files), lambda grid: _reached(files, grid))
 
 
-def _reached(file: InputFile | None, grid: GridView) -> Reach:
-    found = [(cluster, transfer_to(cluster.name, file, grid)) for cluster in grid.by_idle]
+def _reached(files: tuple[InputFile, ...], grid: GridView) -> Reach:
+    found = [(cluster, transfer_to(cluster.name, files, grid)) for cluster in grid.by_idle]
     reach = [(cluster, transfer) for cluster, transfer in found if transfer is not None]
     return sorted(reach, key=lambda pair: pair[1].seconds)
 
@@ -106,13 +106,13 @@ def _place_in_turn(
     taken = {} if taken is None else taken
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in _by_size(components):
-        size, file = components[index].size, components[index].input
-        found = _closest(size, _reach(file, grid), taken)
+        size = components[index].size
+        found = _closest(size, _reach(components[index].inputs, grid), taken)
         if found is None:
             return index
         cluster, transfer = found
         taken[cluster.name] = taken.get(cluster.name, 0) + size
-        placed[index] = PlacedComponent(size, cluster.name, index, transfer.file_site, transfer.seconds)
+        placed[index] = PlacedComponent(size, cluster.name, index, transfer.sources, transfer.seconds)
     return tuple(component for component in placed if component is not None)
 
 
@@ -127,20 +127,19 @@ def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
     placed: list[PlacedComponent] = []
     for index, component in enumerate(request.components):
         site = component.cluster or ""
-        transfer = transfer_to(site, component.input, grid)
+        transfer = transfer_to(site, component.inputs, grid)
         if transfer is None:
-            assert component.input is not None
-            return Refusal(f"component {index}: {_unreached(component.input)} to {site}")
-        placed.append(PlacedComponent(component.size, site, index, transfer.file_site, transfer.seconds))
+            return Refusal(f"component {index}: {_unreached(component.inputs, grid, site)} to {site}")
+        placed.append(PlacedComponent(component.size, site, index, transfer.sources, transfer.seconds))
     return Placement(tuple(placed), "; ".join(filter(None, (answer.reason, _inputs(placed)))))
 
 
 def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason, ...]:
     reasons = {reason.cluster: reason for reason in Fixed().explain(request, grid)}
     for index, component in enumerate(request.components):
-        site, file = component.cluster or "", component.input
-        if file is not None and transfer_to(site, file, grid) is None:
-            reasons[site] = ClusterReason(site, f"component {index}: {_unreached(file)} to {site}")
+        site, files = component.cluster or "", component.inputs
+        if transfer_to(site, files, grid) is None:
+            reasons[site] = ClusterReason(site, f"component {index}: {_unreached(files, grid, site)} to {site}")
     return tuple(reasons[name] for name in sorted(reasons))
 
 
@@ -157,26 +156,34 @@ def _reason(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: Gr
     larger = sum(1 for other in request.components if other.size > component.size)
     needs = f"component {stuck} needs {component.size}{' beside larger ones' if larger else ''}"
     reason = reason_for(cluster, needs, wanted)
-    if cluster.usable_idle and component.input and transfer_to(cluster.name, component.input, grid) is None:
-        return replace(reason, reason=f"component {stuck}: {_unreached(component.input)} to {cluster.name}")
+    if cluster.usable_idle and transfer_to(cluster.name, component.inputs, grid) is None:
+        unreached = _unreached(component.inputs, grid, cluster.name)
+        return replace(reason, reason=f"component {stuck}: {unreached} to {cluster.name}")
     return reason
 
 
 def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView) -> str:
-    size, file = components[stuck].size, components[stuck].input
-    reach = _reach(file, grid)
-    if file is not None and not reach:
-        return f"component {stuck}: {_unreached(file)} to any usable cluster ({idle_nodes(grid)})"
+    size, files = components[stuck].size, components[stuck].inputs
+    reach = _reach(files, grid)
+    if files and not reach:
+        return f"component {stuck}: {_unreached(files, grid)} to any usable cluster ({idle_nodes(grid)})"
     left = " left" if max(component.size for component in components) > size else ""
-    which = f" that {file.name} can be brought to" if file is not None and len(reach) < len(grid.by_idle) else ""
+    names = listed([file.name for file in files])
+    which = f" that {names} can be brought to" if files and len(reach) < len(grid.by_idle) else ""
     return f"no cluster{which} has {nodes(size, 'idle')}{left} for component {stuck} ({idle_nodes(grid)})"
 
 
-def _unreached(file: InputFile) -> str:
-    """The beginning of why a file cannot be had: to where is added."""
-    if not file.sites:
+def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
+    """The beginning of why files cannot be had, told of the first that cannot: to where is added."""
+    to = [site] if site else [cluster.name for cluster in grid.by_idle]
+    file = next((f for f in files if all(transfer_to(name, (f,), grid) is None for name in to)), files[0])
+    sites = sorted(grid.sites_of(file))
+    if not sites:
         return f"no cluster has {file.name}, so it cannot be brought"
-    return f"no known bandwidth from {listed(sorted(file.sites), separator=' or ')}, which has {file.name},"
+    away = [name for name in sites if (c := grid.get(name)) is not None and c.state is ClusterState.UNREACHABLE]
+    if away == sites:
+        return f"{listed(away, separator=' and ')}, which has {file.name}, is out of reach, so it cannot be brought"
+    return f"no known bandwidth from {listed(sites, separator=' or ')}, which has {file.name},"
 
 
 def _why(placed: Sequence[PlacedComponent]) -> str:
@@ -191,9 +198,10 @@ def _inputs(placed: Sequence[PlacedComponent]) -> str:
     """Where the inputs come from: ``north has its input, south gets it from north in 12 s``."""
     told = []
     for component in placed:
-        if component.file_site == component.cluster:
+        sources = sorted({source for source in component.sources if source != component.cluster})
+        if component.sources and not sources:
             told.append(f"{component.cluster} has the input of component {component.request_index}")
-        elif component.file_site is not None:
-            took = f"from {component.file_site} in {component.transfer_time:.3g} s"
+        elif sources:
+            took = f"from {' and '.join(sources)} in {component.transfer_time:.3g} s"
             told.append(f"{component.cluster} gets that of component {component.request_index} {took}")
     return listed(told) if told else ""

@@ -125,12 +125,12 @@ def _by_distance(request: Request, grid: GridView) -> Sequence[ClusterView]:
     """The usable clusters by the slowest of the request's transfers to each, ties by decreasing idle nodes."""
     if isinstance(request, FlexibleRequest):
         return grid.by_idle
-    files = {component.input for component in request.components} - {None}
-    if not files:
+    wanted = {component.inputs for component in request.components} - {()}
+    if not wanted:
         return grid.by_idle
 
     def seconds(cluster: ClusterView) -> float:
-        transfers = [transfer_to(cluster.name, file, grid) for file in files]
+        transfers = [transfer_to(cluster.name, files, grid) for files in wanted]
         return max(inf if transfer is None else transfer.seconds for transfer in transfers)
 
     return sorted(grid.by_idle, key=seconds)

@@ -70,7 +70,7 @@ class Asking:
             waiting = list(islice(self._waiting(), LOOK_AHEAD + 1))
             if spec.request in waiting:  # its own, or one that is as good
                 waiting.remove(spec.request)
-            return GridView(view.clusters, view.links, tuple(waiting[:LOOK_AHEAD]))
+            return replace(view, waiting=tuple(waiting[:LOOK_AHEAD]))
 
         return view.once(("waiting beside", spec.request), ahead)
 
@@ -89,7 +89,7 @@ class Asking:
                 return answer
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
             clusters = tuple(replace(c, idle=largest.get(c.name, c.idle)) for c in view)
-            view = GridView(clusters, view.links)
+            view = replace(view, clusters=clusters, waiting=())
             another = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
                 return whole if self._grid.is_all_on_trial else another

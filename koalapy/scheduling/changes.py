@@ -170,7 +170,7 @@ def as_flexible(spec: JobSpec) -> JobSpec | None:
     request = spec.request
     if isinstance(request, FlexibleRequest):
         return spec
-    if any(c.command or c.environment or c.output or c.input for c in request.components):
+    if any(c.command or c.environment or c.output or c.inputs for c in request.components):
         return None
     return replace(spec, request=FlexibleRequest(request.total_size), policy="", policy_options=())
 

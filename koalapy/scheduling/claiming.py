@@ -78,15 +78,15 @@ class Claiming:
         return self.claim(job, now)
 
     def _placed(self, job: Job, index: int, placed: PlacedComponent) -> Component:
-        file_site, seconds = placed.file_site, placed.transfer_time
-        asked = job.spec.component(placed.request_index)
-        if asked is not None and asked.input is not None and file_site is None:
-            transfer = transfer_to(placed.cluster, asked.input, self._grid.view())
+        sources, seconds = placed.sources, placed.transfer_time
+        files = job.spec.inputs_of(placed.request_index)
+        if files and not sources:
+            transfer = transfer_to(placed.cluster, files, self._grid.view(), self._rules.assumed_bandwidth)
             if transfer is not None:
-                file_site, seconds = transfer.file_site, transfer.seconds
+                sources, seconds = transfer.sources, transfer.seconds
         return Component(
             index, placed.cluster, placed.size, request_index=placed.request_index,
-            file_site=file_site, transfer_time=seconds,
+            sources=sources, transfer_time=seconds, staging=job.spec.has_stage(placed.request_index),
         )  # fmt: skip
 
     def _factor(self, job: Job) -> float:
@@ -184,7 +184,7 @@ class Claiming:
                 continue
             cluster, transfer = found
             job = self._ledger.update_component(
-                job, component.index, cluster=cluster, file_site=transfer.file_site, transfer_time=transfer.seconds
+                job, component.index, cluster=cluster, sources=transfer.sources, transfer_time=transfer.seconds
             )
             moved = live(job).components[component.index]
             self._ledger.note(job, now, "re-placed", f"{component.cluster} had no room", moved)
@@ -280,7 +280,9 @@ class Claiming:
         index = len(attempt.components)
         another = Component(
             index, component.cluster, component.size, request_index=component.request_index,
-            file_site=component.file_site, transfer_time=component.transfer_time, replaces=component.rank,
+            sources=component.sources, transfer_time=component.transfer_time, replaces=component.rank,
+            staging=component.staging, stage_size=component.stage_size, staged=component.staged,
+            staged_at=component.staged_at,
         )  # fmt: skip
         attempt = replace(attempt, components=(*attempt.components, another))
         if attempt.claim_at is None or attempt.claim_at <= now:

@@ -39,7 +39,23 @@ class ForgetComponent:
     token: Token
 
 
-Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent
+@dataclass(frozen=True, slots=True)
+class StageComponent:
+    """Bring a component's files to its cluster; ``token`` is that of the stage (``Job.stage_token``)."""
+
+    cluster: ClusterName
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class UnstageComponent:
+    """A stage is not wanted any more: end what is still on its way, and remove its files."""
+
+    cluster: ClusterName
+    token: Token
+
+
+Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent | StageComponent | UnstageComponent
 
 
 @dataclass(slots=True)

@@ -1,9 +1,14 @@
 """What can happen to the scheduler: every change of its world is one of these."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from koalapy.model.cluster import Link
 from koalapy.model.job import Job, JobId, Token
 from koalapy.model.request import ClusterName
+
+StageState = Literal["running", "done", "failed"]
+StageFault = Literal["site", "source", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +93,49 @@ class ComponentUpdated:
 
 
 @dataclass(frozen=True, slots=True)
+class StageUpdated:
+    """All that a cluster knows of the files that are brought to one component (its stage); bytes.
+
+    ``fault`` of a failed one: ``site`` when the execution site is to blame (its disk is full), ``source`` when a file
+    site cannot be reached, ``file`` when a replica is not what the catalogue says. ``source`` and ``file`` say which.
+    """
+
+    token: Token
+    cluster: ClusterName
+    state: StageState
+    size: int = 0
+    staged: int = 0
+    error: str = ""
+    fault: StageFault = "site"
+    source: ClusterName = ""
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class InventoryReceived:
     """A cluster is connected and told everything it holds; ``undelivered``: submits it has not yet been sent."""
 
     cluster: ClusterName
     components: tuple[ComponentUpdated, ...]
     undelivered: frozenset[Token] = frozenset()
+    stages: tuple[StageUpdated, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasChanged:
+    """The clusters that have a good replica of a logical file from now on."""
+
+    file: str
+    sites: tuple[ClusterName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasured:
+    """What is known now of the network between two clusters, or within one; None leaves what was known before."""
+
+    one: ClusterName
+    other: ClusterName
+    link: Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +155,8 @@ Event = (
     | ClusterResumed
     | ComponentUpdated
     | InventoryReceived
+    | StageUpdated
+    | ReplicasChanged
+    | LinkMeasured
     | PeriodicScan
 )

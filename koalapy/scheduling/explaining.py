@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.moment import clock
@@ -156,7 +156,7 @@ def _if_usable_again(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> list[
             replace(c, state=ClusterState.USABLE, idle=book.available) if c.name == book.name else c
             for c in view.clusters
         )  # fmt: skip
-        if isinstance(trial.ask(spec, GridView(opened, view.links, view.waiting)), Placement):
+        if isinstance(trial.ask(spec, replace(view, clusters=opened)), Placement):
             if book.state is ClusterState.DRAINED:
                 texts.append(f"{book.name} resumed (koala clusters resume {book.name})")
             elif book.state is ClusterState.UNUSABLE:

@@ -159,7 +159,10 @@ class GridBook:
 
     def __init__(self, clusters: Iterable[ClusterBook], links: Links | None = None) -> None:
         self._books = {book.name: book for book in sorted(clusters, key=lambda b: b.name)}
-        self._links = dict(links or {})
+        self._links = {_pair(*pair): link for pair, link in (links or {}).items()}
+        self._replicas: dict[str, tuple[ClusterName, ...]] = {}
+        self.grew = False
+        """Whether a link or a replica became known that may open a way for a job."""
 
     def __getitem__(self, name: ClusterName) -> ClusterBook:
         return self._books[name]
@@ -180,10 +183,34 @@ class GridBook:
         grown = [book for book in self._books.values() if book.grew]
         for book in grown:
             book.grew = False
-        return bool(grown)
+        learned, self.grew = self.grew, False
+        return bool(grown) or learned
 
     def view(self, idle: Callable[[ClusterBook], int] | None = None) -> GridView:
         """The grid as policies see it; ``idle`` says how many nodes of a cluster count, by default the available."""
         if idle is None:
-            return GridView(tuple(book.view(book.available) for book in self._books.values()), self._links)
-        return GridView(tuple(book.view(max(0, idle(book))) for book in self._books.values()), self._links)
+            clusters = tuple(book.view(book.available) for book in self._books.values())
+        else:
+            clusters = tuple(book.view(max(0, idle(book))) for book in self._books.values())
+        return GridView(clusters, self._links, replicas=self._replicas)
+
+    # What is known beside the clusters; views of before keep what they were made of
+
+    def link(self, one: ClusterName, other: ClusterName) -> Link:
+        """What is known of the network between two clusters, or within one."""
+        return self._links.get(_pair(one, other), Link())
+
+    def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
+        """Take in a measurement; what it does not say stays as it was."""
+        before = self.link(one, other)
+        latency = before.latency if link.latency is None else link.latency
+        bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
+        self._links = self._links | {_pair(one, other): Link(latency, bandwidth)}
+
+    def set_replicas(self, file: str, sites: tuple[ClusterName, ...]) -> None:
+        """Take in where a logical file is from now on; nowhere is also an answer."""
+        self._replicas = self._replicas | {file: sites}
+
+
+def _pair(one: ClusterName, other: ClusterName) -> tuple[ClusterName, ClusterName]:
+    return (one, other) if one <= other else (other, one)

@@ -25,14 +25,14 @@ class Relocation:
         if isinstance(job.spec.request, FixedRequest) or self._kept_together(job):
             return None
         asked = job.spec.component(component.request_index)
-        file = asked.input if asked else None
+        files = asked.inputs if asked else job.spec.inputs
         others = {other.cluster for other in live(job).gang if other.index != component.index}
         open_to_it = frozenset(
             cluster.name for cluster in view.by_idle
             if cluster.idle >= component.size and cluster.name != component.cluster
             and self._placer.allows(job.spec, frozenset({cluster.name, *others}), view)
         )  # fmt: skip
-        return closest_site(component.size, file, view.only(open_to_it), within) if open_to_it else None
+        return closest_site(component.size, files, view.only(open_to_it), within) if open_to_it else None
 
     def _kept_together(self, job: Job) -> bool:
         """Whether the policy chose the clusters for each other."""

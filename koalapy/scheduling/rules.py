@@ -43,6 +43,8 @@ class Rules:
     max_claiming_tries: int | None = None
     preemption: Preemption = "placement"
     """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
+    assumed_bandwidth: float = 100e6
+    """Bytes per second that a transfer is estimated by where the link has not been measured."""
     aging: bool = True
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
     aging_tries: int = 20
@@ -55,7 +57,7 @@ class Rules:
     def __post_init__(self) -> None:
         positive = (
             "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after",
-            "probation_pause", "probation_pause_max",
+            "probation_pause", "probation_pause_max", "assumed_bandwidth",
         )  # fmt: skip
         at_least_one = (
             "high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries",

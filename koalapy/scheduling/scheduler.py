@@ -188,6 +188,14 @@ class Scheduler:
                 self._settle(event.token, now)
             case ev.InventoryReceived():
                 self._inventory(event, now)
+            case ev.StageUpdated():
+                pass
+            case ev.ReplicasChanged():
+                self.grid.set_replicas(event.file, event.sites)
+                self.grid.grew |= bool(event.sites)
+            case ev.LinkMeasured():
+                self.grid.set_link(event.one, event.other, event.link)
+                self.grid.grew = True
             case ev.PeriodicScan():
                 self._waiting.scan_periodically(now)
             case _:

@@ -21,6 +21,7 @@ from koalapy.model.job import (
 )
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.model.request import (
+    Bundle,
     ComponentRequest,
     FixedRequest,
     FlexibleRequest,
@@ -43,8 +44,13 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     for name, pairs in (("environment", spec.environment), ("policy_options", spec.policy_options)):
         if pairs:
             data[name] = [list(pair) for pair in pairs]
-    if spec.retry_on_exit:
-        data["retry_on_exit"] = list(spec.retry_on_exit)
+    for name in ("retry_on_exit", "collect"):
+        if value := getattr(spec, name):
+            data[name] = list(value)
+    if spec.inputs:
+        data["inputs"] = [asdict(file) for file in spec.inputs]
+    if spec.bundle:
+        data["bundle"] = asdict(spec.bundle)
     return data
 
 
@@ -54,7 +60,11 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
     values["command"] = tuple(values["command"])
     for field in ("environment", "policy_options"):
         values[field] = tuple((name, value) for name, value in values.get(field, ()))
-    values["retry_on_exit"] = tuple(values.get("retry_on_exit", ()))
+    for field in ("retry_on_exit", "collect"):
+        values[field] = tuple(values.get(field, ()))
+    values["inputs"] = tuple(_input_from_json(file) for file in values.get("inputs", ()))
+    if "bundle" in values:
+        values["bundle"] = Bundle(**values["bundle"])
     values["priority"] = Priority(values.get("priority", Priority.LOW))
     values["launcher"] = Launcher(values.get("launcher", Launcher.OPENMPI))
     if "claiming" in values:
@@ -63,8 +73,10 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
 
 
 _DEFAULTS = asdict(JobSpec(FlexibleRequest(1), ()))
-_LISTS = ("command", "environment", "policy_options", "retry_on_exit")
-_PLAIN_FIELDS = [name for name in _DEFAULTS if name != "request" and name not in _LISTS]
+_OTHERS = (
+    "request", "command", "environment", "policy_options", "retry_on_exit", "inputs", "bundle", "collect",
+)  # fmt: skip
+_PLAIN_FIELDS = [name for name in _DEFAULTS if name not in _OTHERS]
 
 
 def _request_to_json(request: Request) -> dict[str, Any]:
@@ -81,15 +93,20 @@ def _request_from_json(data: Mapping[str, Any]) -> Request:
 
 
 def _component_from_json(data: Mapping[str, Any]) -> ComponentRequest:
-    command, file = data["command"], data.get("input")
+    command, earlier = data["command"], data.get("input")
+    files = data.get("inputs", [earlier] if earlier else [])
     return ComponentRequest(
         data["size"],
         data["cluster"],
         tuple(command) if command is not None else None,
         tuple((name, value) for name, value in data["environment"]),
         data["output"],
-        InputFile(file["name"], file["size"], tuple(file["sites"])) if file is not None else None,
+        tuple(_input_from_json(file) for file in files),
     )
+
+
+def _input_from_json(data: Mapping[str, Any]) -> InputFile:
+    return InputFile(**{**data, "sites": tuple(data["sites"])})
 
 
 _JOB_COLUMNS = (
@@ -102,7 +119,8 @@ _ATTEMPT_COLUMNS = (
 )  # fmt: skip
 _COMPONENT_COLUMNS = (
     "index", "cluster", "size", "request_index", "lrm_job", "exit_code", "error", "infrastructure",
-    "unknown_since", "submitted_at", "claimed_at", "ended_at", "file_site", "transfer_time", "replaces", "superseded",
+    "unknown_since", "submitted_at", "claimed_at", "ended_at", "transfer_time", "replaces", "superseded",
+    "staging", "stage_size", "staged", "staged_at",
 )  # fmt: skip
 
 
@@ -120,6 +138,7 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
         "name": spec.name,
         "owner": spec.owner,
         "priority": spec.priority.value,
+        "application": spec.application,
         "spec": spec_to_json(spec),
     }
 
@@ -135,12 +154,15 @@ def component_to_row(job: JobId, generation: int, component: Component) -> dict[
         "generation": generation,
         "state": component.state.value,
         "hosts": list(component.hosts),
+        "sources": list(component.sources),
+        "file_site": component.file_site,
     }
 
 
 def component_from_row(row: Row) -> Component:
     values = {name: row[name] for name in _COMPONENT_COLUMNS}
-    return Component(**values, state=ComponentState(row["state"]), hosts=tuple(row["hosts"]))
+    values |= {name: tuple(row[name]) for name in ("hosts", "sources")}
+    return Component(**values, state=ComponentState(row["state"]))
 
 
 def attempt_from_row(row: Row, components: tuple[Component, ...]) -> Attempt:

@@ -51,7 +51,9 @@ jobs = Table(
     Column("exit_code", Integer),
     Column("claim_factor", Float),
     Column("first_start_estimate", Float),
+    Column("application", Plain(200), nullable=False, server_default=""),
     Index(None, "state", "id"),
+    Index(None, "application", "id"),
     Index(None, "owner", "id"),
     Index(None, "ended_at"),
 )
@@ -91,9 +93,14 @@ components = Table(
     Column("ended_at", Float),
     Column("submitted_at", Float),
     Column("file_site", Plain(100)),
+    Column("sources", JSON, nullable=False, server_default="[]"),
     Column("transfer_time", Float, nullable=False, server_default="0"),
     Column("replaces", Integer),
     Column("superseded", Boolean, nullable=False, server_default=false()),
+    Column("staging", Boolean, nullable=False, server_default=false()),
+    Column("stage_size", BigInteger, nullable=False, server_default="0"),
+    Column("staged", BigInteger, nullable=False, server_default="0"),
+    Column("staged_at", Float),
     Index(None, "cluster", "job_id"),
     Index(None, "ended_at"),
 )
@@ -177,4 +184,70 @@ lease = Table(
     Column("epoch", Integer, nullable=False),
     Column("holder", Plain(200), nullable=False),
     Column("expires_at", Float, nullable=False),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("name", Plain(1000), primary_key=True),
+    Column("cluster", Plain(100), primary_key=True),
+    Column("path", PlainText(), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("checksum", Plain(64), nullable=False),
+    Column("parts", JSON),
+    Column("state", Plain(12), nullable=False),
+    Column("reason", PlainText(), nullable=False),
+    Column("added_at", Float, nullable=False),
+    Column("verified_at", Float, nullable=False),
+)
+
+bundles = Table(
+    "bundles",
+    metadata,
+    Column("id", Plain(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("used_at", Float, nullable=False),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("cluster", Plain(100), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("one", Plain(100), nullable=False),
+    Column("other", Plain(100), nullable=False),
+    Column("kind", Plain(12), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("latency", Float),
+    Column("bandwidth", Float),
+    Column("job_id", BigId),
+    Column("error", PlainText(), nullable=False),
+    Index(None, "one", "other", "at"),
+)
+
+advice = Table(
+    "advice",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, primary_key=True),
+    Column("application", Plain(200), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("clusters", Integer, nullable=False),
+    Column("predicted", Float),
+    Column("options", JSON, nullable=False),
+    Column("reason", PlainText(), nullable=False),
+    Column("actual", Float),
+    Index(None, "application", "at"),
 )

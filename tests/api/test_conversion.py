@@ -38,7 +38,7 @@ def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> Compon
         cluster=(component.cluster or "north") if is_fixed else None,
         environment=tuple(sorted(dict(component.environment).items())),
         output=component.output and component.output.replace("\0", ""),
-        input=None,
+        inputs=(),
     )
 
 

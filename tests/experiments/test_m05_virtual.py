@@ -74,7 +74,7 @@ class Experiment(World):
             self.later(0.5, self._let_in)
 
     def _submit_planned(self, job: PlannedJob) -> bool:
-        components = tuple(ComponentRequest(size, input=job.file) for size in job.sizes)
+        components = tuple(ComponentRequest(size, inputs=(job.file,)) for size in job.sizes)
         try:
             self.submit(
                 NonFixedRequest(components), lasts=job.lasts, priority=job.priority, policy="close-to-files"

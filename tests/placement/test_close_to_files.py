@@ -29,15 +29,20 @@ policy = CloseToFiles()
 DATA = InputFile("data", 600, ("north",))
 LINKS = {"north south": Link(bandwidth=100.0), "north west": Link(bandwidth=50.0)}
 
-files = st.none() | st.builds(
+one_file = st.builds(
     InputFile, st.just("data"), st.integers(0, 3), st.lists(st.sampled_from(NAMES), unique=True, max_size=2).map(tuple)
 )
-components = st.builds(ComponentRequest, st.integers(1, 4), input=files)
+files = st.lists(one_file, max_size=2).map(tuple)
+components = st.builds(ComponentRequest, st.integers(1, 4), inputs=files)
 requests = st.lists(components, min_size=1, max_size=4).map(lambda drawn: NonFixedRequest(tuple(drawn)))
 
 
 def with_input(*drawn: tuple[int, InputFile | None]) -> NonFixedRequest:
-    return NonFixedRequest(tuple(ComponentRequest(size, input=file) for size, file in drawn))
+    return with_inputs(*((size, (file,) if file else ()) for size, file in drawn))
+
+
+def with_inputs(*drawn: tuple[int, tuple[InputFile, ...]]) -> NonFixedRequest:
+    return NonFixedRequest(tuple(ComponentRequest(size, inputs=files) for size, files in drawn))
 
 
 def oracle(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer]] | None:
@@ -47,7 +52,7 @@ def oracle(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer
     for index, component in sorted(enumerate(request.components), key=lambda pair: -pair[1].size):
         choices = []
         for name, idle in left.items():
-            transfer = transfer_to(name, component.input, view)
+            transfer = transfer_to(name, component.inputs, view)
             if transfer is not None and idle >= component.size:
                 choices.append((transfer.seconds, -idle, name, transfer))
         if not choices:
@@ -67,7 +72,7 @@ def test_places_each_component_where_its_input_is_soonest(request: NonFixedReque
         return
     assert isinstance(answer, Placement)
     assert answer.components == tuple(
-        PlacedComponent(component.size, name, index, transfer.file_site, transfer.seconds)
+        PlacedComponent(component.size, name, index, transfer.sources, transfer.seconds)
         for index, (component, (name, transfer)) in enumerate(zip(request.components, expected, strict=True))
     )
     assert policy.explain(request, view) == ()
@@ -88,9 +93,9 @@ def test_without_inputs_it_is_worst_fit(sizes: list[int], view: GridView) -> Non
 
 
 @given(st.integers(1, 6), files, linked(grids()), st.none() | st.sampled_from([0.0, 0.5, 1.0, 3.0]))
-def test_one_component_anew(size: int, file: InputFile | None, view: GridView, within: float | None) -> None:
-    expected = oracle(with_input((size, file)), view)
-    found = closest_site(size, file, view, within)
+def test_one_component_anew(size: int, drawn: tuple[InputFile, ...], view: GridView, within: float | None) -> None:
+    expected = oracle(with_inputs((size, drawn)), view)
+    found = closest_site(size, drawn, view, within)
     if expected is None or (within is not None and expected[0][1].seconds > within):
         assert found is None
     else:
@@ -102,9 +107,9 @@ def test_the_larger_components_get_the_sites_near_their_files() -> None:
     answer = policy.place(with_input((2, DATA), (4, DATA), (3, None)), view)
     assert isinstance(answer, Placement)
     assert answer.components == (
-        PlacedComponent(2, "south", 0, "north", 6.0),
-        PlacedComponent(4, "north", 1, "north", 0.0),
-        PlacedComponent(3, "west", 2, None, 0.0),
+        PlacedComponent(2, "south", 0, ("north",), 6.0),
+        PlacedComponent(4, "north", 1, ("north",), 0.0),
+        PlacedComponent(3, "west", 2, (), 0.0),
     )
     assert answer.reason == ("south gets that of component 0 from north in 6 s, north has the input of component 1")
 
@@ -112,10 +117,10 @@ def test_the_larger_components_get_the_sites_near_their_files() -> None:
 def test_a_fixed_request_chooses_only_the_file_sites() -> None:
     file = replace(DATA, sites=("north", "west"))
     view = with_links(grid(north=4, south=6, west=8), {**LINKS, "south west": Link(bandwidth=200.0)})
-    request = FixedRequest((ComponentRequest(2, "south", input=file), ComponentRequest(1, "north")))
+    request = FixedRequest((ComponentRequest(2, "south", inputs=(file,)), ComponentRequest(1, "north")))
     answer = policy.place(request, view)
     assert isinstance(answer, Placement)
-    assert answer.components == (PlacedComponent(2, "south", 0, "west", 3.0), PlacedComponent(1, "north", 1))
+    assert answer.components == (PlacedComponent(2, "south", 0, ("west",), 3.0), PlacedComponent(1, "north", 1))
     assert answer.reason == (
         "the request names its clusters: south (2), north (1); south gets that of component 0 from west in 3 s"
     )
@@ -124,7 +129,7 @@ def test_a_fixed_request_chooses_only_the_file_sites() -> None:
 
 def test_a_fixed_request_whose_cluster_cannot_get_its_file() -> None:
     view = grid(north=4, south=6)
-    request = FixedRequest((ComponentRequest(2, "south", input=DATA),))
+    request = FixedRequest((ComponentRequest(2, "south", inputs=(DATA,)),))
     said = "component 0: no known bandwidth from north, which has data, to south"
     assert summary(policy.place(request, view)) == said
     assert explained(policy, request, view) == [("south", said, None)]

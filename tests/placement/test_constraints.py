@@ -232,7 +232,7 @@ def test_the_cluster_that_gets_the_inputs_soonest_is_the_one() -> None:
     near = with_links(
         grid(east=1, north=6, south=4), {"east south": Link(bandwidth=10), "east north": Link(bandwidth=5)}
     )
-    request = NonFixedRequest((ComponentRequest(1, input=file), ComponentRequest(2, input=file)))
+    request = NonFixedRequest((ComponentRequest(1, inputs=(file,)), ComponentRequest(2, inputs=(file,))))
     free = ask(spec(request, policy="close-to-files"), near)
     assert sites(free) == [(1, "east"), (2, "south")]
     never = ask(spec(request, 1, policy="close-to-files"), near)

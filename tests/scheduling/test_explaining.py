@@ -387,7 +387,7 @@ def test_a_placed_job_waits_for_its_claiming_time() -> None:
     links = {("north", "south"): Link(1e-3, 1e6)}
     world = busy(TWO, south=4, world={"links": links})
     file = InputFile("in", 100_000_000, ("south",))
-    job = world.submit(NonFixedRequest((ComponentRequest(2, input=file),)), policy="close-to-files")
+    job = world.submit(NonFixedRequest((ComponentRequest(2, inputs=(file,)),)), policy="close-to-files")
     found = why(world, job)
     assert (found.state, found.headline) == (JobState.PLACED, "placed on north (2 nodes); claims nodes at 14:03:15")
     assert found.placement is not None

@@ -24,7 +24,7 @@ LINKS = {(a, b): Link(0.001, 100.0) for a in GRID for b in GRID if a < b}
 
 def with_input(request: Any, size: int = 1600, sites: tuple[str, ...] = ("files",)) -> Any:
     """The request with an input file for each component, which lies on a cluster without nodes."""
-    components = tuple(replace(c, input=InputFile(f"f{i}", size, sites)) for i, c in enumerate(request.components))
+    components = tuple(replace(c, inputs=(InputFile(f"f{i}", size, sites),)) for i, c in enumerate(request.components))
     return FixedRequest(components) if isinstance(request, FixedRequest) else NonFixedRequest(components)
 
 

@@ -52,7 +52,7 @@ inputs = st.one_of(
 
 
 def with_input(request: FixedRequest | NonFixedRequest, file: InputFile | None) -> Request:
-    components = tuple(replace(component, input=file) for component in request.components)
+    components = tuple(replace(component, inputs=(file,) if file else ()) for component in request.components)
     return FixedRequest(components) if isinstance(request, FixedRequest) else NonFixedRequest(components)
 
 

@@ -25,7 +25,7 @@ def components(clusters: st.SearchStrategy[str | None]) -> st.SearchStrategy[tup
         command=st.none() | commands,
         environment=environments,
         output=st.none() | words,
-        input=st.none() | files,
+        inputs=st.lists(files, max_size=2).map(tuple),
     )
     return st.lists(one, min_size=1, max_size=3).map(tuple)
 

@@ -36,7 +36,7 @@ def running(ident: int, generation: int = 1) -> Job:
                   submitted_at=1.5, claimed_at=3.5),
         Component(1, "south", 1, ComponentState.STOPPING, error="lost", infrastructure=True, unknown_since=9.0,
                   superseded=True),
-        Component(2, "west", 1, ComponentState.PLACED, file_site="south", transfer_time=2.5, replaces=1),
+        Component(2, "west", 1, ComponentState.PLACED, sources=("south",), transfer_time=2.5, replaces=1),
     )  # fmt: skip
     attempt = Attempt(
         generation, components, placed_at=1.0, start_estimate=6.0, claim_at=4.5, barrier_at=2.0, launched_at=3.0,
