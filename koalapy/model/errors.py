@@ -2,6 +2,7 @@
 
 KoalaError
 ├── UsageError        the request is wrong; says which field, which value, and the way out
+│   └── TooLargeError   more bytes than are taken
 ├── NotFoundError     no such job, cluster or policy
 ├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
@@ -26,6 +27,10 @@ class KoalaError(Exception):
 
 class UsageError(KoalaError):
     """The caller asked for something that cannot be; nothing was stored."""
+
+
+class TooLargeError(UsageError):
+    """More bytes were sent than are taken; nothing of them was kept."""
 
 
 class NotFoundError(KoalaError):
@@ -61,4 +66,10 @@ class SiteUnavailable(SiteError):
 
 
 class SiteRejected(SiteError):
-    """The resource manager refused; the same call will be refused again."""
+    """The cluster refused; the same call will be refused again. ``fault`` is a word for machines, if it gave one."""
+
+    def __init__(
+        self, message: str, *, field: str = "", value: object = None, hint: str = "", fault: str = ""
+    ) -> None:  # fmt: skip
+        super().__init__(message, field=field, value=value, hint=hint)
+        self.fault = fault

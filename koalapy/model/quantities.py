@@ -24,6 +24,14 @@ def bytes_per_second_of(value: float | str) -> float:
     return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
 
 
+def bytes_text(size: float) -> str:
+    """``200 MB``, ``1.5 GB``, ``17 bytes``: decimal units, three digits."""
+    for unit, power in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size >= 0.9995 * power:
+            return f"{size / power:.3g} {unit}"
+    return f"{size:.3g} {'byte' if size == 1 else 'bytes'}"
+
+
 def _quantity(value: float | str, units: dict[str, float], hint: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(hint)

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
-from koalapy.model.cluster import GridView
+from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal
-from koalapy.model.request import Request, shape_of
+from koalapy.model.request import FlexibleRequest, Request, shape_of
+from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.grid import GridBook
@@ -37,10 +38,13 @@ class Asking:
 
     def shape(self, spec: JobSpec) -> Shape:
         """What the answer to a job depends on."""
-        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec))
+        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec), *spec.inputs)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""
+        nowhere = _had_from_nowhere(spec, view)
+        if nowhere:
+            return Refusal(nowhere)
         try:
             policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
             answer = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
@@ -55,6 +59,9 @@ class Asking:
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
+        nowhere = _had_from_nowhere(spec, view)
+        if nowhere:
+            return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
         try:
             policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
             return self._placer.explain(policy, spec, self._looking_ahead(policy, spec, view))
@@ -95,3 +102,21 @@ class Asking:
                 return whole if self._grid.is_all_on_trial else another
             answer = another
         return answer
+
+
+def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:
+    """Why an input of the job can be had from no cluster at all, whatever its policy; empty when all can."""
+    request = spec.request
+    if isinstance(request, FlexibleRequest):
+        files = spec.inputs
+    elif any(component.inputs for component in request.components):
+        files = tuple(file for component in request.components for file in component.inputs)
+    else:
+        return ""
+    for file in files:
+        sites = view.sites_of(file)
+        if not sites:
+            return f"no cluster has a good replica of {file.name}"
+        if all((c := view.get(name)) is not None and c.state is ClusterState.UNREACHABLE for name in sites):
+            return f"{listed(sites, separator=' and ')}, which has {file.name}, is out of reach"
+    return ""

@@ -14,6 +14,7 @@ from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, 
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName
 from koalapy.model.transfer import Transfer, transfer_to
+from koalapy.scheduling import staging
 from koalapy.scheduling.commands import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
@@ -72,6 +73,8 @@ class Claiming:
             attempt=Attempt(generation, components, now, start_estimate, claim_at),
             placement_tries=job.placement_tries + 1, first_start_estimate=first,
         )  # fmt: skip
+        for component in components:
+            staging.begin(self._ledger, job, component, now)
         if claim_at > now:
             self._timers.add(claim_at, Deadline.CLAIM, job=job.id, generation=generation)
             return job
@@ -102,8 +105,31 @@ class Claiming:
     def claim_is_due(self, job: Job, at: float, now: float) -> Job:
         """A JCT has come; an older one than the attempt's own means nothing any more."""
         attempt = live(job)
-        waits = any(component.state is ComponentState.PLACED for component in attempt.gang)
-        return self.claim(job, now) if waits and attempt.claim_at == at else job
+        if attempt.claim_at != at or not _has_placed(attempt):
+            return job
+        job = self.foresee(job, now)
+        following = self._next_try(job, now) if live(job).start_estimate != attempt.start_estimate else None
+        if following is None:
+            return self.claim(job, now)
+        # Its files come later than was thought: nodes would only wait for them.
+        return self._claim_at(job, following)
+
+    def foresee(self, job: Job, now: float) -> Job:
+        """Let the JST follow transfers that are slower than they were estimated."""
+        attempt = live(job)
+        end = staging.expected_end(attempt, now)
+        if end is None or attempt.barrier_at is not None:
+            return job
+        if end <= (attempt.start_estimate or now) + self._rules.claim_epsilon:
+            return job
+        return self._ledger.change(job, attempt=replace(attempt, start_estimate=end))
+
+    def files_are_there(self, job: Job, now: float) -> Job:
+        """All transfers are over: there is nothing to wait for with the next claiming try."""
+        attempt = live(job)
+        if _has_placed(attempt) and attempt.claim_at is not None and attempt.claim_at > now:
+            return self.claim(job, now)
+        return job
 
     def claim(self, job: Job, now: float) -> Job:
         """One claiming try (ICP): start what can be started, and come back for the rest, or give up at the JST."""
@@ -184,10 +210,13 @@ class Claiming:
                 continue
             cluster, transfer = found
             job = self._ledger.update_component(
-                job, component.index, cluster=cluster, sources=transfer.sources, transfer_time=transfer.seconds
-            )
+                job, component.index, cluster=cluster, sources=transfer.sources, transfer_time=transfer.seconds,
+                stage_size=0, staged=0, staged_at=None,
+            )  # fmt: skip
             moved = live(job).components[component.index]
             self._ledger.note(job, now, "re-placed", f"{component.cluster} had no room", moved)
+            staging.end(self._ledger, job, component)
+            staging.begin(self._ledger, job, moved, now)
             if component in this.blocked:
                 this.blocked.remove(component)
             else:
@@ -213,6 +242,9 @@ class Claiming:
         following = self._next_try(job, now)
         if following is None:
             return self.give_up(job, f"no room on {where} before its start time", now)
+        return self._claim_at(job, following)
+
+    def _claim_at(self, job: Job, following: float) -> Job:
         job = self._ledger.change(job, attempt=replace(live(job), claim_at=following))
         self._timers.add(following, Deadline.CLAIM, job=job.id, generation=job.generation)
         return job
@@ -232,11 +264,8 @@ class Claiming:
 
     def _await_barrier(self, job: Job, now: float) -> None:
         attempt = live(job)
-        at = max(now, attempt.start_estimate or now)
-        if at > now:
-            self._timers.add(at, Deadline.START, job=job.id, generation=job.generation)
         self._timers.add(
-            at + self._rules.barrier_timeout, Deadline.BARRIER,
+            now + self._rules.barrier_timeout, Deadline.BARRIER,
             job=job.id, generation=job.generation, component=len(attempt.components),
         )  # fmt: skip
 
@@ -246,7 +275,7 @@ class Claiming:
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
                 self.allow_grace(job, component, now)
-        if any(component.state is ComponentState.PLACED for component in attempt.gang):
+        if _has_placed(attempt):
             at = max(now, attempt.claim_at or now)
             self._ledger.change(job, attempt=replace(attempt, claim_at=at))
             self._timers.add(at, Deadline.CLAIM, job=job.id, generation=job.generation)
@@ -301,7 +330,7 @@ class Claiming:
         attempt = live(job)
         if attempt.barrier_at is not None or job.state is not JobState.CLAIMING:
             return job
-        if any(c.state is not ComponentState.CLAIMED for c in attempt.gang) or now < (attempt.start_estimate or now):
+        if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in attempt.gang):
             return job
         job = self._ledger.move(
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open",
@@ -397,6 +426,11 @@ def derived_state(job: Job) -> JobState:
     if attempt.barrier_at is None:
         return JobState.CLAIMING
     return JobState.STARTING if attempt.launched_at is None else JobState.RUNNING
+
+
+def _has_placed(attempt: Attempt) -> bool:
+    """Whether there are components to be claimed for."""
+    return any(component.state is ComponentState.PLACED for component in attempt.gang)
 
 
 def _clusters(components: list[Component]) -> str:

@@ -131,11 +131,15 @@ class ReplicasChanged:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """What is known now of the network between two clusters, or within one; None leaves what was known before."""
+    """What is known now of the network between two clusters, or within one; None leaves what was known before.
+
+    Of one that is ``unreachable`` nothing is known any more.
+    """
 
     one: ClusterName
     other: ClusterName
     link: Link
+    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

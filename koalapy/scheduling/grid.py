@@ -207,6 +207,10 @@ class GridBook:
         bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
         self._links = self._links | {_pair(one, other): Link(latency, bandwidth)}
 
+    def forget_link(self, one: ClusterName, other: ClusterName) -> None:
+        """It is as if it had never been measured."""
+        self._links = {pair: link for pair, link in self._links.items() if pair != _pair(one, other)}
+
     def set_replicas(self, file: str, sites: tuple[ClusterName, ...]) -> None:
         """Take in where a logical file is from now on; nowhere is also an answer."""
         self._replicas = self._replicas | {file: sites}

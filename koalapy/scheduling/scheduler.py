@@ -14,6 +14,7 @@ from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, Jo
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
+from koalapy.scheduling import staging
 from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.claiming import Claiming
 from koalapy.scheduling.commands import Effects
@@ -25,6 +26,7 @@ from koalapy.scheduling.placing import Placer
 from koalapy.scheduling.relocation import Relocation
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timer, Timers
+from koalapy.scheduling.transfers import Transfers
 from koalapy.scheduling.waiting import Waiting
 
 NEEDS_CONTACT = (Deadline.CLAIM_GRACE, Deadline.LAUNCH, Deadline.WALLTIME)
@@ -46,6 +48,7 @@ class Scheduler:
         self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer, policies))
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
+        self._transfers = Transfers(self._ledger, self._claiming, self._faults)
         self._asking = Asking(policies, placer, self.grid, lambda: self._waiting.requests(), self._ledger.warn)
         room = self._claiming.preemption.room
         self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
@@ -189,11 +192,14 @@ class Scheduler:
             case ev.InventoryReceived():
                 self._inventory(event, now)
             case ev.StageUpdated():
-                pass
+                self._transfers.update(event, now)
+                self._settle(event.token, now)
             case ev.ReplicasChanged():
                 self.grid.set_replicas(event.file, event.sites)
                 self.grid.grew |= bool(event.sites)
             case ev.LinkMeasured():
+                if event.unreachable:
+                    self.grid.forget_link(event.one, event.other)
                 self.grid.set_link(event.one, event.other, event.link)
                 self.grid.grew = True
             case ev.PeriodicScan():
@@ -244,6 +250,9 @@ class Scheduler:
         self._ledger.cluster_changed(book.name)
         for token in self._components.reconcile(event, now):
             self._settle(token, now)
+        self._transfers.reconcile(event, self.jobs(), now)
+        for update in event.stages:
+            self._settle(update.token, now)
 
     def _cancel(self, job: Job, reason: str, now: float) -> None:
         if job.state.is_active:
@@ -273,6 +282,8 @@ class Scheduler:
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
                 self.grid[component.cluster].release(job.token(component.index))
+        for component in attempt.gang:
+            staging.end(self._ledger, job, component)
         becomes, reason = job.ending, attempt.end_reason
         if becomes is JobState.QUEUED:
             self._waiting.enqueue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None))
@@ -322,6 +333,8 @@ class Scheduler:
             return
         elif timer.kind is Deadline.CLAIM_GRACE and self._nodes_are_leaving(job, timer):
             self._timers.postpone(timer, now + self.rules.claim_grace)
+        elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
+            self._timers.postpone(timer, now + self.rules.barrier_timeout)
         elif timer.kind in NEEDS_CONTACT and not self._in_contact(job, timer):
             self._timers.postpone(timer, now + self.rules.unreachable_after)
         else:
@@ -348,8 +361,6 @@ class Scheduler:
                 return self._claiming.overtaken(job, component, now)
             case Deadline.CLAIM:
                 return self._claiming.claim_is_due(job, timer.at, now)
-            case Deadline.START:
-                return self._claiming.open_barrier_if_complete(job, now)
             case Deadline.BARRIER if attempt.barrier_at is None and timer.component == len(attempt.components):
                 claimed = (ComponentState.CLAIMED, None)
                 late = next((c for c in attempt.gang if (c.state, c.unknown_since) != claimed), attempt.head)
@@ -375,6 +386,14 @@ class Scheduler:
             else:
                 self._components.lose_sight(token, heard, now)
             self._settle(token, now)
+
+
+def _only_files_are_missing(job: Job) -> bool:
+    """Whether a gang waits at the barrier for nothing but its files, whose transfers have limits of their own."""
+    gang = live(job).gang
+    return any(c.awaits_files for c in gang) and all(
+        c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang
+    )
 
 
 def _must_be_awaited(job: Job, component: Component) -> bool:

@@ -6,6 +6,7 @@ from koalapy.model.explanation import ClusterFinding, Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.moment import clock
 from koalapy.model.placement import PlacedComponent, Placement
+from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.findings import finding_of
 from koalapy.scheduling.grid import GridBook
@@ -76,7 +77,8 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
     if placed := by_state.get(ComponentState.PLACED):
         at = attempt.claim_at if attempt.claim_at is not None else now
         what = "nodes" if len(placed) == len(attempt.gang) else f"nodes for {_components(placed)}"
-        return f"placed on {_where(attempt.gang)}; claims {what} at {clock(at, now, exact=True)}"
+        awaited = f"; {_files(attempt, now)}" if _awaited(attempt) else ""
+        return f"placed on {_where(attempt.gang)}{awaited}; claims {what} at {clock(at, now, exact=True)}"
     if waiting := by_state.get(ComponentState.WAITING):
         return (
             f"waits in the resource manager of {_names(waiting)} behind local users with {_components(waiting)}, "
@@ -84,10 +86,24 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
         )
     if submitted := by_state.get(ComponentState.SUBMITTED):
         return f"waits for the nodes of {_components(submitted)} on {_names(submitted)} to report"
-    if attempt.start_estimate is not None and attempt.start_estimate > now:
-        there = clock(attempt.start_estimate, now, exact=True)
-        return f"has all its nodes; starts when its input is there, about {there}"
+    if _awaited(attempt):
+        return f"has all its nodes; {_files(attempt, now)}"
     return f"waits at the barrier for {_components(attempt.gang)}"
+
+
+def _awaited(attempt: Attempt) -> list[Component]:
+    """The components to which files are on their way."""
+    return [component for component in attempt.gang if component.awaits_files]
+
+
+def _files(attempt: Attempt, now: float) -> str:
+    """How far the files are, and when they are expected."""
+    awaited = _awaited(attempt)
+    size, staged = sum(c.stage_size for c in awaited), sum(c.staged for c in awaited)
+    far = f" ({bytes_text(staged)} of {bytes_text(size)} are there)" if size else ""
+    late = attempt.start_estimate is None or attempt.start_estimate <= now
+    about = "" if late else f", expected at {clock(attempt.start_estimate or now, now, exact=True)}"
+    return f"the files of {_components(awaited)} are on their way{far}{about}"
 
 
 def _components(components: Sequence[Component]) -> str:
@@ -114,11 +130,18 @@ def _findings(attempt: Attempt, grid: GridBook, now: float) -> Iterator[ClusterF
     """The clusters of the gang, and how its components stand there."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
         there = [c for c in attempt.gang if c.cluster == name]
-        texts = [f"component {c.rank}: {DOING[c.state]}{_since(c, now)}" for c in there]
+        texts = [f"component {c.rank}: {DOING[c.state]}{_since(c, now)}{_from(c)}" for c in there]
         if name in grid:
             yield finding_of(
                 grid[name], grid[name].available, gives=sum(c.size for c in there), reason=listed(texts, separator="; ")
             )
+
+
+def _from(component: Component) -> str:
+    if not component.awaits_files:
+        return ""
+    sources = sorted({source for source in component.sources if source != component.cluster})
+    return f", its files come from {' and '.join(sources)}" if sources else ", its files are on their way"
 
 
 def _since(component: Component, now: float) -> str:

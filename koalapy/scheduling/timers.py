@@ -12,8 +12,6 @@ from koalapy.model.request import ClusterName
 class Deadline(StrEnum):
     CLAIM = "claim"
     """A JCT: the next claiming try."""
-    START = "start"
-    """The JST: transfers are over, and the barrier may open."""
     CLAIM_GRACE = "claim-grace"
     BARRIER = "barrier"
     LAUNCH = "launch"

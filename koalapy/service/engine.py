@@ -6,7 +6,7 @@ Whatever comes while a transaction is being written goes into the next one toget
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import structlog
@@ -17,6 +17,7 @@ from koalapy.ports import Batch, ClusterRecord, OutboxEntry, OutputChunk, Store,
 from koalapy.scheduling.commands import Command, Effects, ForgetComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.catalogue import Catalogue
 from koalapy.service.clock import steady_clock
 from koalapy.service.outbox import Outbox
 from koalapy.service.wire import message
@@ -66,7 +67,9 @@ class Engine:
     def __init__(
         self, scheduler: Scheduler, store: Store, outbox: Outbox, *, epoch: int,
         describe: Callable[[str], ClusterRecord], clock: Callable[[], float] | None = None,
+        catalogue: Catalogue | None = None,
     ) -> None:  # fmt: skip
+        self.catalogue = catalogue or Catalogue()
         self.scheduler = scheduler
         self.dispatcher: Dispatcher | None = None
         self.outbox = outbox
@@ -168,7 +171,8 @@ class Engine:
         entries: list[OutboxEntry] = []
         for command in effects.commands:
             ident = self.outbox.new_id()
-            payload = message(command, self._job_of(command, effects), ident, self.epoch, self._profiles)
+            job = self._job_of(command, effects)
+            payload = message(command, job, ident, self.epoch, self._profiles, self.catalogue)
             messages.setdefault(command.cluster, []).append(payload)
             # To forget is told again at each inventory that still shows the component: it needs no outbox.
             if not isinstance(command, ForgetComponent):
@@ -238,6 +242,6 @@ def inventory_item(engine: Engine, inventory: InventoryReceived, after: Callable
 
     def prepare() -> tuple[Event, ...]:
         undelivered = engine.outbox.undelivered_submits(inventory.cluster)
-        return (InventoryReceived(inventory.cluster, inventory.components, undelivered),)
+        return (replace(inventory, undelivered=undelivered),)
 
     return Item(prepare=prepare, after=after, inventory_of=inventory.cluster)

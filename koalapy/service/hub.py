@@ -12,8 +12,16 @@ from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.model.job import parse_token
 from koalapy.ports import OutputChunk, Store
-from koalapy.scheduling.events import ClusterDisconnected, ClusterReported, ComponentUpdated, InventoryReceived
+from koalapy.scheduling.events import (
+    ClusterDisconnected,
+    ClusterReported,
+    ComponentUpdated,
+    Event,
+    InventoryReceived,
+    StageUpdated,
+)
 from koalapy.service.engine import Engine, Item, inventory_item
+from koalapy.service.questions import Questions
 
 log = structlog.get_logger()
 
@@ -28,6 +36,17 @@ class Connection(Protocol):
     async def send(self, frame: str) -> None: ...
 
     async def close(self, reason: str) -> None: ...
+
+
+class Feedback(Protocol):
+    """Who learns from transfers."""
+
+    def moved(self, source: str, target: str, size: int, seconds: float) -> None:
+        """So many bytes came from one cluster to another in so many seconds."""
+
+    def spoiled(self, file: str, cluster: str, error: str) -> tuple[Event, ...]:
+        """A replica is not what the catalogue says; the answer is what the scheduler is to know of it."""
+        ...
 
 
 class Session:
@@ -67,6 +86,10 @@ class Hub:
         self._stored: dict[str, int] = {}
         """Bytes of output stored (or on their way to the store) by token."""
         self._reported: dict[str, wire.Report] = {}
+        self.questions = Questions(self._tell)
+        self.feedback: Feedback | None = None
+        self._counted: dict[str, None] = {}
+        """Stages whose transfers were counted: they are told again in every inventory."""
 
     # For the engine
 
@@ -77,6 +100,12 @@ class Hub:
 
     def report_of(self, cluster: str) -> wire.Report | None:
         return self._reported.get(cluster)
+
+    def _tell(self, cluster: str, message: wire.Ask | wire.Answer) -> bool:
+        session = self._sessions.get(cluster)
+        if session is not None:
+            session.put([message])
+        return session is not None
 
     async def close(self) -> None:
         """Hang up on every agent; they come back when the daemon does."""
@@ -127,6 +156,9 @@ class Hub:
             wire.Output: self._output,
             wire.Ack: self._ack,
             wire.Relay: self._relay,
+            wire.StageStatus: self._stage_status,
+            wire.Ask: lambda session, message: self.questions.asked(session.cluster, message),
+            wire.Answer: lambda session, message: self.questions.answered(session.cluster, message),
         }
         async for frame in frames:
             try:
@@ -144,17 +176,23 @@ class Hub:
     def _leave(self, session: Session) -> None:
         if self._sessions.get(session.cluster) is session:
             del self._sessions[session.cluster]
+            self.questions.lost(session.cluster)
             log.info("agent disconnected", action="disconnect", cluster=session.cluster)
             self._engine.post(Item(events=(ClusterDisconnected(session.cluster),)))
 
     def _inventory(self, session: Session, message: wire.Inventory) -> None:
         updates = tuple(_update(session.cluster, status) for status in message.components)
+        spoiled = [event for stage in message.stages for event in self._learn(session, stage)]
+        if spoiled:
+            self._engine.post(Item(events=tuple(spoiled)))
+        stages = tuple(_stage(session.cluster, stage) for stage in message.stages)
 
         def after() -> None:
             session.ready = True
             session.put(self._engine.outbox.of(session.cluster, self._engine.epoch))
 
-        self._engine.post(inventory_item(self._engine, InventoryReceived(session.cluster, updates), after))
+        inventory = InventoryReceived(session.cluster, updates, stages=stages)
+        self._engine.post(inventory_item(self._engine, inventory, after))
 
     def _report(self, session: Session, message: wire.Report) -> None:
         self._reported[session.cluster] = message
@@ -166,6 +204,23 @@ class Hub:
 
     def _status(self, session: Session, message: wire.Status) -> None:
         self._engine.post(Item(events=(_update(session.cluster, message),)))
+
+    def _stage_status(self, session: Session, message: wire.StageStatus) -> None:
+        self._engine.post(Item(events=(*self._learn(session, message), _stage(session.cluster, message))))
+
+    def _learn(self, session: Session, message: wire.StageStatus) -> tuple[Event, ...]:
+        """What is to be known beside the stage itself, before it."""
+        if self.feedback is None:
+            return ()
+        if message.state == "failed" and message.fault == "file":
+            return self.feedback.spoiled(message.file, message.source, message.error)
+        if message.state == "done" and message.token not in self._counted:
+            self._counted[message.token] = None
+            if len(self._counted) > OUTPUTS_REMEMBERED:
+                del self._counted[next(iter(self._counted))]
+            for moved in message.moved:
+                self.feedback.moved(moved.source, session.cluster, moved.size, moved.seconds)
+        return ()
 
     def _ack(self, session: Session, message: wire.Ack) -> None:
         if message.error:
@@ -234,6 +289,13 @@ async def _hello(frames: AsyncIterator[str]) -> wire.Hello:
             )
         return first
     raise UsageError("the connection ended before a hello")
+
+
+def _stage(cluster: str, status: wire.StageStatus) -> StageUpdated:
+    return StageUpdated(
+        status.token, cluster, status.state, status.size, status.staged,
+        status.error, status.fault, status.source, status.file,
+    )  # fmt: skip
 
 
 def _update(cluster: str, status: wire.Status) -> ComponentUpdated:

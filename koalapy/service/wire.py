@@ -3,12 +3,32 @@
 from collections.abc import Mapping
 from typing import Any
 
-from koalapy.agents.protocol import Forget, Open, PlanContext, PlanNode, Stop, Submit
-from koalapy.model.job import Component, Job
+from koalapy.agents.protocol import (
+    Forget,
+    Open,
+    PlanContext,
+    PlanNode,
+    Stage,
+    StageBundle,
+    StageFile,
+    Stop,
+    Submit,
+    Unstage,
+)
+from koalapy.model.job import Component, Job, parse_token
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.request import ClusterName
-from koalapy.scheduling.commands import Command, ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.model.request import ClusterName, InputFile
+from koalapy.scheduling.commands import (
+    Command,
+    ForgetComponent,
+    OpenBarrier,
+    StageComponent,
+    StopComponent,
+    SubmitComponent,
+    UnstageComponent,
+)
 from koalapy.scheduling.ledger import live
+from koalapy.service.catalogue import Catalogue
 
 STARTUP_ALLOWANCE = 60.0
 """Seconds that the LRM gives a component beyond its walltime, which counts from the launch of the program."""
@@ -17,7 +37,9 @@ STARTUP_ALLOWANCE = 60.0
 Profiles = Mapping[ClusterName, ClusterProfile]
 
 
-def message(command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles) -> dict[str, Any]:
+def message(
+    command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles, catalogue: Catalogue
+) -> dict[str, Any]:  # fmt: skip
     """One command as a JSON message; what depends on a cluster is told in that cluster's own words."""
     match command:
         case StopComponent(_, token, reason):
@@ -26,6 +48,11 @@ def message(command: Command, job: Job | None, ident: int, epoch: int, profiles:
             return Forget(id=ident, epoch=epoch, token=token).model_dump()
         case SubmitComponent(_, token) if job is not None:
             return _submit(token, job, ident, epoch).model_dump()
+        case StageComponent(cluster, token) if job is not None:
+            return (_stage(token, cluster, job, ident, epoch, catalogue) or
+                    Unstage(id=ident, epoch=epoch, token=token)).model_dump()  # fmt: skip
+        case UnstageComponent(_, token):
+            return Unstage(id=ident, epoch=epoch, token=token).model_dump()
         case OpenBarrier(_, token) if job is not None:
             return _open(token, job, ident, epoch, profiles).model_dump()
     raise ValueError(f"{command} is for a job that is not at hand")
@@ -35,7 +62,42 @@ def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
     component = live(job).components[int(token.rsplit(".", 1)[1])]
     name = job.spec.name or f"job-{job.id}"
     walltime = job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None
-    return Submit(id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=walltime)
+    stage = job.stage_token(component) if component.staging else None
+    return Submit(
+        id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=walltime,
+        stage=stage, collect=list(job.spec.collect),
+    )  # fmt: skip
+
+
+def _stage(token: str, cluster: ClusterName, job: Job, ident: int, epoch: int, catalogue: Catalogue) -> Stage | None:
+    """What is to be brought to a component; None when it went elsewhere within the same step.
+
+    A replica that the catalogue has not any more is told without a path.
+    """
+    _, generation, rank = parse_token(token)
+    gang = job.attempt.gang if job.attempt and job.generation == generation else ()
+    component = next((c for c in gang if c.rank == rank and c.cluster == cluster), None)
+    if component is None:
+        return None
+    files = job.spec.inputs_of(component.request_index)
+    sources = component.sources or (cluster,) * len(files)
+    bundle = job.spec.bundle
+    return Stage(
+        id=ident, epoch=epoch, token=token,
+        files=[_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
+        bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
+    )  # fmt: skip
+
+
+def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:
+    replica = catalogue.get(file.name, source)
+    part = replica.part(file.part) if replica and file.part else None
+    there = part or replica
+    return StageFile(
+        name=file.name, source=source, path=replica.path if replica and (part or not file.part) else "",
+        part=file.part, target=file.file_name, size=there.size if there else file.size,
+        checksum=there.checksum if there else "",
+    )  # fmt: skip
 
 
 def _open(token: str, job: Job, ident: int, epoch: int, profiles: Profiles) -> Open:

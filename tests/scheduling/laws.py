@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from koalapy.model.job import TRANSITIONS, Attempt, ComponentState, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job import TRANSITIONS, Attempt, Component, ComponentState, Job, JobId, JobState, Token, parse_token
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.commands import Effects, OpenBarrier, SubmitComponent
 
@@ -53,9 +53,16 @@ def check_effects(world: "World", effects: Effects) -> None:
         attempt = effects.jobs[gang[0]].attempt
         assert attempt is not None
         assert sorted(tokens) == sorted(effects.jobs[gang[0]].token(c.index) for c in attempt.gang), "a subset starts"
-        assert attempt.start_estimate is not None
-        assert world.now >= attempt.start_estimate, "the transfers are not over"
+        for component in attempt.gang:
+            _has_its_files(world, effects.jobs[gang[0]], component)
         _barrier_may_open(world, gang, tokens)
+
+
+def _has_its_files(world: "World", job: Job, component: Component) -> None:
+    if job.spec.has_stage(component.request_index):
+        stage = world.sites[component.cluster].stages.get(job.stage_token(component))
+        assert stage is not None, "its files were never ordered"
+        assert stage.state == "done", "the transfers are not over"
 
 
 def _by_gang(tokens: Iterable[Token]) -> dict[Gang, list[Token]]:
@@ -143,7 +150,7 @@ def _job_is_sound(job: Job, now: float) -> None:
         assert job.attempt.claim_at > now, "it is not claimed for though its time has come"
     if job.ending is None:
         assert not states & {ComponentState.STOPPING}, "a component is being stopped for no reason"
-        transferred = now >= (job.attempt.start_estimate or now)
+        transferred = not any(c.awaits_files for c in job.attempt.gang)
         if job.attempt.barrier_at is None and job.state is JobState.CLAIMING and transferred:
             assert states != {ComponentState.CLAIMED}, "all are in and the barrier is shut"
     else:
@@ -160,4 +167,11 @@ def check_quiet(world: "World") -> None:
             job, generation, _ = parse_token(token)
             assert world.jobs[job].state.is_active, f"{token} outlives its job"
             assert world.jobs[job].generation == generation, f"{token} outlives its attempt"
+        for token in site.stages:
+            job, generation, rank = parse_token(token)
+            assert world.jobs[job].state.is_active, f"the files of {token} outlive its job"
+            assert world.jobs[job].generation == generation, f"the files of {token} outlive its attempt"
+            attempt = world.jobs[job].attempt
+            assert attempt is not None
+            assert site.name in {c.cluster for c in attempt.gang if c.rank == rank}, f"{token} went elsewhere"
         assert site.held.keys() <= site.runners.keys() | site.locals.keys()

@@ -5,8 +5,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from koalapy.model.job import Token
-from koalapy.scheduling.commands import Command, ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
-from koalapy.scheduling.events import ClusterReported, ComponentUpdated, InventoryReceived
+from koalapy.scheduling.commands import (
+    Command,
+    ForgetComponent,
+    OpenBarrier,
+    StageComponent,
+    StopComponent,
+    SubmitComponent,
+    UnstageComponent,
+)
+from koalapy.scheduling.events import (
+    ClusterReported,
+    ComponentUpdated,
+    InventoryReceived,
+    StageFault,
+    StageState,
+    StageUpdated,
+)
+
+STAGE_SIZE = 100
+"""Bytes of every stage, so that they are its percentage."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +34,7 @@ class Ack:
     ident: int
 
 
-Told = ComponentUpdated | ClusterReported | InventoryReceived | Ack
+Told = ComponentUpdated | ClusterReported | InventoryReceived | StageUpdated | Ack
 
 
 @dataclass
@@ -53,6 +71,10 @@ class Site:
         self.held: dict[str, int] = {}
         """Nodes by the name of who has them: a component's token, or a local user."""
         self.locals: dict[str, int] = {}
+        self.stages: dict[Token, StageUpdated] = {}
+        """Files on their way to components, or there."""
+        self.staging: list[Token] = []
+        """Stages that were ordered, and of which the world has not taken note."""
         self.claimed: set[Token] = set()
         """Every component that ever had all of its nodes."""
         self.allocated: list[Token] = []
@@ -159,7 +181,23 @@ class Site:
             case ForgetComponent(token=token):
                 if (runner := self.runners.get(token)) and runner.ended:
                     del self.runners[token]
+            case StageComponent(token=token):
+                if token not in self.stages:
+                    self.stages[token] = StageUpdated(token, self.name, "running", STAGE_SIZE)
+                    self.staging.append(token)
+                self._say(self.stages[token])
+            case UnstageComponent(token=token):
+                self.stages.pop(token, None)
         self._say(Ack(ident))
+
+    def stage(self, token: Token, staged: int, error: str = "", fault: StageFault = "site", file: str = "") -> None:
+        """So many bytes of a stage are there, or it has failed."""
+        if self.stages[token].state == "running":
+            state: StageState = "failed" if error else "done" if staged == STAGE_SIZE else "running"
+            self.stages[token] = StageUpdated(
+                token, self.name, state, STAGE_SIZE, staged, error, fault, self.name, file
+            )  # fmt: skip
+            self._say(self.stages[token])
 
     def _submit(self, token: Token) -> None:
         if token not in self.runners:
@@ -195,7 +233,8 @@ class Site:
 
     def connect(self) -> None:
         self.connected = True
-        self._say(InventoryReceived(self.name, tuple(self._status(r) for r in self.runners.values())))
+        runners = tuple(self._status(runner) for runner in self.runners.values())
+        self._say(InventoryReceived(self.name, runners, stages=tuple(self.stages.values())))
         self.report(self.look())
 
     def disconnect(self) -> None:

@@ -21,7 +21,7 @@ from koalapy.model.request import (
     Request,
 )
 from koalapy.scheduling.changes import MOST_ASKS
-from koalapy.scheduling.events import ClusterDrained, ClusterReported, JobSubmitted
+from koalapy.scheduling.events import ClusterDrained, ClusterReported, JobSubmitted, ReplicasChanged
 from koalapy.scheduling.explaining import explain, explain_submission
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.trial import Trial
@@ -389,11 +389,20 @@ def test_a_placed_job_waits_for_its_claiming_time() -> None:
     file = InputFile("in", 100_000_000, ("south",))
     job = world.submit(NonFixedRequest((ComponentRequest(2, inputs=(file,)),)), policy="close-to-files")
     found = why(world, job)
-    assert (found.state, found.headline) == (JobState.PLACED, "placed on north (2 nodes); claims nodes at 14:03:15")
+    assert found.state is JobState.PLACED
+    assert found.headline == (
+        "placed on north (2 nodes); the files of component 0 are on their way, "
+        "expected at 14:03:40; claims nodes at 14:03:15"
+    )
     assert found.placement is not None
     assert [(c.size, c.cluster) for c in found.placement.components] == [(2, "north")]
-    assert found.placement.reason
-    assert found.reasons[-1].reason == found.placement.reason
+    assert found.reasons[-2].reason == found.placement.reason
+    assert found.reasons[-1].reason == "in (100 MB) from south to north, about 100 s"
+    assert "its files come from south" in found.clusters[0].reason
+    world.step([ReplicasChanged("in", ())])
+    world.cancel(job)
+    again = world.submit(NonFixedRequest((ComponentRequest(2, inputs=(file,)),)))
+    assert "no cluster has a good replica of in" in why(world, again).headline
 
 
 def test_a_claim_waits_behind_local_users() -> None:

@@ -196,7 +196,7 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
     world.advance(4)
     old = world.job(job).attempt.components[1]  # type: ignore[union-attr]
     assert (old.cluster, old.state) == ("south", ComponentState.WAITING)
-    world.advance(60)
+    world.advance(200)
     attempt = world.job(job).attempt
     assert attempt is not None
     assert [c.superseded for c in attempt.components] == [False, True, False]

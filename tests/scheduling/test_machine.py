@@ -25,11 +25,13 @@ from koalapy.scheduling.events import (
     JobHeld,
     JobReleased,
     PeriodicScan,
+    ReplicasChanged,
+    StageFault,
 )
 from koalapy.scheduling.rules import Rules
 from tests.scheduling import laws
 from tests.scheduling.requests import fixed, flexible, nonfixed
-from tests.scheduling.sites import Site
+from tests.scheduling.sites import STAGE_SIZE, Site
 from tests.scheduling.world import World
 
 pytestmark = pytest.mark.timeout(0 if "KOALA_TEST_EXAMPLES" in os.environ else 300)
@@ -110,6 +112,8 @@ class Grid(RuleBasedStateMachine):
                 self.world.obey(name)
                 for token in site.startable():
                     site.runners_report(token)
+                for token in list(site.stages):
+                    site.stage(token, STAGE_SIZE)
                 if site.connected:
                     site.report()
                 self.world.deliver(name)
@@ -119,17 +123,19 @@ class Grid(RuleBasedStateMachine):
     @rule(
         some=st.lists(requests, min_size=1, max_size=4), launcher=st.sampled_from(Launcher),
         priority=st.sampled_from(Priority), code=st.sampled_from([0, 0, 3]), tries=st.sampled_from([None, None, 3]),
-        rounds=rounds,
+        collect=st.sampled_from([(), (), ("*",)]), rounds=rounds,
     )  # fmt: skip
     def submit(
-        self, some: list[Request], launcher: Launcher, priority: Priority, code: int, tries: int | None, rounds: int
+        self, some: list[Request], launcher: Launcher, priority: Priority, code: int, tries: int | None,
+        collect: tuple[str, ...], rounds: int,
     ) -> None:  # fmt: skip
         for request in some:
             policy = self.world.policies.resolve("", request)
             if isinstance(policy.place(request, WHOLE_GRID), Placement):
                 self.world.submit(
-                    request, launcher=launcher, priority=priority, code=code, walltime=60, max_placement_tries=tries
-                )
+                    request, launcher=launcher, priority=priority, code=code, walltime=60, max_placement_tries=tries,
+                    collect=collect,
+                )  # fmt: skip
         self.all_goes_well(rounds)
 
     def some(self, *states: JobState) -> list[JobId]:
@@ -182,6 +188,33 @@ class Grid(RuleBasedStateMachine):
     def runners_report(self, pick: int) -> None:
         site, token = pick_of(self.startable(), pick)
         site.runners_report(token)
+
+    def stages(self) -> list[tuple[Site, Token]]:
+        return [(site, token) for site in self.world.sites.values() for token in site.stages]
+
+    @precondition(lambda self: self.stages())
+    @rule(pick=picks, staged=st.sampled_from([1, 50, STAGE_SIZE]))
+    def files_arrive(self, pick: int, staged: int) -> None:
+        site, token = pick_of(self.stages(), pick)
+        site.stage(token, staged)
+
+    @precondition(lambda self: self.stages())
+    @rule(pick=picks, fault=st.sampled_from(["site", "source", "file"]), rounds=rounds)
+    def transfer_fails(self, pick: int, fault: StageFault, rounds: int) -> None:
+        site, token = pick_of(self.stages(), pick)
+        site.stage(token, 10, "broken pipe", fault, "file")
+        self.all_goes_well(rounds)
+
+    @precondition(lambda self: [(s, t) for s, t in self.stages() if not s.connected])
+    @rule(pick=picks)
+    def files_vanish(self, pick: int) -> None:
+        """An agent comes back and knows nothing of them."""
+        site, token = pick_of([(s, t) for s, t in self.stages() if not s.connected], pick)
+        del site.stages[token]
+
+    @rule(sites=st.lists(names, unique=True, max_size=2))
+    def replicas_change(self, sites: list[str]) -> None:
+        self.world.step([ReplicasChanged("file", tuple(sites))])
 
     @precondition(lambda self: self.components("running"))
     @rule(pick=picks, code=st.sampled_from([0, 0, 0, 137]))
@@ -302,6 +335,7 @@ class Grid(RuleBasedStateMachine):
             return
         world = self.world
         world.take_over()
+        world.step([ReplicasChanged("file", ("north",))])
         self.mend()
         world.advance(150)
         self.who_waits_has_a_reason()

@@ -14,7 +14,14 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority,
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.placement.registry import Registry, builtin
-from koalapy.scheduling.commands import Command, Effects, ForgetComponent, SubmitComponent
+from koalapy.scheduling.commands import (
+    Command,
+    Effects,
+    ForgetComponent,
+    StageComponent,
+    SubmitComponent,
+    UnstageComponent,
+)
 from koalapy.scheduling.events import (
     ClusterDisconnected,
     Event,
@@ -29,7 +36,7 @@ from koalapy.scheduling.grid import ClusterBook, Links
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from tests.scheduling import laws
-from tests.scheduling.sites import Ack, Site
+from tests.scheduling.sites import STAGE_SIZE, Ack, Site
 
 KEPT = ("errors", "unusable", "trials", "drained", "note")
 """What of a cluster's book outlives the daemon."""
@@ -73,6 +80,8 @@ class World:
         self.sent: list[Command] = []
         self.warnings: list[str] = []
         self.programs: dict[JobId, Program] = {}
+        self.slowness = 1.0
+        """How much longer transfers take than they are estimated."""
         self.gangs = laws.Gangs()
         self.away_since = dict.fromkeys(sizes, now)
         self.lost: set[Token] = set()
@@ -126,9 +135,17 @@ class World:
         return [entry.reason for entry in self.timeline if entry.job == job and entry.event == event]
 
     def commands(self, job: JobId) -> list[tuple[str, Token]]:
-        """Kind and token of everything that was ordered for a job, in order."""
-        ours = [c for c in self.sent if parse_token(c.token)[0] == job]
+        """Kind and token of everything that was ordered for a job's components, in order."""
+        ours = [c for c in self._sent_for(job) if not isinstance(c, StageComponent | UnstageComponent)]
         return [(type(c).__name__.removesuffix("Component").removesuffix("Barrier"), c.token) for c in ours]
+
+    def stagings(self, job: JobId) -> list[tuple[str, str, Token]]:
+        """``Stage`` or ``Unstage``, cluster and token of everything that was ordered for a job's files, in order."""
+        ours = [c for c in self._sent_for(job) if isinstance(c, StageComponent | UnstageComponent)]
+        return [(type(c).__name__.removesuffix("Component"), c.cluster, c.token) for c in ours]
+
+    def _sent_for(self, job: JobId) -> list[Command]:
+        return [c for c in self.sent if parse_token(c.token)[0] == job]
 
     def site_of(self, token: Token) -> Site:
         return next(site for site in self.sites.values() if token in site.runners)
@@ -280,10 +297,26 @@ class World:
         for site in self.sites.values():
             allocated, site.allocated = site.allocated, []
             opened, site.opened = site.opened, []
+            staging, site.staging = site.staging, []
+            for token in staging:
+                self.later(self._transfer_time(token, site), lambda site=site, token=token: self.staged(site, token))  # type: ignore[misc]
             for token in allocated:
                 self.later(START_DELAY, lambda site=site, token=token: self._reports(site, token))  # type: ignore[misc]
             for token in opened:
                 self._start_program(site, token)
+
+    def _transfer_time(self, token: Token, site: Site) -> float:
+        """As it was estimated, unless the test says otherwise."""
+        ident, _, rank = parse_token(token)
+        attempt = self.jobs[ident].attempt
+        gang = attempt.gang if attempt else ()
+        estimates = [c.transfer_time for c in gang if c.rank == rank and c.cluster == site.name]
+        return self.slowness * (estimates[0] if estimates else 0.0)
+
+    def staged(self, site: Site, token: Token) -> None:
+        """All files of a component are there."""
+        if token in site.stages:
+            site.stage(token, STAGE_SIZE)
 
     def _reports(self, site: Site, token: Token) -> None:
         if token in site.startable():
@@ -340,3 +373,4 @@ class World:
         self._next_scan = self.now + self.rules.scan_interval
         for site in self.sites.values():
             site.allocated, site.opened = site.startable(), site.in_phase("running")
+            site.staging = [token for token, stage in site.stages.items() if stage.state == "running"]

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
-from koalapy.scheduling.commands import OpenBarrier
+from koalapy.model.replica import Part, Replica
+from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.scheduling.commands import OpenBarrier, StageComponent, SubmitComponent
+from koalapy.service.catalogue import Catalogue
 from koalapy.service.wire import message
 
 PROFILES = {
@@ -20,7 +22,7 @@ PLACED = (
 
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    return message(OpenBarrier("north", "7.1.0"), job, 3, 1, PROFILES)
+    return message(OpenBarrier("north", "7.1.0"), job, 3, 1, PROFILES, Catalogue())
 
 
 def contexts(spec: JobSpec, field: str) -> list[object]:
@@ -58,3 +60,46 @@ def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
 
     assert slots(spec) == [2, 1, 1]
     assert slots(replace(spec, processes_per_node=8)) == [8, 8, 8]
+
+
+def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
+    parts = (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))
+    catalogue = Catalogue([
+        Replica("sky/survey", "files", "/data/survey", 70, "sum", parts), Replica("map", "south", "/r/map.bin", 5, "sum-m"),
+    ])  # fmt: skip
+    inputs = (InputFile("sky/survey", 40, distribution="partitioned", part="b"), InputFile("map", 5, target="world"))
+    spec = JobSpec(
+        NonFixedRequest((ComponentRequest(1), ComponentRequest(2, inputs=inputs))), ("true",),
+        bundle=Bundle("f" * 64, 9, 1), collect=("*.out",),
+    )  # fmt: skip
+    placed = (
+        replace(PLACED[0], staging=True),
+        replace(PLACED[1], superseded=True, staging=True),
+        replace(PLACED[1], index=2, replaces=1, staging=True, sources=("files", "south")),
+    )
+    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
+    told = message(StageComponent("south", "7.1.1"), job, 3, 1, PROFILES, catalogue)
+    assert told["bundle"] == {"id": "f" * 64, "size": 9}
+    survey, world = told["files"]
+    assert (survey["source"], survey["path"], survey["part"]) == ("files", "/data/survey", "b")
+    assert (survey["target"], survey["size"], survey["checksum"]) == ("survey", 40, "sum-b")
+    assert (world["source"], world["path"], world["target"], world["checksum"]) == (
+        "south",
+        "/r/map.bin",
+        "world",
+        "sum-m",
+    )
+    submit = message(SubmitComponent("south", "7.1.2"), job, 4, 1, PROFILES, catalogue)
+    assert (submit["token"], submit["stage"], submit["collect"]) == ("7.1.2", "7.1.1", ["*.out"])
+
+    catalogue.remove("sky/survey", "files")
+    survey, _ = message(StageComponent("south", "7.1.1"), job, 5, 1, PROFILES, catalogue)["files"]
+    assert (survey["path"], survey["checksum"]) == ("", ""), "the agent will tell that it is gone"
+
+
+def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
+    job = Job(7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2,
+              attempt=Attempt(2, PLACED, 0.0))  # fmt: skip
+    for token in ("7.1.0", "7.2.1"):
+        told = message(StageComponent("north", token), job, 3, 1, PROFILES, Catalogue())
+        assert (told["type"], told["token"]) == ("unstage", token)

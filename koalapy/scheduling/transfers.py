@@ -1,0 +1,102 @@
+"""Files on their way: every component's stage, from the placement until the attempt is over (semantics 5 and 10).
+
+Transfers start when a job is placed, before it is claimed for; the barrier waits for them. The JST is their estimated
+end, so that it moves when they turn out to be slower. A stage is named by the rank of its component: a stand-in on the
+same cluster finds the files of the one it stands in for.
+"""
+
+from collections.abc import Iterable
+
+from koalapy.model.job import Component, Job, Token, parse_token
+from koalapy.model.quantities import bytes_text
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.claiming import Claiming
+from koalapy.scheduling.commands import StageComponent, UnstageComponent
+from koalapy.scheduling.events import InventoryReceived, StageUpdated
+from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.ledger import Ledger, live
+
+
+class Transfers:
+    """Takes in what clusters tell of stages; each may come twice, late, or for an attempt that is long over."""
+
+    def __init__(self, ledger: Ledger, claiming: Claiming, faults: Faults) -> None:
+        self._ledger = ledger
+        self._claiming = claiming
+        self._faults = faults
+        self._strays: set[tuple[ClusterName, Token]] = set()
+        """Stages of no live attempt that were told to end and have not yet."""
+
+    def update(self, event: StageUpdated, now: float) -> None:
+        """Take in one snapshot of one stage."""
+        found = self._find(event.token, event.cluster)
+        if found is None:
+            self._disown(event)
+            return
+        job, component = found
+        if not component.awaits_files or job.ending is not None:
+            return
+        if event.state == "failed":
+            self._failed(job, component, event, now)
+            return
+        if (event.size, event.staged) != (component.stage_size, component.staged):
+            job = self._ledger.update_component(job, component.index, stage_size=event.size, staged=event.staged)
+        if event.state == "done":
+            self._done(job, live(job).components[component.index], now)
+        else:
+            self._claiming.foresee(job, now)
+
+    def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
+        """Hold a cluster's inventory against the book: what it does not know of is ordered again."""
+        told = {update.token for update in event.stages}
+        self._strays = {stray for stray in self._strays if stray[0] != event.cluster}
+        for update in event.stages:
+            self.update(update, now)
+        for job in jobs:
+            if not job.state.is_active or job.ending is not None or live(job).barrier_at is not None:
+                continue
+            for component in live(job).gang:
+                if component.cluster == event.cluster and component.staging and job.stage_token(component) not in told:
+                    job = self._ledger.update_component(job, component.index, staged=0, staged_at=None)
+                    self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
+
+    def _find(self, token: Token, cluster: ClusterName) -> tuple[Job, Component] | None:
+        """The job and the component of a stage, if they are of a live attempt and the stage is where it should be."""
+        try:
+            job_id, generation, rank = parse_token(token)
+        except ValueError:
+            return None
+        job = self._ledger.get(job_id)
+        if job is None or job.generation != generation or not job.state.is_active:
+            return None
+        component = next((c for c in live(job).gang if c.rank == rank), None)
+        if component is None or component.cluster != cluster or not component.staging:
+            return None
+        return job, component
+
+    def _done(self, job: Job, component: Component, now: float) -> None:
+        job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
+        if component.stage_size:
+            took = max(now - live(job).placed_at, 1e-3)
+            speed = f"{bytes_text(component.stage_size / took)}/s"
+            self._ledger.note(
+                job, now, "staged", f"{bytes_text(component.stage_size)} in {took:.3g} s ({speed})", component
+            )
+        if any(other.awaits_files for other in live(job).gang):
+            return
+        job = self._claiming.files_are_there(job, now)
+        self._claiming.open_barrier_if_complete(job, now)
+
+    def _failed(self, job: Job, component: Component, event: StageUpdated, now: float) -> None:
+        """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
+        if event.fault == "site":
+            self._faults.infrastructure_failed(job, component, event.error, now)
+            return
+        self._ledger.note(job, now, "error", event.error, component)
+        self._faults.restart(job, f"transfer-failure: {event.error}", now)
+
+    def _disown(self, event: StageUpdated) -> None:
+        """Nothing of an attempt that is over may stay."""
+        if (event.cluster, event.token) not in self._strays:
+            self._strays.add((event.cluster, event.token))
+            self._ledger.command(UnstageComponent(event.cluster, event.token))

@@ -1,0 +1,76 @@
+"""Questions to agents: the daemon's own, and those that agents have for each other, which it passes on."""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from koalapy.agents.protocol import Answer, Ask
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.request import ClusterName
+
+PATIENCE = 30.0
+"""Seconds."""
+
+LOST = "lost"
+
+Send = Callable[[ClusterName, Ask | Answer], bool]
+"""Gives a message to a cluster's agent; False when it is not connected."""
+
+
+class Questions:
+    """Asks and passes on; nothing is kept: whoever gets no answer asks again."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._open: dict[str, tuple[ClusterName, asyncio.Future[Answer]]] = {}
+
+    async def ask(
+        self, cluster: ClusterName, what: str, payload: Mapping[str, object], timeout: float = PATIENCE
+    ) -> dict[str, Any]:
+        """What a cluster's agent answers.
+
+        ``SiteUnavailable`` when the cluster is out of reach or does not answer within ``timeout`` seconds,
+        ``SiteRejected`` when it refuses, with its ``fault``.
+        """
+        ident = uuid.uuid4().hex
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[ident] = cluster, answered
+        try:
+            if not self._send(cluster, Ask(ident=ident, what=what, payload=dict(payload))):
+                raise SiteUnavailable(f"{cluster} is out of reach", hint="try again when its agent is connected")
+            async with asyncio.timeout(timeout):
+                answer = await answered
+        except TimeoutError:
+            raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s", hint="try again") from None
+        finally:
+            del self._open[ident]
+        if answer.fault == LOST:
+            raise SiteUnavailable(f"{cluster} was lost before it answered", hint="try again when it is back")
+        if answer.error:
+            raise SiteRejected(answer.error, fault=answer.fault)
+        return dict(answer.payload)
+
+    # For the hub
+
+    def asked(self, cluster: ClusterName, message: Ask) -> None:
+        """An agent asks another."""
+        forwarded = message.model_copy(update={"cluster": cluster})
+        if not self._send(message.cluster, forwarded):
+            error = f"{message.cluster} is out of reach"
+            self._send(cluster, Answer(ident=message.ident, error=error, fault="unavailable", cluster=message.cluster))
+
+    def answered(self, cluster: ClusterName, message: Answer) -> None:
+        """An agent answers: the daemon itself, or another agent."""
+        if message.cluster:
+            self._send(message.cluster, message.model_copy(update={"cluster": cluster}))
+            return
+        asked, waiting = self._open.get(message.ident, ("", None))
+        if waiting is not None and asked == cluster and not waiting.done():
+            waiting.set_result(message)
+
+    def lost(self, cluster: ClusterName) -> None:
+        """An agent's connection has ended: it will not answer."""
+        for asked, waiting in self._open.values():
+            if asked == cluster and not waiting.done():
+                waiting.set_result(Answer(ident="", fault=LOST))

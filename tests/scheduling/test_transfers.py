@@ -1,0 +1,261 @@
+"""Files on their way to components: what waits for them, what they wait for, and what becomes of them."""
+
+from typing import Any
+
+import pytest
+
+from koalapy.model.cluster import Link
+from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
+from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, StageFault
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.laws import check_quiet
+from tests.scheduling.world import START_DELAY, World
+
+GRID = {"north": 4, "south": 4, "files": 0}
+LINKS = {(one, other): Link(0.001, 100.0) for one in GRID for other in GRID if one < other}
+"""100 bytes a second: a file of 1600 bytes takes 16 s."""
+FILE = InputFile("data", 1600, ("files",))
+
+
+def world_of(rules: Rules | None = None, **more: Any) -> World:
+    return World(GRID, rules or Rules(claiming=ClaimingMode.INCREMENTAL), links=LINKS, **more)
+
+
+def fixed(file: InputFile = FILE, **sizes: int) -> FixedRequest:
+    return FixedRequest(tuple(ComponentRequest(size, name, inputs=(file,)) for name, size in sizes.items()))
+
+
+def nonfixed(*sizes: int, file: InputFile = FILE) -> NonFixedRequest:
+    return NonFixedRequest(tuple(ComponentRequest(size, inputs=(file,)) for size in sizes))
+
+
+def start_estimate(world: World, job: int) -> float:
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.start_estimate is not None
+    return attempt.start_estimate
+
+
+def test_the_barrier_waits_for_the_files_and_not_for_their_estimate() -> None:
+    world = world_of()
+    world.slowness = 3.0
+    job = world.submit(fixed(north=2, south=2))
+    assert start_estimate(world, job) == 16
+    world.advance(47)
+    assert world.state(job) is JobState.CLAIMING
+    assert all(c.state is ComponentState.CLAIMED for c in world.job(job).attempt.gang)  # type: ignore[union-attr]
+    world.advance(1.5)
+    assert world.job(job).started_at == 48
+    world.advance(20)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.reasons(job, "transfer") == [f"data (1.6 KB) from files to {name}, about 16 s" for name in GRID][:2]
+    assert len(world.reasons(job, "staged")) == 2
+    check_quiet(world)
+
+
+def test_files_that_are_early_are_claimed_for_at_once() -> None:
+    world = world_of()
+    world.slowness = 0.25
+    job = world.submit(fixed(north=2, south=2))
+    world.advance(4 + START_DELAY)
+    assert world.job(job).started_at == 4 + START_DELAY
+    assert world.job(job).claiming_tries == 1
+
+
+def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it() -> None:
+    world = world_of(manual=True)
+    for name in GRID:
+        world.deliver(name)
+    job = world.submit(fixed(north=2))
+    world.obey("north")
+    world.now = 10.0
+    world.sites["north"].stage("1.1.0", 10)
+    world.deliver("north")
+    assert start_estimate(world, job) == 100, "a tenth took 10 s"
+    world.now = 12.0
+    world.step()
+    assert world.state(job) is JobState.PLACED
+    assert world.commands(job) == [], "its time had come, but its files will not be there for long"
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.claim_at is not None
+    assert 12 < attempt.claim_at < 100
+
+
+@pytest.mark.parametrize("fault", ["site", "source", "file"])
+def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
+    world = world_of()
+    job = world.submit(fixed(north=2, south=2))
+    world.advance(5)
+    world.sites["north"].stage("1.1.0", 3, "no space left on device", fault, "data")
+    world.settle()
+    assert world.scheduler.grid["north"].errors == (fault == "site"), "only its own trouble is its error"
+    assert world.scheduler.grid["south"].errors == 0
+    assert "1.1.0" not in world.sites["north"].stages
+    assert "1.1.1" not in world.sites["south"].stages
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert (world.job(job).generation, world.job(job).restarts) == (2, 1)
+    assert any("no space left on device" in reason for reason in world.reasons(job, "requeued"))
+    check_quiet(world)
+
+
+def test_a_spoiled_replica_is_not_used_again() -> None:
+    world = world_of()
+    file = InputFile("data", 1600, ("files", "south"))
+    world.step([LinkMeasured("files", "north", Link(None, 1e6))])
+    job = world.submit(fixed(file, north=2))
+    world.settle()
+    assert world.job(job).attempt.components[0].sources == ("files",)  # type: ignore[union-attr]
+    world.step([ReplicasChanged("data", ("south",))])
+    world.sites["north"].stage("1.1.0", 0, "data has another checksum", "file", "data")
+    world.settle()
+    assert world.job(job).attempt.components[0].sources == ("south",)  # type: ignore[union-attr]
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_a_job_whose_input_is_nowhere_waits_until_it_is_somewhere() -> None:
+    world = world_of()
+    world.step([ReplicasChanged("data", ())])
+    job = world.submit(nonfixed(2), policy="worst-fit")
+    assert world.state(job) is JobState.QUEUED
+    assert world.scheduler.waiting_reason(world.job(job)) == "no cluster has a good replica of data"
+    world.step([ReplicasChanged("data", ("files",))])
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_a_file_site_out_of_reach_serves_nobody() -> None:
+    world = world_of()
+    world.disconnect("files")
+    job = world.submit(nonfixed(2), policy="worst-fit")
+    assert world.scheduler.waiting_reason(world.job(job)) == "files, which has data, is out of reach"
+    world.connect("files")
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_an_unmeasured_link_is_estimated_by_what_is_assumed() -> None:
+    world = World(GRID, Rules(assumed_bandwidth=200.0))
+    assert start_estimate(world, world.submit(fixed(north=2))) == 8
+
+
+def test_a_cancelled_job_leaves_no_files() -> None:
+    world = world_of()
+    job = world.submit(fixed(north=2, south=2))
+    world.advance(14)
+    assert world.state(job) is JobState.CLAIMING
+    world.cancel(job)
+    world.settle()
+    assert world.state(job) is JobState.CANCELLED
+    assert not any(site.stages for site in world.sites.values())
+    check_quiet(world)
+
+
+def test_a_job_that_is_preempted_while_its_files_come_gives_everything_back() -> None:
+    world = world_of()
+    low = world.submit(fixed(north=4))
+    world.advance(13)
+    assert world.state(low) is JobState.CLAIMING
+    high = world.submit(FixedRequest((ComponentRequest(4, "north"),)), priority=Priority.HIGH)
+    world.advance(1)
+    assert world.state(high) in (JobState.STARTING, JobState.RUNNING)
+    assert world.state(low) is JobState.QUEUED
+    assert not world.sites["north"].stages
+    world.advance(60)
+    assert world.state(low) is JobState.SUCCEEDED
+    check_quiet(world)
+
+
+def test_a_re_placed_component_takes_its_files_along() -> None:
+    world = world_of()
+    world.step([LinkMeasured("files", "south", Link(None, 1e6))])
+    job = world.submit(nonfixed(4), policy="worst-fit")
+    assert world.stagings(job) == [("Stage", "north", "1.1.0")]
+    world.sites["north"].local_user(1)
+    world.advance(20)
+    assert world.stagings(job)[1:] == [("Unstage", "north", "1.1.0"), ("Stage", "south", "1.1.0")]
+    world.advance(40)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.stagings(job)[3:] == [("Unstage", "south", "1.1.0")]
+    check_quiet(world)
+
+
+def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
+    world = World({"north": 4, "files": 0}, Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=1),
+                  links={("files", "north"): Link(None, 16.0)}, manual=True)  # fmt: skip
+    for name in world.sites:
+        world.deliver(name)
+    job = world.submit(fixed(north=4))
+    user = world.sites["north"].local_user(1)  # nobody has told yet
+    world.take_over()
+    world.obey("north")
+    world.now = 75.0
+    world.step()
+    world.settle()
+    world.advance(5)
+    world.sites["north"].local_user_leaves(user)
+    world.advance(200)
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert [c.superseded for c in attempt.components] == [True, False]
+    assert world.stagings(job) == [("Stage", "north", "1.1.0"), ("Unstage", "north", "1.1.0")]
+    assert world.state(job) is JobState.SUCCEEDED
+    check_quiet(world)
+
+
+def test_transfers_go_on_while_the_daemon_is_dead() -> None:
+    world = world_of()
+    job = world.submit(fixed(north=2))
+    world.advance(5)
+    world.restart()
+    for name in GRID:
+        world.connect(name)
+    world.advance(12)
+    assert world.job(job).started_at == 16
+    assert world.stagings(job) == [("Stage", "north", "1.1.0")], "it was not ordered again"
+
+
+def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
+    world = world_of()
+    job = world.submit(fixed(north=2))
+    world.advance(5)
+    world.disconnect("north")
+    del world.sites["north"].stages["1.1.0"]
+    world.connect("north")
+    assert world.stagings(job) == [("Stage", "north", "1.1.0")] * 2
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_the_submitters_own_files_wait_for_nobody() -> None:
+    """A bundle has no estimate: nodes are claimed at once, and the barrier waits for it."""
+    world = world_of(manual=True)
+    for name in GRID:
+        world.deliver(name)
+    job = world.submit(FlexibleRequest(6), bundle=Bundle("0" * 64, 10_000, 3))
+    assert world.state(job) is JobState.CLAIMING
+    for name in ("north", "south"):
+        world.obey(name)
+        for token in world.sites[name].startable():
+            world.sites[name].runners_report(token)
+        world.deliver(name)
+    assert world.state(job) is JobState.CLAIMING
+    for name in ("north", "south"):
+        for token in world.sites[name].stages:
+            world.staged(world.sites[name], token)
+        world.deliver(name)
+    assert world.state(job) is JobState.STARTING
+
+
+def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
+    world = world_of(Rules(barrier_timeout=5))
+    world.slowness = 10.0
+    job = world.submit(fixed(north=2))
+    world.advance(159)
+    assert world.state(job) is JobState.CLAIMING
+    assert world.job(job).restarts == 0
+    world.advance(2)
+    assert world.job(job).started_at == 160
