@@ -41,7 +41,7 @@ def test_every_state_is_reached_from_queued() -> None:
     assert _reachable(JobState.QUEUED) == set(JobState)
 
 
-@pytest.mark.parametrize("state", set(JobState) - FINAL_STATES)
+@pytest.mark.parametrize("state", sorted(set(JobState) - FINAL_STATES))
 def test_every_unfinished_job_can_come_to_each_end_and_be_cancelled_at_once(state: JobState) -> None:
     assert _reachable(state) >= FINAL_STATES
     assert JobState.CANCELLED in TRANSITIONS[state]

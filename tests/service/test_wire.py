@@ -65,7 +65,8 @@ def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
 def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
     parts = (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))
     catalogue = Catalogue([
-        Replica("sky/survey", "files", "/data/survey", 70, "sum", parts), Replica("map", "south", "/r/map.bin", 5, "sum-m"),
+        Replica("sky/survey", "files", "/data/survey", 70, "sum", parts),
+        Replica("map", "south", "/r/map.bin", 5, "sum-m"),
     ])  # fmt: skip
     inputs = (InputFile("sky/survey", 40, distribution="partitioned", part="b"), InputFile("map", 5, target="world"))
     spec = JobSpec(
