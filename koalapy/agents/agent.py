@@ -11,11 +11,15 @@ from pathlib import Path
 import structlog
 
 import koalapy
+from koalapy.agents.background import Background
 from koalapy.agents.barrier import Barrier
 from koalapy.agents.component import Component
+from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
 from koalapy.agents.protocol import Ack, Command, Forget, FromDaemon, Hello, Open, Stop, Submit, Welcome
+from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.spool import Spool
@@ -51,6 +55,18 @@ class AgentSettings:
     """Kind of resource manager, for people."""
     poll_interval: float = POLL_INTERVAL
     """Seconds between two questions to a resource manager that cannot tell of changes by itself."""
+    replica_directories: Sequence[Path] = ()
+    """Folders below which replicas may lie."""
+    stage_directory: Path | None = None
+    """Where components get folders of their own, which the nodes must see; by default beside ``directory``."""
+    transfer_address: str = "127.0.0.1"
+    """Address by which other sites' agents reach this one, to pull files."""
+    transfer_port: int | None = None
+    """By default any free one."""
+
+    @property
+    def stages(self) -> Path:
+        return self.stage_directory or self.directory.with_name(f"{self.directory.name}-stages")
 
     @property
     def endpoint(self) -> str:
@@ -76,6 +92,15 @@ class Agent:
         self._jobs = LrmJobs(lrm, self._reporter, self._submission, settings.poll_interval)
         self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
         self._runners = RunnerServer(settings.runner_host, self._address_file)
+        self._questions = Questions(self._uplink)
+        self._files = FileDesk(
+            settings.cluster, settings.replica_directories, settings.stages, settings.directory / "exports",
+            settings.transfer_address, settings.transfer_port, Depot(settings.url, settings.cluster, settings.token),
+            self._questions, self._reporter, self._finished,
+        )  # fmt: skip
+        background = Background(lrm, settings.lrm, settings.directory / "background")
+        self._questions.answer_with("background", background.start)
+        self._questions.answer_with("background-stop", background.stop)
         self._epoch = 0
         self._greeting: asyncio.Task[None] | None = None
 
@@ -89,6 +114,8 @@ class Agent:
                 group.create_task(self._ping())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
+            await self._questions.close()
+            await self._files.close()
             self._runners.close()
             await self._lrm.close()
             log.info("agent ends", action="stop", cluster=self._settings.cluster)
@@ -99,6 +126,7 @@ class Agent:
             component = Component.recall(instance, token, folder)
             self._reporter.add(component)
             if component.ended:
+                self._files.ended(component)
                 continue
             if component.lrm_job is None:
                 self._jobs.hand_in(component, unsure=True)
@@ -106,6 +134,7 @@ class Agent:
                 self._jobs.end(component)
             elif component.plan is not None:
                 self._barrier.await_return(component)
+        self._files.stages.recall()
 
     async def _ping(self) -> None:
         while True:
@@ -121,9 +150,16 @@ class Agent:
             pid=os.getpid(),
         )
 
+    def _finished(self, component: Component) -> None:
+        """Its results are sent: now its end may be told, with a last word if there is one."""
+        self._reporter.publish_output(component)
+        self._reporter.publish(component)
+
     def _submission(self, component: Component) -> LrmSubmission:
+        stage = component.stage and str(self._files.stages.folder(component.instance, component.stage))
         environment = {
             **self._settings.environment,
+            **({"KOALA_STAGE": stage} if stage else {}),
             "KOALA_AGENT_FILE": str(self._address_file),
             "KOALA_RUNNER_SECRET": component.secret,
             "KOALA_COMPONENT_TOKEN": component.token,
@@ -153,8 +189,12 @@ class Agent:
         match message.type:
             case "welcome":
                 self._welcome(message)
-            case "submit" | "open" | "stop" | "forget":
+            case "submit" | "open" | "stop" | "forget" | "stage" | "unstage":
                 self._command(message)
+            case "ask":
+                self._questions.asked(message)
+            case "answer":
+                self._questions.answered(message)
             case "output_ack":
                 if component := self._reporter.find(message.token):
                     component.output.acknowledge(message.offset)
@@ -188,6 +228,11 @@ class Agent:
                 error = self._stop(message)
             case "forget":
                 error = self._forget(message)
+            case "stage":
+                error = self._files.stages.stage(self._reporter.instance, message)
+            case "unstage":
+                self._files.stages.unstage(self._reporter.instance, message.token)
+                error = ""
         self._uplink.put(Ack(id=message.id, error=error))
 
     def _submit(self, message: Submit) -> str:
@@ -196,7 +241,8 @@ class Agent:
             self._reporter.publish_again(known)
             return ""
         component = self._new(message.token, message.size, message.walltime)
-        submit = {"size": message.size, "walltime": message.walltime, "name": message.name}
+        component.stage, component.collect = message.stage, tuple(message.collect)
+        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect"})
         component.folder.write(submit={**submit, "secret": component.secret})
         self._jobs.hand_in(component)
         return ""
@@ -228,7 +274,7 @@ class Agent:
         component = self._reporter.find(message.token)
         if component is None:
             return ""
-        if not component.ended:
+        if not component.ended or component.collecting:
             return f"component {message.token} has not ended"
         del self._reporter.components[component.name]
         component.folder.remove()

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -13,16 +12,13 @@ from pathlib import Path
 
 from koalapy.agents.agent import AgentSettings
 from koalapy.agents.check_daemon import check_daemon
+from koalapy.agents.check_files import check_files, shared_folder
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.lrm.script import MODULES
 from koalapy.model.errors import SiteError
 
 OLDEST_PYTHON = (3, 11)
-SHARED = (
-    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "gluster", "afs", "panfs", "pvfs", "orangefs", "weka",
-)  # fmt: skip
-"""How the types of file systems begin that several hosts can see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +41,7 @@ async def check_cluster(settings: AgentSettings, expected: Expected, make_lrm: C
     findings.append(_check_directory(settings))
     findings.append(await _check_address(settings))
     findings += [_check_folder(settings.cluster, what, path) for what, path in expected.folders.items()]
+    findings += await check_files(settings)
     return findings + await check_daemon(settings, own_token=expected.own_token)
 
 
@@ -117,39 +114,10 @@ async def _check_python(settings: AgentSettings) -> Finding:
 
 def _check_directory(settings: AgentSettings) -> Finding:
     """Where the agent keeps what must survive a restart, and the runners what they tell it."""
-    path = settings.directory.absolute()
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    try:
-        # Only trying tells: a file system may be read-only, full, or no friend of root's.
-        with tempfile.TemporaryDirectory(prefix=".koala-check-", dir=there):
-            pass
-    except OSError as error:
-        problem = f"{path} cannot be {'written to' if there == path else 'made'}: {error.strerror}"
-        hint = f"give another with --directory, or let {_user()} write to {there}"
-        return Finding("agent's directory", False, problem, hint)
-    kind = file_system(there.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
-    if settings.lrm == "local":
-        return Finding("agent's directory", True, str(path))
-    if kind.removeprefix("fuse.").startswith(SHARED):
-        return Finding("agent's directory", True, f"{path} ({kind}, shared)")
-    hint = "the nodes must see it under this path: give a folder on a shared file system with --directory"
-    return Finding("agent's directory", True, f"{path} ({kind}, a local disk unless it is shared with the nodes)", hint)
-
-
-def _user() -> str:
-    return os.environ.get("USER") or f"user {os.getuid()}"
-
-
-def file_system(path: Path, mounts: str) -> str:
-    """The type of the file system that holds a path, by the text of ``/proc/self/mountinfo``."""
-    found, longest = "unknown", -1
-    for line in mounts.splitlines():
-        mount, _, rest = line.partition(" - ")
-        # Blanks in names are written as octal numbers.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split(" ")[4]))
-        if path.is_relative_to(point) and len(point.parts) >= longest:
-            found, longest = rest.split(" ")[0], len(point.parts)
-    return found
+    return shared_folder(
+        settings, "agent's directory", settings.directory, "give another with --directory",
+        "give a folder on a shared file system with --directory",
+    )  # fmt: skip
 
 
 async def _check_address(settings: AgentSettings) -> Finding:

@@ -39,6 +39,9 @@ class Component:
     folder: Folder
     size: int = 0
     walltime: float | None = None
+    stage: str | None = None
+    """Token of the stage whose folder is its own."""
+    collect: tuple[str, ...] = ()
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     lrm_job: str | None = None
     handed_in_at: float = 0.0
@@ -50,6 +53,8 @@ class Component:
     infrastructure: bool = False
     exit_code: int | None = None
     ended: bool = False
+    collected: bool = False
+    """Whether its results were sent, or will never be."""
     nodes: list[Node] = field(default_factory=list)
     output: OutputLog = field(init=False)
     told: Status | None = None
@@ -68,9 +73,13 @@ class Component:
         """As its folder remembers it, after a restart of the agent."""
         known = folder.entries()
         submitted = known.get("submit", {})
-        own = cls(instance, token, folder, submitted.get("size", 0), submitted.get("walltime"))
+        own = cls(
+            instance, token, folder, submitted.get("size", 0), submitted.get("walltime"),
+            submitted.get("stage"), tuple(submitted.get("collect", ())),
+        )  # fmt: skip
         own.secret = submitted.get("secret", own.secret)
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
+        own.collected = bool(known.get("collected"))
         own.output.recover()
         own.collect_results()
         if end := known.get("end"):
@@ -84,6 +93,12 @@ class Component:
     def leads(self) -> bool:
         """Whether its node 0 runs ``mpirun`` for all."""
         return self.plan is not None and self.plan["launcher"] == "openmpi" and self.plan["head"] == self.token
+
+    @property
+    def collecting(self) -> bool:
+        """Whether its results are to be sent before it counts as ended: only a program that ran has any."""
+        wanted = self.collect and self.stage is not None and not self.collected
+        return bool(self.ended and wanted and self.plan is not None and not self.infrastructure)
 
     @property
     def connected(self) -> list[Node]:
@@ -155,6 +170,15 @@ class Component:
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
         self.folder.write(end={**facts, "hosts": hosts})
+
+    def has_collected(self, problem: str) -> None:
+        """Its results are with the daemon, or lost: that is worth a word, but no failure."""
+        self.collected = True
+        if problem:
+            self.output.add(f"koala: {problem}\n".encode())
+            self.error = self.error or problem
+            self.end()
+        self.folder.write(collected=True)
 
     @property
     def only_the_lrm_is_missing(self) -> bool:

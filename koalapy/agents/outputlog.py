@@ -62,6 +62,10 @@ class OutputLog:
         held, self._held[node] = self._held[node], b""
         self._append(node, held)
 
+    def add(self, line: bytes) -> None:
+        """A line of our own, after the last of the nodes'."""
+        self._append(0, line)
+
     def break_off(self, node: int) -> None:
         """The connection is gone; what was held back will be sent again."""
         self._held[node] = b""

@@ -1,11 +1,11 @@
 """Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.protocol import Inventory, Output, Report, Status
+from koalapy.agents.protocol import Inventory, Output, Report, StageStatus, Status
 from koalapy.agents.uplink import Uplink
 
 CHUNK = 64 * 1024
@@ -24,6 +24,10 @@ class Reporter:
         self.live: dict[str, Component] = {}
         """Those that have not ended."""
         self.instance = ""
+        self.stages: Callable[[str], list[StageStatus]] = lambda instance: []
+        """The stages of a daemon, for the inventory."""
+        self.ended: Callable[[Component], object] = lambda component: None
+        """Called, perhaps several times, with a component that has ended."""
         self._welcomed = False
         self._ready = False
         """Whether the inventory has been sent."""
@@ -51,7 +55,8 @@ class Reporter:
             component.output.sent = component.output.acknowledged
         self._ready = True
         statuses = [self._status(c) for c in own]
-        self.uplink.put(Inventory(components=[*statuses, *self._strays(snapshot)]))
+        components = [*statuses, *self._strays(snapshot)]
+        self.uplink.put(Inventory(components=components, stages=self.stages(self.instance)))
         self._reported = None
         self.report(snapshot)
         if problem:
@@ -67,12 +72,20 @@ class Reporter:
         """Send a component's status if it is another than the last one sent."""
         if component.ended:
             self.live.pop(component.name, None)
+            self.ended(component)
         if not self._ready or component.instance != self.instance:
             return
         status = self._status(component)
         if status != component.told:
             component.told = status
             self.uplink.put(status)
+
+    def publish_stage(self, instance: str, status: StageStatus) -> bool:
+        """Whether it was sent."""
+        told = self._ready and instance == self.instance
+        if told:
+            self.uplink.put(status)
+        return told
 
     def publish_again(self, component: Component) -> None:
         component.told = None
@@ -115,9 +128,10 @@ class Reporter:
         return [j.name.removeprefix(prefix) for j in _ours(snapshot, prefix) if j.state is LrmJobState.RUNNING]
 
     def _status(self, component: Component) -> Status:
-        """What to tell now: the end only after the last of the output, unless nobody waits for that."""
+        """What to tell now: the end only after the results and the last of the output, if somebody waits for that."""
         status = component.status()
-        if component.ended and component.output.pending and component.stop is None:
+        awaited = component.output.pending and component.stop is None
+        if component.ended and (awaited or component.collecting):
             return status.model_copy(update={"state": "running"})
         return status
 

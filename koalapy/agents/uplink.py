@@ -26,12 +26,13 @@ class Uplink:
         self._queue: list[FromAgent] = []
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
-        self._connected = False
+        self.online = asyncio.Event()
+        """Set while there is a connection."""
         self._complained = False
 
     def put(self, message: FromAgent, *, urgent: bool = False) -> None:
         """Send soon, or drop while there is no connection: the inventory says it all again."""
-        if not self._connected:
+        if not self.online.is_set():
             return
         self._queue.append(message)
         self._wake.set()
@@ -53,7 +54,7 @@ class Uplink:
             except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
                 self._complain(str(error) or type(error).__name__)
             finally:
-                self._connected = False
+                self.online.clear()
                 self._queue.clear()
                 lost()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -65,8 +66,10 @@ class Uplink:
             self._complained = True
 
     async def _converse(self, socket: ClientConnection, received: Callable[[FromDaemon], None]) -> None:
-        self._connected = True
-        self.put(self._hello(), urgent=True)
+        self._queue.append(self._hello())
+        self.online.set()
+        self._full.set()
+        self._wake.set()
         sender = asyncio.create_task(self._send_batches(socket))
         try:
             async for frame in socket:

@@ -42,8 +42,10 @@ def agent(
     section = _section(cluster, settings)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory = directory.resolve()
-    runner_host = section.runner_address or _runner_host(section, url)
-    settings_of_agent = _settings_of_agent(cluster, section, url, token, directory, runner_host)
+    runner_host, transfer_address = _addresses(section, url)
+    settings_of_agent = _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address)
+    if section.kind == "local" and not section.replica_directories:
+        replica_directory(directory).mkdir(exist_ok=True)
     lrm = _lrm(cluster, section, directory, settings)
     uvloop.run(_agent(settings_of_agent, lrm))
     if embedded and isinstance(lrm, LocalLrm):
@@ -96,8 +98,12 @@ def _section(cluster: str, settings: Settings) -> ClusterSection:
 
 
 def _settings_of_agent(
-    cluster: str, section: ClusterSection, url: str, token: str, directory: Path, runner_host: str
-) -> AgentSettings:
+    cluster: str, section: ClusterSection, url: str, token: str, directory: Path, runner_host: str,
+    transfer_address: str,
+) -> AgentSettings:  # fmt: skip
+    replica_directories = section.replica_directories
+    if section.kind == "local" and not replica_directories:
+        replica_directories = [str(replica_directory(directory))]
     return AgentSettings(
         cluster=cluster,
         url=url,
@@ -109,11 +115,29 @@ def _settings_of_agent(
         python=section.python or sys.executable,
         lrm=section.kind,
         poll_interval=section.poll_interval,
+        replica_directories=[Path(path) for path in replica_directories],
+        stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
+        transfer_address=transfer_address,
+        transfer_port=section.transfer_port,
     )
 
 
-def _runner_host(section: ClusterSection, url: str) -> str:
-    return "127.0.0.1" if section.kind == "local" else _own_address(url)
+def replica_directory(directory: Path) -> Path:
+    """Where replicas of an embedded cluster lie that is told of no other place."""
+    return directory / "replicas"
+
+
+def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
+    """Where the nodes reach this host, and where other sites do."""
+    if section.kind == "local":
+        return section.runner_address or "127.0.0.1", section.transfer_address or "127.0.0.1"
+    try:
+        own = _own_address(url)
+    except UsageError:
+        if section.runner_address is None:
+            raise
+        own = section.runner_address
+    return section.runner_address or own, section.transfer_address or own
 
 
 def _own_address(url: str) -> str:
@@ -190,10 +214,10 @@ def check(cluster: str, url: str, config: Path | None, directory: Path, token: s
     section = _section(cluster, settings)
     directory = directory.absolute()
     try:
-        runner_host = section.runner_address or _runner_host(section, url)
+        runner_host, transfer_address = _addresses(section, url)
     except UsageError:
-        runner_host = ""
-    would_be = _settings_of_agent(cluster, section, url, token, directory, runner_host)
+        runner_host, transfer_address = "", section.transfer_address or ""
+    would_be = _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address)
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 SIOCGIFCONF = 0x8912
+SIOCGIFNETMASK = 0x891B
 _ENTRY = 40
 """Bytes of a ``struct ifreq`` on 64-bit Linux: the interface's name in 16, then its address."""
 
@@ -29,6 +30,22 @@ def own_addresses() -> list[tuple[str, str]]:
         (found[at : at + 16].partition(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(found[at + 20 : at + 24]))
         for at in range(0, used, _ENTRY)
     ]
+
+
+def own_networks() -> list[tuple[str, str]]:
+    """(network as CIDR, IPv4 address) of all that this node has beside loopback, in the kernel's order."""
+    import fcntl
+    import struct
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for interface, address in own_addresses():
+            if not address.startswith("127."):
+                answer = fcntl.ioctl(asking, SIOCGIFNETMASK, struct.pack("40s", interface.encode()))
+                mask = int.from_bytes(answer[20:24])
+                base = socket.inet_ntoa((_number(address) & mask).to_bytes(4))
+                found.append((f"{base}/{mask.bit_count()}", address))
+    return found
 
 
 def address_in(network: str, addresses: list[tuple[str, str]]) -> str | None:

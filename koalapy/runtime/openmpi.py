@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -39,6 +40,13 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
     return found, folder
 
 
+def fit_again(node: Node, plan: Plan, found: Installation, folder: str) -> None:
+    """Make the environment anew: the nodes have other addresses now."""
+    node.environment = plan.environment(node.settings)
+    prepare(node.environment, found, plan)
+    node.environment["TMPDIR"] = folder
+
+
 def how_it_ended(code: int) -> str:
     """In words; a shell's 128 + n counts as killed by signal n."""
     number = -code if code < 0 else code - 128
@@ -60,14 +68,16 @@ class Follower:
 
     def start(self) -> None:
         """The head node will ask."""
-        self._installation, _ = make_ready(self._runner, self._plan)
+        self._installation, self._folder = make_ready(self._runner, self._plan)
         self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell)
         self._visitor.say_ready()
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         match payload["op"]:
-            case "probe" if self._visitor is not None:
+            case "probe" if self._visitor is not None and payload["way"] == self._visitor.way:
                 self._visitor.probe(payload["doors"])
+            case "move" if self._visitor is not None and payload["way"] > self._visitor.way:
+                self._move(payload["way"], payload["hosts"])
             case "unreached":
                 self._runner.conclude(None, payload["error"], infrastructure=True)
             case "launch":
@@ -86,6 +96,14 @@ class Follower:
     def close(self) -> None:
         self._runner.loop.cancel("daemon-ended")
         self._leave_preflight()
+
+    def _move(self, way: int, hosts: list[str]) -> None:
+        """The gang did not meet by the addresses of before."""
+        self._leave_preflight()
+        self._plan.move(hosts)
+        fit_again(self._runner, self._plan, self._installation, self._folder)
+        self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell, way)
+        self._visitor.say_ready()
 
     def _launch(self, command: str) -> None:
         self._leave_preflight()
@@ -121,7 +139,7 @@ class Head:
         self._preflight: Preflight | None = None
         self._waiting: list[tuple[str, str]] = []
         """What mpirun asked for before the pre-flight was over."""
-        self._by_host = {n["host"]: i for i, n in enumerate(plan.nodes)}
+        self._by_host: dict[str, int] = {}
         self._elsewhere = {i for i in range(len(plan.nodes)) if i != plan.index}
         self._commands: dict[int, tuple[str, float]] = {}
         self._started: set[int] = set()
@@ -140,15 +158,29 @@ class Head:
             raise Failure(
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
             )
-        self._installation, folder = make_ready(self._runner, self._plan)
-        self._desk = Desk(self._runner.loop, folder, list(self._by_host), self._asked)
-        options = self._installation.options(self._desk.agent)
-        contexts = self._plan.mpirun_contexts(before_rank(environment))
-        self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *contexts])
+        self._installation, self._folder = make_ready(self._runner, self._plan)
+        self._start_mpirun(self._folder)
         if self._elsewhere:
-            self._preflight = Preflight(self._runner, self._plan, self._installation.series, self._reached)
+            series = self._installation.series
+            self._preflight = Preflight(self._runner, self._plan, series, self._reached, self._moving)
             self._preflight.begin()
         self._tell_when_all_started()
+
+    def _start_mpirun(self, folder: str) -> None:
+        self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
+        self._desk = Desk(self._runner.loop, folder, list(self._by_host), self._asked)
+        options = self._installation.options(self._desk.agent)
+        contexts = self._plan.mpirun_contexts(before_rank(self._runner.environment))
+        self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *contexts])
+
+    def _moving(self) -> None:
+        """The nodes will have other addresses than those mpirun was told: it has started nothing yet."""
+        os.kill(self._mpirun, signal.SIGKILL)
+        self._mpirun = 0
+        self._waiting.clear()
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         index, op = payload.get("index", -1), payload["op"]
@@ -188,6 +220,11 @@ class Head:
     def _reached(self) -> None:
         """The pre-flight is over, and all is well."""
         self._preflight = None
+        if not self._mpirun:
+            fit_again(self._runner, self._plan, self._installation, self._folder)
+            folder = f"{self._folder}/moved"
+            os.mkdir(folder, 0o700)
+            self._start_mpirun(folder)
         for host, command in self._waiting:
             self._asked(host, command)
 

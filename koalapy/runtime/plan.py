@@ -10,6 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+ENTER_STAGE = '[ -z "${KOALA_STAGE-}" ] || cd "$KOALA_STAGE"; '
+"""Each cluster has its own; ``mpirun`` would have all ranks go where the head's is."""
+
 
 class Plan:
     """The gang as the daemon laid it out, seen from this node."""
@@ -22,6 +25,11 @@ class Plan:
         self.me = self.nodes[self.index]
         self.context = next(c for c in self.contexts if c["token"] == token)
         self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
+
+    def move(self, hosts: list[str]) -> None:
+        """The nodes are known to each other by these addresses from now on."""
+        for node, host in zip(self.nodes, hosts, strict=True):
+            node["host"] = host
 
     def environment(self, settings: Settings) -> dict[str, str]:
         """The program's environment on this node."""
@@ -54,5 +62,5 @@ class Plan:
             words += [":"] if words else []
             words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes))]
             words += ["--wdir", workdir] if workdir and len(contexts) > 1 else []
-            words += ["/bin/sh", "-c", f"{before}exec {shlex.join(command)}"]
+            words += ["/bin/sh", "-c", f"{before}{'' if workdir else ENTER_STAGE}exec {shlex.join(command)}"]
         return words

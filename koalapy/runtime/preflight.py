@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from koalapy.runtime.doors import Door, Round
+from koalapy.runtime.meeting import other_ways, own_choices
 from koalapy.runtime.parameters import rank_ports
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.settings import Failure
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 RESEND = 2.0
 READY_PATIENCE = 30.0
+CANNOT_REACH = "cannot reach node"
+"""Part of every error that says two nodes do not reach each other: by it a network is told from other faults."""
 BLAME_PATIENCE = 10.0
 """Seconds for a node to report an error of its cluster; then the head node does."""
 
@@ -26,15 +29,19 @@ BLAME_PATIENCE = 10.0
 class Visitor:
     """A node's own part: it opens its door, and knocks at all others when the head node says where they are."""
 
-    def __init__(self, runner: Node, plan: Plan, series: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._runner, self._plan, self._tell = runner, plan, tell
+    def __init__(
+        self, runner: Node, plan: Plan, series: int, tell: Callable[[dict[str, Any]], None], way: int = 0
+    ) -> None:  # fmt: skip
+        """``way`` counts the ways to meet that were tried before this one."""
+        self._runner, self._plan, self._tell, self.way = runner, plan, tell, way
         ports = rank_ports(runner.environment)
         self._door = Door(runner.loop, runner.settings.name, plan.me["host"], ports)
         self._round: Round | None = None
         self._answer: dict[str, Any] | None = None
         self.ready: dict[str, Any] = {
             "op": "ready", "index": plan.index, "name": runner.settings.name, "series": series,
-            "port": self._door.port, "word": self._door.word,
+            "port": self._door.port, "word": self._door.word, "way": way,
+            "choices": own_choices(plan, runner.environment),
         }  # fmt: skip
 
     def say_ready(self) -> None:
@@ -60,16 +67,28 @@ class Visitor:
             self._round.close()
 
     def _done(self, failures: dict[int, str]) -> None:
-        self._answer = {"op": "reached", "index": self._plan.index, "failures": sorted(failures.items())}
+        told = {"op": "reached", "index": self._plan.index, "way": self.way}
+        self._answer = {**told, "failures": sorted(failures.items())}
         self._tell(self._answer)
 
 
 class Preflight:
-    """The head node's part: it tells all nodes of all doors, and learns who cannot reach whom."""
+    """The head node's part: it tells all nodes of all doors, and learns who cannot reach whom.
 
-    def __init__(self, runner: Node, plan: Plan, series: int, over: Callable[[], None]) -> None:
-        """``over`` is called once all have reached all."""
-        self._runner, self._plan, self._over = runner, plan, over
+    Where they do not reach each other by the addresses they are known by, other networks that they have are tried.
+    """
+
+    def __init__(
+        self, runner: Node, plan: Plan, series: int, over: Callable[[], None], moving: Callable[[], None]
+    ) -> None:  # fmt: skip
+        """``over`` is called once all have reached all; ``moving`` before that, when the nodes' addresses change."""
+        self._runner, self._plan, self._over, self._moving = runner, plan, over, moving
+        self._series, self._way = series, 0
+        self._ways: list[tuple[list[str], list[str]]] = []
+        """Networks and addresses of the ways to meet that have not been tried."""
+        self._error = ""
+        """Why the first way was none, and whose node tells that."""
+        self._teller = 0
         self._ready: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, list[tuple[int, str]]] = {}
         self._visitor = Visitor(runner, plan, series, self.told)
@@ -82,6 +101,8 @@ class Preflight:
     def told(self, payload: dict[str, Any]) -> None:
         """A node has its door open, or has knocked at all others'."""
         index = payload["index"]
+        if payload["way"] != self._way:
+            return
         if payload["op"] == "reached":
             self._failures[index] = payload["failures"]
             if len(self._failures) == len(self._plan.nodes):
@@ -109,6 +130,8 @@ class Preflight:
     def _again(self) -> None:
         if len(self._ready) == len(self._plan.nodes):
             self._send_out()
+        elif self._way:
+            self._tell_to_move()
         self._wait()
 
     def _send_out(self) -> None:
@@ -119,7 +142,7 @@ class Preflight:
             if index == self._plan.index:
                 self._visitor.probe(doors)
             else:
-                self._runner.relay(node["token"], node["node"], {"op": "probe", "doors": doors})
+                self._runner.relay(node["token"], node["node"], {"op": "probe", "way": self._way, "doors": doors})
 
     def _compare(self) -> None:
         """One job needs one series on all its nodes."""
@@ -138,17 +161,47 @@ class Preflight:
             self.close()
             self._over()
             return
+        if not self._error:
+            self._explain(failed)
+            self._ways = other_ways(self._plan, {i: ready["choices"] for i, ready in self._ready.items()})[::-1]
+        if self._ways:
+            self._move(*self._ways.pop())
+        else:
+            self._deadline = time.monotonic() + BLAME_PATIENCE
+            self._blame(self._teller, self._error)
+
+    def _explain(self, failed: list[tuple[int, int, str]]) -> None:
+        """Keep the error of the first way: it is by the addresses that people know."""
         culprit = self._culprit([(i, j) for i, j, _ in failed])
         at = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == culprit}
         source, target, why = min(failed, key=lambda f: (f[1] not in at, f[0] not in at))
         node, port = self._plan.nodes[target], self._ready[target]["port"]
-        error = (
-            f"node {self._name(source)} cannot reach node {self._name(target)} at {node['host']}:{port} ({why}): "
+        self._error = (
+            f"node {self._name(source)} {CANNOT_REACH} {self._name(target)} at {node['host']}:{port} ({why}): "
             f"name a network that both have in clusters.{node['cluster']}.mpi.interface, "
             f"and ports that are open between them in clusters.{node['cluster']}.mpi.ports"
         )
-        self._deadline = time.monotonic() + BLAME_PATIENCE
-        self._blame(target if target in at else source, error)
+        self._teller = target if target in at else source
+
+    def _move(self, networks: list[str], hosts: list[str]) -> None:
+        """Try it by other networks."""
+        if not self._way:
+            self._moving()
+        self._visitor.close()
+        self._way += 1
+        self._error += f"; tried too: {', '.join(networks)}"
+        self._plan.move(hosts)
+        self._ready, self._failures = {}, {}
+        self._deadline = time.monotonic() + READY_PATIENCE
+        self._visitor = Visitor(self._runner, self._plan, self._series, self.told, self._way)
+        self._tell_to_move()
+        self.told(self._visitor.ready)
+
+    def _tell_to_move(self) -> None:
+        hosts = [node["host"] for node in self._plan.nodes]
+        for index, node in enumerate(self._plan.nodes):
+            if index not in self._ready and index != self._plan.index:
+                self._runner.relay(node["token"], node["node"], {"op": "move", "way": self._way, "hosts": hosts})
 
     def _culprit(self, pairs: list[tuple[int, int]]) -> str:
         """The cluster with most of the failing pairs; if in doubt not the head node's, which has most of the nodes."""

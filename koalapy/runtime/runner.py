@@ -160,7 +160,7 @@ class Runner:
         plan = Plan(message, self.settings.token, self.settings.node)
         self._phase = "opened"
         self.environment = plan.environment(self.settings)
-        self._enter(plan.context["workdir"] or self.settings.spool)
+        self._enter(plan.context["workdir"] or self.settings.stage or self.settings.spool)
         self._copy_to(plan.context["output"])
         if message["launcher"] == "processes":
             self._role = Single(self, plan)

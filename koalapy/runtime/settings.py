@@ -35,6 +35,8 @@ class Settings:
         self.component_name = environment.get("KOALA_COMPONENT_NAME", self.token)
         self.lease = float(environment.get("KOALA_LEASE", "300"))
         self.spool = environment["KOALA_SPOOL"]
+        self.stage = environment.get("KOALA_STAGE", "")
+        """The folder of the program's files on this cluster, if it has one."""
         index, host, name = next((v for v in NODE_VARIABLES if v[0] in environment), NODE_VARIABLES[-1])
         self.node = int(environment.get(index, "0"))
         self.name = environment.get(name) or socket.gethostname()

@@ -36,6 +36,8 @@ class FakeDaemon:
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
         self.output: dict[str, bytes] = {}
+        self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
+        """What becomes of an answer's payload on its way to another agent."""
         self._server: Server | None = None
         self._sockets: dict[str, ServerConnection] = {}
         self._clusters: dict[str, str] = {}
@@ -90,6 +92,22 @@ class FakeDaemon:
         """The last one of a cluster."""
         return next((m for m in reversed(self.said("report")) if m["cluster"] == cluster), {})
 
+    async def stage(self, token: str, *files: dict[str, Any], cluster: str = "north", **fields: Any) -> int:
+        self._clusters[token] = cluster
+        return await self.command("stage", token, files=list(files), **fields)
+
+    async def staged(self, token: str, state: str = "done") -> dict[str, Any]:
+        await self.until(lambda: any(m["state"] == state for m in self.said("stage_status", token)))
+        return self.said("stage_status", token)[-1]
+
+    async def ask(self, cluster: str, what: str, **payload: Any) -> dict[str, Any]:
+        """The answer to a question of the daemon's own."""
+        self._ids += 1
+        ident = str(self._ids)
+        await self.say(cluster, {"type": "ask", "ident": ident, "what": what, "payload": payload, "cluster": ""})
+        await self.until(lambda: any(m["ident"] == ident for m in self.said("answer")))
+        return next(m for m in self.said("answer") if m["ident"] == ident)
+
     def status(self, token: str) -> dict[str, Any]:
         return next(iter(reversed(self.said("status", token))), {})
 
@@ -129,13 +147,18 @@ class FakeDaemon:
                 )
             case "inventory":
                 self.inventories.append(message["components"])
-                self.messages += message["components"]
+                self.messages += message["components"] + message["stages"]
             case "output":
                 known = self.output.get(token, b"")
                 self.output[token] = known[: message["offset"]] + base64.b64decode(message["data"])
                 await self.say(cluster, {"type": "output_ack", "token": token, "offset": len(self.output[token])})
             case "relay":
                 await self.say(self._clusters[token], message)
+            case "ask":
+                await self.say(message["cluster"], {**message, "cluster": cluster})
+            case "answer" if message["cluster"]:
+                payload = self.meddle(message["payload"])
+                await self.say(message["cluster"], {**message, "payload": payload, "cluster": cluster})
 
 
 class Site:
@@ -144,12 +167,15 @@ class Site:
     def __init__(self, directory: Path, daemon: FakeDaemon, name: str = "north", network: str = "127.0.1") -> None:
         self.cluster = LocalCluster(directory / f"locald-{name}", name, 4, network=network, preload=RUNNER)
         self.daemon = daemon
+        self.replicas = directory / f"replicas-{name}"
+        self.replicas.mkdir(exist_ok=True)
         self.settings = AgentSettings(
             name,
             f"http://127.0.0.1:{daemon.port}",
             "s3cret",
             directory / f"agent-{name}",
             environment={"SITE": name, **MPI_ENVIRONMENT},
+            replica_directories=[self.replicas],
         )
         self._agent: asyncio.Task[None] | None = None
 

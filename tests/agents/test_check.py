@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.agent import AgentSettings
-from koalapy.agents.check import Expected, check_cluster, file_system
+from koalapy.agents.check import Expected, check_cluster
+from koalapy.agents.check_files import file_system
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.memory_lrm import MemoryLrm
@@ -229,3 +230,43 @@ async def test_nothing_is_left_behind(settings: AgentSettings, tmp_path: Path) -
     seen = sorted(os.walk(tmp_path))
     await check_cluster(settings, Expected(4), MemoryLrm)
     assert sorted(os.walk(tmp_path)) == seen
+
+
+# Files
+
+
+async def test_rsync_or_the_lack_of_it(
+    settings: AgentSettings, bin_: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    hint = "install rsync on this host: without it no files come from other clusters, and none go there"
+    monkeypatch.setenv("PATH", str(bin_))
+    assert await found(settings, "rsync") == Finding(
+        "rsync", False, "cannot run rsync: No such file or directory", hint
+    )
+    program(bin_ / "rsync", "echo nonsense")
+    assert await found(settings, "rsync") == Finding("rsync", False, "rsync is none: nonsense", hint)
+    program(bin_ / "rsync", "echo 'rsync  version 3.2.7  protocol version 31'")
+    assert await found(settings, "rsync") == Finding("rsync", True, "3.2.7")
+
+
+async def test_replica_directories_are_read(settings: AgentSettings, tmp_path: Path) -> None:
+    none = await found(settings, "replica directories")
+    assert none.ok
+    assert "clusters.north.replica_directories" in none.hint
+    both = replace(settings, replica_directories=[tmp_path, Path("/nowhere")])
+    findings = await check_cluster(both, Expected(4), MemoryLrm)
+    assert [f for f in findings if f.what == "replica directory"] == [
+        Finding("replica directory", True, str(tmp_path)),
+        Finding(
+            "replica directory", False, "/nowhere cannot be read: No such file or directory",
+            "make it readable, or correct clusters.north.replica_directories",
+        ),
+    ]  # fmt: skip
+
+
+async def test_the_folder_for_stages_is_written_to(settings: AgentSettings, tmp_path: Path) -> None:
+    assert (await found(settings, "stage directory")).ok
+    (tmp_path / "file").write_text("")
+    seen = await found(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
+    assert seen.found == f"{tmp_path}/file/stages cannot be made: Not a directory"
+    assert seen.hint.startswith("set clusters.north.stage_directory to another")

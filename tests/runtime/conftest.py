@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,8 @@ class FakeAgent:
         """What becomes of a relay's payload on its way; None when it gets lost."""
         self._changed = asyncio.Event()
 
-    async def listen(self) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**24)
+    async def listen(self, host: str = "127.0.0.1") -> None:
+        self.server = await asyncio.start_server(self._serve, host, 0, limit=2**24)
         host, port = self.server.sockets[0].getsockname()
         (self.directory / "agent.json").write_text(json.dumps({"host": host, "port": port}))
 
@@ -91,7 +91,9 @@ class FakeAgent:
                 node.writer.transport.abort()
                 node.writer = None
 
-    async def start(self, token: str, node: int, host: str, **environment: str) -> FakeNode:
+    async def start(
+        self, token: str, node: int, host: str, prefix: Sequence[str] = (), **environment: str
+    ) -> FakeNode:  # fmt: skip
         """Start a runner as a resource manager would, and wait for its hello; embedded, unless told otherwise."""
         spool = self.directory / token
         spool.mkdir(exist_ok=True)
@@ -107,7 +109,7 @@ class FakeAgent:
         if environment.keys().isdisjoint({"SLURM_NODEID", "KOALA_NODE_INDEX"}):
             own |= {"LOCALD_NODE_INDEX": str(node), "LOCALD_NODE": host, "LOCALD_NODE_NAME": f"node-{host}"}
         fake.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(RUNNER), "node", env={**os.environ, **own, **environment}
+            *prefix, sys.executable, "-I", "-S", str(RUNNER), "node", env={**os.environ, **own, **environment}
         )
         await self.until(lambda: bool(fake.hellos), f"hello from {host}")
         return fake

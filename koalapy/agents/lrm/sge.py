@@ -72,7 +72,8 @@ class SgeLrm:
             job = await self._control.submit(script, submission, self._native(submission, layout))
         except SiteRejected as error:
             raise _explained(error) from error
-        self._ledger.handed_in(job, submission.name)
+        if submission.name.startswith(self._ledger.prefix):
+            self._ledger.handed_in(job, submission.name)
         self._polling.soon()
         return job
 

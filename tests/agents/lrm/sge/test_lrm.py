@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,12 @@ async def test_an_environment_without_whole_nodes(lrm: SgeLrm, engine: FakeGridE
     with pytest.raises(SiteRejected, match="does not give whole nodes") as raised:
         await lrm.snapshot()
     assert "allocation_rule" in raised.value.hint
+
+
+async def test_a_job_that_is_none_of_ours_is_not_followed(
+    lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
+) -> None:
+    assert await lrm.submit(replace(submission(tmp_path), name="local-1")) == "7"
+    for _ in range(2):
+        assert (await lrm.snapshot()).jobs == ()
+    assert engine.calls("qacct") == []

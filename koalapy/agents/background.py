@@ -1,0 +1,116 @@
+"""Load that looks like local users': jobs handed straight to the resource manager, which no scheduler has placed.
+
+They count as background in every report, for their names do not begin as those of our components do.
+"""
+
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import structlog
+
+from koalapy.agents.lrm.port import Lrm, LrmSubmission
+from koalapy.model.errors import SiteError, SiteRejected
+
+log = structlog.get_logger()
+
+NAME = "local-"
+LONGEST = 600.0
+"""Seconds that one such job may run."""
+MOST_AT_ONCE = 100
+"""How many of them may be under way."""
+WAITED = 3600.0
+"""Seconds that one may have waited for its nodes, for which it is remembered beyond its time."""
+ALLOWANCE = 60.0
+"""Seconds beyond its time after which the resource manager is to end one."""
+KEPT = 24 * 3600.0
+"""Seconds for which a folder is kept at most: a job may wait for long before it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One such job: its number in the resource manager, and until when it could run had it started at once."""
+
+    job: str
+    until: float
+
+
+class Background:
+    """Answers the questions ``background`` and ``background-stop``. Both raise ``SiteError``."""
+
+    def __init__(self, lrm: Lrm, kind: str, directory: Path) -> None:
+        """``kind`` of the resource manager; ``directory`` is where its jobs have their folders."""
+        self._lrm, self._kind, self._directory = lrm, kind, directory
+        self._started: dict[str, Started] = {}
+
+    async def start(self, payload: Mapping[str, object]) -> dict[str, object]:
+        """Have ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
+        if self._kind == "drmaa":
+            raise SiteRejected(
+                "a cluster of the kind drmaa does not tell of local users' load", hint="use the kind slurm or sge"
+            )
+        nodes, seconds = _nodes(payload.get("nodes")), _seconds(payload.get("seconds"))
+        self._forget_ended()
+        now = time.monotonic()
+        if sum(one.until > now for one in self._started.values()) >= MOST_AT_ONCE:
+            raise SiteRejected(f"{MOST_AT_ONCE} background jobs are under way already", hint="wait for some to end")
+        name = f"{NAME}{uuid4().hex[:12]}"
+        folder = self._directory / name
+        self._clean()
+        folder.mkdir(parents=True, mode=0o700)
+        submission = LrmSubmission(
+            name=name, nodes=nodes, argv=("/bin/sleep", f"{seconds:g}"), environment={}, workdir=folder,
+            output=folder / "output", walltime=seconds + ALLOWANCE,
+        )  # fmt: skip
+        job = await self._lrm.submit(submission)
+        self._started[name] = Started(job, time.monotonic() + seconds)
+        log.info("background started", action="background", name=name, nodes=nodes, seconds=seconds)
+        return {"name": name, "lrm_job": job}
+
+    async def stop(self, payload: Mapping[str, object]) -> dict[str, object]:
+        """End whatever was started here and has not ended; how many jobs were told to."""
+        self._forget_ended()
+        stopped, failed = 0, None
+        for name, started in list(self._started.items()):
+            try:
+                await self._lrm.cancel(started.job, name)
+            except SiteError as error:
+                failed = error
+                continue
+            del self._started[name]
+            stopped += 1
+        if failed is not None:
+            raise failed
+        return {"stopped": stopped}
+
+    def _forget_ended(self) -> None:
+        """Resource managers remember ended jobs for long: what must have ended is not asked about for ever."""
+        now = time.monotonic()
+        self._started = {name: one for name, one in self._started.items() if one.until + WAITED > now}
+
+    def _clean(self) -> None:
+        """Remove the folders of jobs that are long gone."""
+        with contextlib.suppress(OSError):
+            for folder in self._directory.iterdir():
+                if folder.name not in self._started and folder.stat().st_mtime + KEPT < time.time():
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _nodes(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SiteRejected(f"nodes is {value!r}", field="nodes", value=value, hint="give 1 or more")
+    return value
+
+
+def _seconds(value: object) -> float:
+    given = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    if not given or not 0 < value <= LONGEST:  # type: ignore[operator]
+        raise SiteRejected(
+            f"seconds is {value!r}", field="seconds", value=value, hint=f"give more than 0 and up to {LONGEST:g}"
+        )
+    return float(value)  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""What the daemon keeps in files: the submitters' own, and the results of jobs; over HTTP, for threads."""
+
+import http.client
+import io
+import json
+import ssl
+import tarfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+PATIENCE = 60.0
+"""Seconds in which the daemon must take or give the next bytes."""
+PIECE = 1024 * 1024
+LONGEST_COMPLAINT = 2000
+
+
+class DepotBusy(SiteUnavailable):
+    """The daemon answers, but cannot do it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depot:
+    """The daemon's file routes, for one agent.
+
+    Everything blocks, and raises ``SiteUnavailable`` when the daemon cannot be reached, ``SiteRejected`` when it
+    refuses, ``OSError`` for files of our own.
+    """
+
+    url: str
+    cluster: str
+    token: str
+
+    def fetch(self, bundle: str, path: Path, stop: threading.Event, came: Callable[[int], None]) -> None:
+        """Bring a bundle into a file, of which the beginning may be there; ``came`` is told how much there is."""
+        with open(path, "ab") as file:
+            there = file.tell()
+            headers = {"Range": f"bytes={there}-"} if there else {}
+            connection = self._connection()
+            try:
+                answer = _exchange(connection, "GET", self._path("bundles", bundle), self._headers(headers))
+                if answer.status == 416:
+                    return
+                _check(answer)
+                if answer.status != 206 and there:
+                    file.truncate(0)
+                    there = 0
+                while not stop.is_set() and (data := _read(answer)):
+                    file.write(data)
+                    there += len(data)
+                    came(there)
+                if answer.length:
+                    raise SiteUnavailable("the daemon hung up in the midst of a bundle")
+            finally:
+                connection.close()
+
+    def put_results(self, token: str, write: Callable[[tarfile.TarFile], None]) -> None:
+        """Send an archive, as it is written."""
+        connection = self._connection()
+        try:
+            self._send(connection, token, write)
+            _check(_answer(connection))
+        finally:
+            connection.close()
+
+    def _send(
+        self, connection: http.client.HTTPConnection, token: str, write: Callable[[tarfile.TarFile], None]
+    ) -> None:
+        try:
+            connection.putrequest("PUT", self._path("results", token))
+            headers = {"Transfer-Encoding": "chunked", "Content-Type": "application/x-tar"}
+            for name, value in self._headers(headers).items():
+                connection.putheader(name, value)
+            connection.endheaders()
+        except (OSError, http.client.HTTPException) as error:
+            raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
+        body = _Chunks(connection)
+        try:
+            with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=PIECE) as archive:
+                write(archive)
+            body.end()
+        except _Refused:
+            return  # Who refuses what is too large hangs up before its end, and its answer says so.
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, port, timeout=PATIENCE, context=context)
+        return http.client.HTTPConnection(host, port, timeout=PATIENCE)
+
+    def _path(self, what: str, ident: str) -> str:
+        base = urlsplit(self.url).path.rstrip("/")
+        return f"{base}/api/v1/agents/{quote(self.cluster, safe='')}/{what}/{quote(ident, safe='')}"
+
+    def _headers(self, more: dict[str, str]) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}", "Connection": "close", **more}
+
+
+class _Refused(Exception):
+    """The daemon does not want the rest."""
+
+
+class _Chunks(io.RawIOBase):
+    """A request's body, of unknown length."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        try:
+            self._connection.send(b"%x\r\n%b\r\n" % (size, data))
+        except OSError as error:
+            raise _Refused from error
+        return size
+
+    def end(self) -> None:
+        try:
+            self._connection.send(b"0\r\n\r\n")
+        except OSError as error:
+            raise _Refused from error
+
+
+def _exchange(
+    connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]
+) -> http.client.HTTPResponse:  # fmt: skip
+    try:
+        connection.request(method, path, headers=headers)
+    except (OSError, http.client.HTTPException) as error:
+        raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
+    return _answer(connection)
+
+
+def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    try:
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException) as error:
+        raise SiteUnavailable(f"the daemon does not answer: {error}") from error
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read(PIECE)
+    except (OSError, http.client.HTTPException) as error:
+        raise SiteUnavailable(f"the daemon does not go on: {error}") from error
+
+
+def _check(answer: http.client.HTTPResponse) -> None:
+    if answer.status < 300:
+        return
+    said = _complaint(answer)
+    if answer.status >= 500 or answer.status in (408, 425, 429):
+        raise DepotBusy(f"the daemon says {said}")
+    raise SiteRejected(f"the daemon refuses: {said}", value=answer.status)
+
+
+def _complaint(answer: http.client.HTTPResponse) -> str:
+    """The words of a problem+json, or at least the status."""
+    plain = f"{answer.status} {answer.reason}"
+    try:
+        told: Any = json.loads(answer.read(LONGEST_COMPLAINT))
+        return str(told.get("detail") or plain)
+    except (OSError, ValueError, AttributeError, http.client.HTTPException):
+        return plain

@@ -1,0 +1,58 @@
+"""The agent's side of files as a whole: joins its parts."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from koalapy.agents.component import Component
+from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.exports import Exports
+from koalapy.agents.files.replicas import Replicas
+from koalapy.agents.files.results import Collector
+from koalapy.agents.files.roots import Roots
+from koalapy.agents.files.stages import Stages
+from koalapy.agents.questions import Questions
+from koalapy.agents.reporter import Reporter
+
+
+class FileDesk:
+    """Answers what is asked of replicas, brings files to components, and collects their results."""
+
+    def __init__(
+        self, cluster: str, replica_directories: Sequence[Path], stage_directory: Path, exports_directory: Path,
+        address: str, port: int | None, depot: Depot, questions: Questions, reporter: Reporter,
+        finished: Callable[[Component], object],
+    ) -> None:  # fmt: skip
+        """``finished`` is called with components that have nothing more to send."""
+        self._reporter, self._finished = reporter, finished
+        replicas = Replicas(Roots(cluster, replica_directories))
+        self._exports = Exports(replicas, exports_directory, address, port)
+        self.stages = Stages(
+            cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use
+        )
+        self.collector = Collector(depot, self.stages, self._collected)
+        questions.answer_with("stat", replicas.stat)
+        questions.answer_with("export", self._exports.export)
+        questions.answer_with("unexport", self._exports.unexport)
+        reporter.stages = self.stages.statuses
+        reporter.ended = self.ended
+
+    def ended(self, component: Component) -> None:
+        """Collect what it has; its stage may go when nobody needs it any more."""
+        self.collector.collect(component)
+        if component.stage is not None:
+            self.stages.release(component.instance, component.stage)
+
+    async def close(self) -> None:
+        await self.collector.close()
+        await self.stages.close()
+        await self._exports.close()
+
+    def _collected(self, component: Component) -> None:
+        self._finished(component)
+        self.ended(component)
+
+    def _is_in_use(self, instance: str, token: str) -> bool:
+        return any(
+            (component.instance, component.stage) == (instance, token) and (component.collecting or not component.ended)
+            for component in self._reporter.components.values()
+        )

@@ -1,0 +1,131 @@
+"""Sizes and SHA-256 checksums of files and folders."""
+
+import hashlib
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from koalapy.agents.files.roots import is_utf8, open_entry, shown
+from koalapy.model.errors import SiteRejected
+from koalapy.model.replica import Part
+
+PIECE = 1024 * 1024
+DEEPEST = 100
+"""Folders within folders, each of which is kept open while its content is looked at."""
+LOOK = 0.02
+"""Seconds between two looks at a file that is still growing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file or folder holds; ``checksum`` is empty when it was not asked for."""
+
+    size: int
+    checksum: str
+    parts: tuple[Part, ...] | None = None
+
+
+def measure(descriptor: int, *, checksum: bool) -> Content:
+    """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd.
+
+    The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` for each of its entries, by name.
+    """
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        return _measure_folder(descriptor, checksum, DEEPEST)
+    return _measure_file(descriptor, checksum)
+
+
+def _measure_file(descriptor: int, checksum: bool) -> Content:
+    if not checksum:
+        return Content(os.fstat(descriptor).st_size, "")
+    digest, size = hashlib.sha256(), 0
+    while data := os.read(descriptor, PIECE):
+        digest.update(data)
+        size += len(data)
+    return Content(size, digest.hexdigest())
+
+
+def _measure_folder(descriptor: int, checksum: bool, depth: int) -> Content:
+    if depth == 0:
+        raise SiteRejected(f"there are more than {DEEPEST} folders within each other", fault="irregular")
+    parts = tuple(_part(descriptor, name, checksum, depth) for name in _names(descriptor))
+    if not checksum:
+        return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))
+    digest = hashlib.sha256()
+    for kind, part in parts:
+        digest.update(f"{kind} {part.checksum} {part.name}\0".encode())
+    return Content(sum(part.size for _, part in parts), digest.hexdigest(), tuple(part for _, part in parts))
+
+
+def _names(descriptor: int) -> list[str]:
+    names = sorted(os.listdir(descriptor))
+    odd = next((name for name in names if not is_utf8(name)), None)
+    if odd is not None:
+        raise SiteRejected(f"the name {odd!r} is no UTF-8", fault="irregular")
+    return names
+
+
+def _part(folder: int, name: str, checksum: bool, depth: int) -> tuple[str, Part]:
+    if not checksum:
+        # Opening it would tell no more.
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode):
+            return "file", Part(name, found.st_size, "")
+    entry = open_entry(folder, name)
+    try:
+        if stat.S_ISDIR(os.fstat(entry).st_mode):
+            content = _measure_folder(entry, checksum, depth - 1)
+            return "folder", Part(name, content.size, content.checksum)
+        content = _measure_file(entry, checksum)
+        return "file", Part(name, content.size, content.checksum)
+    except OSError as error:
+        raise SiteRejected(f"{shown(name)} cannot be read: {error.strerror}", fault="unreadable") from error
+    finally:
+        os.close(entry)
+
+
+class GrowingDigest:
+    """The checksum of a file that only grows, computed while it does; ``follow`` is for a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._whole = threading.Event()
+        self._given_up = False
+
+    def finish(self) -> None:
+        """It will not grow any more: ``follow`` returns when it has read the rest."""
+        self._whole.set()
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self._whole.set()
+
+    def follow(self) -> Content:
+        """``OSError`` when it cannot be read, or was never there."""
+        while True:
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                break
+            except FileNotFoundError:
+                if self._whole.is_set():
+                    raise
+                self._whole.wait(LOOK)
+        try:
+            return self._read(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int) -> Content:
+        digest, size = hashlib.sha256(), 0
+        buffer = memoryview(bytearray(PIECE))
+        while not self._given_up:
+            last = self._whole.is_set()
+            while not self._given_up and (count := os.readv(descriptor, [buffer])):
+                digest.update(buffer[:count])
+                size += count
+            if last:
+                break
+            self._whole.wait(LOOK)
+        return Content(size, digest.hexdigest())

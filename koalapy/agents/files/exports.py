@@ -1,0 +1,241 @@
+"""Ways by which other sites pull replicas of this one: rsync daemons, each for one connection and what it has a
+ticket for."""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+from pydantic import BaseModel, Field
+
+from koalapy.agents.files.replicas import Replicas, Wanted
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+log = structlog.get_logger()
+
+RSYNC = "rsync"
+USER = "koala"
+LIFETIME = 24 * 3600.0
+"""Seconds after which a ticket is not valid any more; who has one gives it back before."""
+TICKETS = 256
+CONNECTIONS = 64
+SILENCE = 60
+"""Seconds without a byte after which a connection is given up."""
+HEADER = """\
+use chroot = no
+munge symlinks = no
+numeric ids = yes
+read only = yes
+list = no
+reverse lookup = no
+transfer logging = no
+timeout = {silence}
+log file = {log}
+"""
+MODULE = """
+[{module}]
+path = {path}
+auth users = {user}
+secrets file = {secrets}
+"""
+ONLY = """\
+include = /{pattern}
+exclude = *
+"""
+
+
+class TicketBack(BaseModel):
+    """``unexport``: a ticket is not needed any more."""
+
+    module: str
+
+
+class Way(BaseModel):
+    """The answer to ``export``: by which way one puller gets what it asked for, once and for a while."""
+
+    host: str = Field(pattern=r"^[A-Za-z0-9._:-]+$")
+    port: int = Field(gt=0, lt=65536)
+    module: str = Field(pattern=r"^[0-9a-f]+$")
+    user: str = Field(pattern=r"^[a-z]+$")
+    password: str
+    kind: Literal["file", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What one puller may read: all of a folder, or one entry of it, whose name is the module's only one."""
+
+    module: str
+    password: str
+    folder: int
+    """Descriptor of the folder: it stays the same whatever becomes of its path."""
+    only: str | None
+    alarm: asyncio.TimerHandle
+
+
+class Exports:
+    """Answers the questions ``export`` and ``unexport``, and serves those who have a ticket."""
+
+    def __init__(self, replicas: Replicas, directory: Path, address: str, port: int | None) -> None:
+        """``directory`` is for what rsync must be told; ``address`` is where other sites reach this one."""
+        self._replicas, self._directory = replicas, directory
+        self._address, self._port = address, port or 0
+        self._tickets: dict[str, Ticket] = {}
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.subprocess.Process] = set()
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def export(self, payload: Mapping[str, Any]) -> dict[str, object]:
+        """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
+        wanted = Wanted.model_validate(payload)
+        if shutil.which(RSYNC) is None:
+            raise SiteRejected("there is no rsync on this cluster's head node", fault="no-rsync")
+        if len(self._tickets) >= TICKETS:
+            raise SiteUnavailable(f"{TICKETS} transfers from here are under way")
+        path = await asyncio.to_thread(self._replicas.check, wanted)
+        self._listen()
+        ticket = self._ticket(path)
+        self._write()
+        assert self._listening is not None
+        return Way(
+            host=self._address, port=self._listening.getsockname()[1], module=ticket.module, user=USER,
+            password=ticket.password, kind="folder" if ticket.only is None else "file",
+        ).model_dump()  # fmt: skip
+
+    async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
+        self._take_back(TicketBack.model_validate(payload).module)
+        return {}
+
+    async def close(self) -> None:
+        """End every connection; nobody can pull any more."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        for process in self._connections:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+        for module in list(self._tickets):
+            self._take_back(module)
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    def _ticket(self, path: Path) -> Ticket:
+        module, password = secrets.token_hex(8), secrets.token_hex(16)
+        with self._replicas.roots.open(path) as opened:
+            only = None if opened.is_folder else opened.name
+            folder = os.dup(opened.parent if only else opened.descriptor)
+        alarm = asyncio.get_running_loop().call_later(LIFETIME, self._take_back, module)
+        ticket = self._tickets[module] = Ticket(module, password, folder, only, alarm)
+        return ticket
+
+    def _take_back(self, module: str) -> None:
+        ticket = self._tickets.pop(module, None)
+        if ticket is not None:
+            ticket.alarm.cancel()
+            os.close(ticket.folder)
+            self._secrets(module).unlink(missing_ok=True)
+            self._write()
+
+    # rsync's configuration, which it reads anew for every connection
+
+    def _secrets(self, module: str) -> Path:
+        return self._directory / f"{module}.secret"
+
+    def _write(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = HEADER.format(silence=SILENCE, log=self._directory / "rsync.log")
+        if os.geteuid() == 0:
+            # By default it would become another user, who can read less than the jobs.
+            text += "uid = 0\ngid = 0\n"
+        for ticket in self._tickets.values():
+            secret = self._secrets(ticket.module)
+            if not secret.exists():
+                secret.touch(mode=0o600)
+                secret.write_text(f"{USER}:{ticket.password}\n")
+            path = f"/proc/{os.getpid()}/fd/{ticket.folder}"
+            text += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
+            if ticket.only is not None:
+                text += ONLY.format(pattern=pattern_of(ticket.only))
+        fresh = self._directory / "rsyncd.new"
+        fresh.write_text(text)
+        fresh.rename(self._directory / "rsyncd.conf")
+
+    # Connections
+
+    def _listen(self) -> None:
+        if self._listening is not None:
+            return
+        try:
+            self._listening = _listener(self._address, self._port)
+        except OSError as error:
+            where = f"{self._address or '*'}:{self._port or '*'}"
+            raise SiteRejected(f"cannot listen on {where} for transfers: {error.strerror}", fault="address") from error
+        shutil.rmtree(self._directory, ignore_errors=True)  # of an agent that was killed
+        self._accepting = asyncio.create_task(self._accept(self._listening))
+        log.info("serves files", action="export", address=self._address, port=self._listening.getsockname()[1])
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self._connections) >= CONNECTIONS:
+                await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("cannot accept a transfer", action="export", reason=str(error))
+                await asyncio.sleep(1.0)
+                continue
+            await self._serve(connection)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Have an rsync of its own speak with one puller; it begins to read only what the configuration says now."""
+        with connection:
+            connection.setblocking(True)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    RSYNC, "--daemon", f"--config={self._directory / 'rsyncd.conf'}", cwd="/",
+                    stdin=connection.fileno(), stdout=connection.fileno(), stderr=asyncio.subprocess.DEVNULL,
+                    start_new_session=True, env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                )  # fmt: skip
+            except OSError as error:
+                log.warning("rsync cannot be run", action="export", reason=str(error))
+                return
+        self._connections.add(process)
+        task = asyncio.create_task(self._await_end(process))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _await_end(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        self._connections.discard(process)
+
+
+def pattern_of(name: str) -> str:
+    """A filter pattern of rsync's that matches a name: whatever means something there stands for any one byte."""
+    return re.sub(rb"[^A-Za-z0-9._-]", b"?", os.fsencode(name)).decode()
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    """On the address if it is this host's own, else on all: other sites may know it by another one."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+            probe.bind((found[4][0], 0))
+        family, host = found[0], str(found[4][0])
+    except OSError:
+        family, host = socket.AF_INET, ""
+    listening = socket.create_server((host, port), family=family, backlog=128)
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,219 @@
+"""One input on its way from another site: pulled by rsync, gone on with after every cut, verified at the end."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from koalapy.agents.files import rsync
+from koalapy.agents.files.digest import Content, GrowingDigest, measure
+from koalapy.agents.files.exports import Way
+from koalapy.agents.files.trouble import Fault, StageTrouble, of_site
+from koalapy.agents.protocol import StageFile
+from koalapy.agents.questions import Questions
+from koalapy.model.errors import SiteError, SiteRejected
+
+log = structlog.get_logger()
+
+TRIES = 6
+"""How often nothing more may come before we give up; after that many pauses about 30 s have passed."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 16.0
+OF_FILE = ("missing", "changed", "unreadable", "irregular", "outside")
+"""By these words a source says that its replica is not what the catalogue has."""
+HOPELESS = ("unconfigured", "no-rsync", "address", "unknown", "invalid")
+SHARE = 10
+"""A folder is measured no more often than that part of the time allows."""
+
+NOTHING = Content(0, "")
+
+
+class Cut(Exception):
+    """The transfer was cut, and may be gone on with."""
+
+
+class Pull:
+    """Brings one file or folder into ``folder``, which is its own and is kept over restarts of the agent."""
+
+    def __init__(
+        self, file: StageFile, cluster: str, folder: Path, questions: Questions, threads: Executor,
+        progress: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self._file, self._cluster, self._folder = file, cluster, folder
+        self._questions, self._threads, self._progress = questions, threads, progress
+        self._name = file.part if file.part is not None else Path(file.path).name
+        self._kind = ""
+        self._digest: GrowingDigest | None = None
+        self._digesting: asyncio.Future[Content] | None = None
+        self._looking: asyncio.Future[None] | None = None
+        self._next_look = 0.0
+        self.there = 0
+        """Bytes that have arrived."""
+        self.moved = 0
+        """Bytes that this agent has seen arrive."""
+        self.seconds = 0.0
+        """In which they did."""
+
+    async def run(self) -> Path:
+        """The path of what came, whole and verified; ``StageTrouble``."""
+        try:
+            await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+            for _ in range(2):
+                await self._bring()
+                if await self._is_right():
+                    return self._folder / self._name if self._kind == "file" else self._folder
+                log.warning("a wrong checksum", action="pull", file=self._file.name, source=self._file.source)
+                await asyncio.to_thread(_empty, self._folder)
+                self.there = 0
+        except OSError as error:
+            raise of_site(self._cluster, error) from error
+        finally:
+            self._stop_digest()
+        raise await self._blame()
+
+    async def _bring(self) -> None:
+        """Pull until all is there; what has come is kept over all tries."""
+        failures, pause = 0, FIRST_PAUSE
+        while True:
+            before = self.there
+            try:
+                await self._once()
+                return
+            except SiteRejected as error:
+                if error.fault in OF_FILE:
+                    raise self._trouble(error.message, "file") from error
+                if error.fault in HOPELESS:
+                    raise self._trouble(error.message, "source") from error
+                problem = error.message
+            except ValidationError as error:
+                raise self._trouble(f"{self._file.source} answers what we do not understand", "source") from error
+            except (SiteError, Cut) as error:
+                problem = str(error)
+            if self.there > before:
+                failures, pause = 0, FIRST_PAUSE
+            failures += 1
+            log.info("transfer cut", action="pull", file=self._file.name, source=self._file.source, reason=problem)
+            if failures > TRIES:
+                raise self._trouble(f"gave up after {failures} tries: {problem}", "source")
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _once(self) -> None:
+        file = self._file
+        wanted = {"path": file.path, "part": file.part, "size": file.size, "checksum": file.checksum}
+        ticket = Way.model_validate(await self._questions.ask(file.source, "export", wanted))
+        self._kind = ticket.kind
+        await asyncio.to_thread(self._look)
+        if self._kind == "file" and self.there > file.size:
+            await asyncio.to_thread(_empty, self._folder)
+            self.there = 0
+        if self._kind == "file" and self._digest is None:
+            self._follow()
+        began, before = time.monotonic(), self.there
+        try:
+            outcome = await rsync.pull(ticket, self._name, self._folder, self._tick)
+        except rsync.RsyncMissing as error:
+            words = "there is no rsync on its head node: install it there"
+            raise StageTrouble(f"{self._cluster} cannot pull files: {words}", "site") from error
+        finally:
+            await asyncio.to_thread(self._look)
+            self.moved += max(0, self.there - before)
+            self.seconds += time.monotonic() - began
+            self._give_back(file.source, ticket)
+        if outcome.our_own:
+            raise StageTrouble(f"there is no room left on {self._cluster}: {outcome.our_own}", "site")
+        if outcome.code:
+            raise Cut(outcome.complaint)
+
+    def _give_back(self, source: str, ticket: Way) -> None:
+        """Nobody waits for it: a ticket that stays ends by itself."""
+        task = asyncio.ensure_future(self._questions.ask(source, "unexport", {"module": ticket.module}))
+        task.add_done_callback(_forget)
+
+    # How far it is
+
+    def _tick(self) -> None:
+        if time.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.get_running_loop().run_in_executor(None, self._look)
+        self._progress()
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            self.there = _size_of(self._folder)
+        self._next_look = time.monotonic() + SHARE * (time.monotonic() - began)
+
+    # Whether it is right
+
+    def _follow(self) -> None:
+        self._digest = GrowingDigest(self._folder / self._name)
+        self._digesting = asyncio.get_running_loop().run_in_executor(self._threads, self._digest.follow)
+
+    def _stop_digest(self) -> None:
+        if self._digest is not None and self._digesting is not None:
+            self._digest.give_up()
+            self._digesting.add_done_callback(_forget)
+        self._digest = self._digesting = None
+
+    async def _is_right(self) -> bool:
+        if self._digest is not None and self._digesting is not None:
+            self._digest.finish()
+            try:
+                content = await asyncio.shield(self._digesting)
+            except FileNotFoundError:
+                content = NOTHING
+            self._digest = self._digesting = None
+        else:
+            content = await asyncio.get_running_loop().run_in_executor(self._threads, _measure, self._folder)
+        return (content.size, content.checksum) == (self._file.size, self._file.checksum)
+
+    async def _blame(self) -> StageTrouble:
+        """Twice the wrong bytes came: is the replica another now?"""
+        file = self._file
+        path = file.path if file.part is None else f"{file.path}/{file.part}"
+        try:
+            found = await self._questions.ask(file.source, "stat", {"path": path, "checksum": True}, 600.0)
+        except SiteError as error:
+            return self._trouble(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
+        if found["checksum"] != file.checksum:
+            return self._trouble("its checksum is another than the catalogue's: it was changed", "file")
+        return self._trouble(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
+
+    def _trouble(self, reason: str, fault: Fault) -> StageTrouble:
+        message = f"{self._file.name} from {self._file.source}: {reason}"
+        return StageTrouble(message, fault, source=self._file.source, file=self._file.name)
+
+
+def _forget(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir(mode=0o700)
+
+
+def _measure(folder: Path) -> Content:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return measure(descriptor, checksum=True)
+    except SiteRejected:
+        return NOTHING  # What a replica cannot hold is not what was wanted.
+    finally:
+        os.close(descriptor)
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            total += _size_of(Path(entry)) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+    return total

@@ -1,0 +1,118 @@
+"""The results of components (``--collect``): sent to the daemon when the program has ended, before that is told."""
+
+import asyncio
+import io
+import math
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from koalapy.agents.component import Component
+from koalapy.agents.files.depot import Depot, DepotBusy
+from koalapy.agents.files.patterns import Patterns
+from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE
+from koalapy.agents.files.stages import Stages
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+log = structlog.get_logger()
+
+PATIENCE = 20.0
+"""Seconds for which a component that was told to end waits for a daemon that does not take its results."""
+BUSY = 60.0
+"""Seconds for which the others wait for one that answers but takes none; one that is away they await for ever."""
+CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Collector:
+    """Collects for each component once; ``collected`` is called when nothing more is to be awaited."""
+
+    def __init__(self, depot: Depot, stages: Stages, collected: Callable[[Component], object]) -> None:
+        self._depot, self._stages, self._collected = depot, stages, collected
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def collect(self, component: Component) -> None:
+        if component.collecting and component.name not in self._tasks:
+            task = asyncio.create_task(self._collect(component))
+            self._tasks[component.name] = task
+            task.add_done_callback(lambda _: self._tasks.pop(component.name))
+
+    async def close(self) -> None:
+        """What was not sent yet is sent by the next agent."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _collect(self, component: Component) -> None:
+        assert component.stage is not None
+        folder = self._stages.folder(component.instance, component.stage)
+        inputs = self._stages.inputs(component.instance, component.stage)
+        problem = await self._send_patiently(component, folder, inputs)
+        if problem:
+            log.warning("results lost", action="collect", token=component.token, reason=problem)
+            problem = f"its results could not be collected: {problem}"
+        component.has_collected(problem)
+        self._collected(component)
+
+    async def _send_patiently(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
+        """Why it was given up; empty when all is sent."""
+        pause, waited = FIRST_PAUSE, 0.0
+        while True:
+            try:
+                await asyncio.to_thread(self._send, component.stage or "", folder, component.collect, inputs)
+                return ""
+            except SiteUnavailable as error:
+                waits = BUSY if isinstance(error, DepotBusy) else math.inf
+                if waited >= (waits if component.stop is None else PATIENCE):
+                    return error.message
+                log.info("results cannot be sent yet", action="collect", token=component.token, reason=error.message)
+            except SiteRejected as error:
+                return error.message
+            except OSError as error:
+                return error.strerror or str(error)
+            await asyncio.sleep(pause)
+            waited += pause
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _send(self, token: str, folder: Path, patterns: Sequence[str], inputs: Collection[str]) -> None:
+        chosen = Patterns(patterns)
+        self._depot.put_results(token, lambda archive: write_archive(archive, folder, chosen, inputs))
+
+
+def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, without: Collection[str]) -> None:
+    """All regular files below a folder that are wanted; no link is followed. ``without``: names right in the folder.
+
+    What the component was given is no result of its.
+    """
+    for path, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):
+        above = Path(path).relative_to(folder).parts
+        folders.sort()
+        if not above:
+            folders[:] = [name for name in folders if name not in without]
+        for name in sorted(files):
+            if (above or name not in without) and patterns.matches((*above, name)):
+                with _regular(name, descriptor) as file:
+                    if file is not None:
+                        archive.addfile(_member("/".join((*above, name)), file), file)
+
+
+@contextmanager
+def _regular(name: str, folder: int) -> Iterator[io.FileIO | None]:
+    """A file, opened; None for anything else."""
+    if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        yield None
+        return
+    with io.FileIO(os.open(name, CONTENT, dir_fd=folder)) as file:
+        yield file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+
+
+def _member(name: str, file: io.FileIO) -> tarfile.TarInfo:
+    found = os.fstat(file.fileno())
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime = found.st_size, int(found.st_mtime)
+    member.mode = 0o755 if found.st_mode & 0o100 else 0o644
+    return member

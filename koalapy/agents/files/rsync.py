@@ -1,0 +1,119 @@
+"""rsync as the puller's side runs it: its command line, and what it means when it ends."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from koalapy.agents.files.exports import RSYNC, Way
+
+SILENCE = 30
+"""Seconds without a byte after which a transfer counts as cut."""
+TICK = 0.25
+"""Seconds between two looks at how far it is."""
+LONGEST_COMPLAINT = 4000
+COUNT = re.compile(r"\((\d+)\)")
+OURS = re.compile(r"\[(receiver|generator)\]|\[(receiver|generator)=", re.IGNORECASE)
+ROOMLESS = ("No space left on device", "Disk quota exceeded", "File too large")
+READ_ONLY = ("Read-only file system", "Permission denied")
+
+
+class RsyncMissing(Exception):
+    """There is none on this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a pull ended."""
+
+    code: int
+    errors: str
+
+    @property
+    def complaint(self) -> str:
+        """The line that says why, for people."""
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        told = [line for line in lines if not line.startswith("rsync error:")]
+        if self.code < 0:
+            return f"rsync was killed by signal {-self.code}"
+        return next(iter(told or lines), f"rsync ended with {self.code}").removeprefix("rsync: ")
+
+    @property
+    def our_own(self) -> str:
+        """Why nothing can be written here; empty when that is not what went wrong."""
+        for line in self.errors.splitlines():
+            if any(word in line for word in ROOMLESS) or (
+                OURS.search(line) and any(word in line for word in READ_ONLY)
+            ):
+                return line.strip().removeprefix("rsync: ")
+        return ""
+
+
+def command(ticket: Way, folder: Path) -> list[str]:
+    """Pull what a ticket is for into a folder, and go on with what is there of it already.
+
+    Names of single files are given by standard input, where none of their characters has a meaning.
+    """
+    options = ["--append", "--times", "--perms", "--chmod=u=rwX,go=", "--no-motd"]
+    options += [f"--timeout={SILENCE}", "--contimeout=10"]
+    options += ["--recursive"] if ticket.kind == "folder" else ["--from0", "--files-from=-"]
+    host = f"[{ticket.host}]" if ":" in ticket.host else ticket.host
+    return [RSYNC, *options, f"rsync://{ticket.user}@{host}:{ticket.port}/{ticket.module}/", f"{folder}/"]
+
+
+async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], object]) -> Outcome:
+    """Run rsync to its end, ``tick`` being called all the while; ``RsyncMissing``. Killed when cancelled."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": ticket.password}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command(ticket, folder), env=environment, cwd="/", start_new_session=True,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise RsyncMissing(error.strerror) from error
+    talking = asyncio.create_task(process.communicate(f"./{name}\0".encode()))
+    try:
+        while True:
+            done, _ = await asyncio.wait((talking,), timeout=TICK)
+            tick()
+            if done:
+                break
+        _, errors = talking.result()
+        return Outcome(process.returncode or 0, errors.decode(errors="replace")[-LONGEST_COMPLAINT:])
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.gather(talking, return_exceptions=True)
+
+
+def kill_orphans(folder: Path) -> list[int]:
+    """Kill what an agent that is gone has left pulling into a folder, and return what was told to end.
+
+    Two writers at once would spoil the file.
+    """
+    target, found = os.fsencode(f"{folder}/"), []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            if os.path.basename(words[0]) == RSYNC.encode() and any(word.startswith(target) for word in words[1:]):
+                os.kill(int(entry), signal.SIGKILL)
+                found.append(int(entry))
+        except (OSError, ProcessLookupError):
+            continue
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False

@@ -1,0 +1,288 @@
+"""One stage: the folder of a component's own, and how its files get there."""
+
+import asyncio
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from koalapy.agents.files.bundle import BadBundle, unpack
+from koalapy.agents.files.depot import Depot, DepotBusy
+from koalapy.agents.files.digest import GrowingDigest
+from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE, Pull
+from koalapy.agents.files.replicas import Replicas, Wanted
+from koalapy.agents.files.roots import is_plain_name
+from koalapy.agents.files.rsync import is_alive, kill_orphans
+from koalapy.agents.files.trouble import StageTrouble, of_site
+from koalapy.agents.protocol import Moved, Stage, StageBundle, StageFile, StageStatus
+from koalapy.agents.questions import Questions
+from koalapy.agents.spool import Folder
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+log = structlog.get_logger()
+
+BUSY = 60.0
+"""Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every stage of a cluster uses."""
+
+    cluster: str
+    replicas: Replicas
+    questions: Questions
+    depot: Depot
+    threads: Executor
+
+
+class StageRun:
+    """A stage on its way, or there. ``own`` is our notebook and workshop, ``folder`` what the component gets."""
+
+    def __init__(
+        self, order: Stage, folder: Path, own: Path, means: Means, changed: Callable[["StageRun"], object]
+    ) -> None:  # fmt: skip
+        self.token = order.token
+        self.folder = folder
+        self._own, self._journal = own, Folder(own)
+        self._files, self._bundle = order.files, order.bundle
+        self._means, self._changed = means, changed
+        self._state: Literal["running", "done", "failed"] = "running"
+        self._trouble: StageTrouble | None = None
+        self._ready: set[int] = set()
+        self._moving: int | None = None
+        self._recalled = False
+        self._unpacked = False
+        self._pull: Pull | None = None
+        self._fetched = 0
+        self._moved: list[Moved] = []
+        self._given_up = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.told: StageStatus | None = None
+        """The last status that the daemon was told on this connection, and when (loop's clock)."""
+        self.told_at = 0.0
+
+    def recall(self) -> None:
+        """Take up what the journal says is done already."""
+        self._recalled = True
+        known = self._journal.entries()
+        self._unpacked = known.get("unpacked", False)
+        self._ready, self._moving = set(known.get("ready", [])), known.get("moving")
+        if known.get("done"):
+            self._state = "done"
+
+    def begin(self) -> None:
+        if self._state == "running":
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._ran)
+
+    def note(self, **entry: Any) -> None:
+        """Write down what must not be forgotten; where that cannot be, the stage has failed."""
+        try:
+            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._journal.write(**entry)
+        except OSError as error:
+            self._fail(of_site(self._means.cluster, error))
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """What they are called in the folder."""
+        return frozenset(file.target for file in self._files)
+
+    async def end(self) -> None:
+        """Stop what is on its way; what has come is kept."""
+        self._given_up.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def remove(self) -> None:
+        """Remove the folder and all we know of it; blocks."""
+        self._end_orphans()
+        for path in (self.folder, self._own):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def status(self) -> StageStatus:
+        trouble = self._trouble
+        size = sum(self._weight(file) for file in self._files) + (self._bundle.size if self._bundle else 0)
+        return StageStatus(
+            token=self.token, state=self._state, size=size, staged=size if self._state == "done" else self._staged(),
+            error=trouble.message if trouble else "", fault=trouble.fault if trouble else "site",
+            source=trouble.source if trouble else "", file=trouble.file if trouble else "",
+            moved=self._moved if self._state == "done" else [],
+        )  # fmt: skip
+
+    def _weight(self, file: StageFile) -> int:
+        return file.size if file.source != self._means.cluster else 0
+
+    def _staged(self) -> int:
+        bundle = (self._bundle.size if self._unpacked else self._fetched) if self._bundle else 0
+        return (
+            bundle
+            + sum(self._weight(file) for index, file in enumerate(self._files) if index in self._ready)
+            + (self._pull.there if self._pull else 0)
+        )
+
+    async def _run(self) -> None:
+        try:
+            self._check()
+            await asyncio.to_thread(self._clear_workshop)
+            if self._bundle is not None and not self._unpacked:
+                await self._bring_bundle(self._bundle)
+            for index, file in enumerate(self._files):
+                if index not in self._ready:
+                    await self._bring(index, file)
+            self._journal.write(done=True)
+            self._state = "done"
+        except OSError as error:
+            self._fail(of_site(self._means.cluster, error))
+        except StageTrouble as trouble:
+            self._fail(trouble)
+        self._changed(self)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("stage failed by an error of ours", action="stage", token=self.token, exc_info=error)
+            self._fail(StageTrouble(f"{type(error).__name__}: {error}", "site"))
+            self._changed(self)
+
+    def _fail(self, trouble: StageTrouble) -> None:
+        log.warning("stage failed", action="stage", token=self.token, fault=trouble.fault, reason=trouble.message)
+        self._state, self._trouble = "failed", trouble
+
+    def _check(self) -> None:
+        """Refuse names that would lead elsewhere, before anything is made of them."""
+        targets: set[str] = set()
+        for file in self._files:
+            if not is_plain_name(file.target):
+                raise StageTrouble(f"{file.name}: {file.target!r} is no plain file name", "file", file=file.name)
+            if file.target in targets:
+                raise StageTrouble(f"two inputs are called {file.target!r}", "file", file=file.name)
+            if file.part is not None and not is_plain_name(file.part):
+                raise self._bad(file, f"{file.part!r} is no entry of a folder")
+            if not file.path or not file.checksum:
+                raise self._bad(file, f"the catalogue has no such replica on {file.source}")
+            targets.add(file.target)
+
+    def _bad(self, file: StageFile, reason: str) -> StageTrouble:
+        return StageTrouble(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
+
+    def _clear_workshop(self) -> None:
+        """Begin with the folder as it should be."""
+        self._end_orphans()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _end_orphans(self) -> None:
+        """End what an agent before us may have left running."""
+        orphans = kill_orphans(self._own) if self._recalled else []
+        while any(is_alive(pid) for pid in orphans):
+            time.sleep(0.01)
+
+    # Inputs
+
+    async def _bring(self, index: int, file: StageFile) -> None:
+        if file.source == self._means.cluster:
+            place = await asyncio.to_thread(self._look_at, file)
+            await asyncio.to_thread(self._link, file, place)
+        elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
+            work = self._own / f"input-{index}"
+            self._pull = Pull(
+                file, self._means.cluster, work, self._means.questions, self._means.threads,
+                lambda: self._changed(self),
+            )  # fmt: skip
+            place = await self._pull.run()
+            self._must_be_free(file)
+            self._journal.write(moving=index)
+            await asyncio.to_thread(self._move, file, place, work)
+            self._moved.append(Moved(source=file.source, size=self._pull.moved, seconds=self._pull.seconds))
+            self._pull = None
+        self._ready.add(index)
+        self._journal.write(ready=sorted(self._ready))
+        self._changed(self)
+
+    def _look_at(self, file: StageFile) -> Path:
+        wanted = Wanted(path=file.path, part=file.part, size=file.size, checksum=file.checksum)
+        try:
+            return self._means.replicas.check(wanted)
+        except SiteRejected as error:
+            raise self._bad(file, error.message) from error
+
+    def _link(self, file: StageFile, place: Path) -> None:
+        target = self.folder / file.target
+        if target.is_symlink() and os.readlink(target) == str(place):
+            return  # We had come so far before a restart.
+        self._must_be_free(file)
+        target.symlink_to(place)
+
+    def _move(self, file: StageFile, place: Path, work: Path) -> None:
+        place.rename(self.folder / file.target)
+        shutil.rmtree(work, ignore_errors=True)
+
+    def _must_be_free(self, file: StageFile) -> None:
+        if os.path.lexists(self.folder / file.target):
+            raise StageTrouble(
+                f"{file.name}: the submitter's own files have something called {file.target!r} as well", "file",
+                file=file.name,
+            )  # fmt: skip
+
+    # The submitter's own files
+
+    async def _bring_bundle(self, bundle: StageBundle) -> None:
+        path = self._own / "bundle.tar"
+        for _ in range(2):
+            if await self._fetch(bundle, path):
+                break
+            await asyncio.to_thread(path.unlink)
+        else:
+            raise StageTrouble("the submitter's own files arrive with a wrong checksum", "source")
+        try:
+            await asyncio.to_thread(self._unpack, path)
+        except BadBundle as error:
+            raise StageTrouble(f"the submitter's own files: {error}", "source") from error
+        self._unpacked = True
+        self._journal.write(unpacked=True)
+        await asyncio.to_thread(path.unlink)
+
+    async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
+        """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
+        pause, waited = FIRST_PAUSE, 0.0
+        digest = GrowingDigest(path)
+        digesting = asyncio.get_running_loop().run_in_executor(self._means.threads, digest.follow)
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(self._means.depot.fetch, bundle.id, path, self._given_up, self._came)
+                    break
+                except SiteRejected as error:
+                    raise StageTrouble(f"the submitter's own files: {error.message}", "source") from error
+                except SiteUnavailable as error:
+                    if isinstance(error, DepotBusy) and waited >= BUSY:
+                        raise StageTrouble(f"the submitter's own files: {error.message}", "source") from error
+                    log.info("bundle cut", action="stage", token=self.token, reason=error.message)
+                await asyncio.sleep(pause)
+                waited += pause
+                pause = min(LONGEST_PAUSE, 2 * pause)
+            digest.finish()
+            return (await asyncio.shield(digesting)).checksum == bundle.id
+        finally:
+            digest.give_up()
+
+    def _came(self, there: int) -> None:
+        """Called in a thread."""
+        self._fetched = there
+
+    def _unpack(self, path: Path) -> None:
+        tree = self._own / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir(mode=0o700)
+        unpack(path, tree, self._given_up)
+        shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
+        tree.rename(self.folder)

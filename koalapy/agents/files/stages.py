@@ -1,0 +1,146 @@
+"""All stages of a cluster: begun, told of, kept over restarts of the agent, and removed."""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.replicas import Replicas
+from koalapy.agents.files.stage import Means, StageRun
+from koalapy.agents.protocol import Stage, StageStatus
+from koalapy.agents.questions import Questions
+from koalapy.agents.spool import Folder
+
+log = structlog.get_logger()
+
+TELL_EVERY = 0.5
+"""Seconds between two words on how far a transfer is, at least."""
+THREADS = 16
+"""For checksums that are computed while files come."""
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+Key = tuple[str, str]
+"""Daemon instance and token."""
+
+
+class Stages:
+    """Carries out ``Stage`` and ``Unstage``. ``tell`` sends a status of an instance's; ``in_use`` says whether a
+    component still has a stage as its own."""
+
+    def __init__(
+        self, cluster: str, directory: Path, replicas: Replicas, questions: Questions, depot: Depot,
+        tell: Callable[[str, StageStatus], bool], in_use: Callable[[str, str], bool],
+    ) -> None:  # fmt: skip
+        self._directory = directory
+        self._threads = ThreadPoolExecutor(THREADS, "digest")
+        self._means = Means(cluster, replicas, questions, depot, self._threads)
+        self._tell, self._in_use = tell, in_use
+        self._stages: dict[Key, StageRun] = {}
+        self._unwanted: set[Key] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def folder(self, instance: str, token: str) -> Path:
+        """The folder of a stage."""
+        run = self._stages.get((instance, token))
+        return run.folder if run else self._directory / f"{instance}-{token}"
+
+    def inputs(self, instance: str, token: str) -> frozenset[str]:
+        """What a stage's inputs are called in its folder."""
+        run = self._stages.get((instance, token))
+        return run.inputs if run else frozenset()
+
+    def statuses(self, instance: str) -> list[StageStatus]:
+        """Of all that are wanted; each counts as told."""
+        found = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
+        for run in found:
+            run.told = run.status()
+        return [run.told for run in found if run.told]
+
+    def recall(self) -> None:
+        """Go on with whatever the folders remember."""
+        for path in sorted(self._directory.glob(".*/journal")):
+            own = path.parent
+            known = Folder(own).entries()
+            try:
+                instance, order = str(known["instance"]), Stage.model_validate(known["order"])
+            except (KeyError, ValidationError):
+                log.warning("a stage's record cannot be read", action="stage", folder=str(own))
+                continue
+            run = self._add(instance, order, own.name.removeprefix("."))
+            run.recall()
+            if known.get("unwanted"):
+                self._unwanted.add((instance, order.token))
+                self.release(instance, order.token)
+            else:
+                run.begin()
+
+    def stage(self, instance: str, order: Stage) -> str:
+        """Begin; an error when that cannot be. One that is known is told again."""
+        key = instance, order.token
+        if not all(PLAIN.fullmatch(word) for word in key):
+            return f"{order.token!r} is no stage"
+        run = self._stages.get(key)
+        if run is None or key in self._unwanted:
+            self._unwanted.discard(key)
+            run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
+            run.note(instance=instance, order=order.model_dump())
+            run.begin()
+        run.told = None
+        self._publish(instance, run)
+        return ""
+
+    def unstage(self, instance: str, token: str) -> None:
+        """End and remove, once no component has it as its own any more."""
+        key = instance, token
+        if key in self._stages and key not in self._unwanted:
+            self._unwanted.add(key)
+            self._stages[key].note(unwanted=True)
+            self.release(instance, token)
+
+    def release(self, instance: str, token: str) -> None:
+        """Remove what is unwanted and not in use."""
+        key = instance, token
+        if key in self._unwanted and not self._in_use(instance, token):
+            self._unwanted.discard(key)
+            self._spawn(self._remove(self._stages.pop(key)))
+
+    async def close(self) -> None:
+        """Stop all transfers; they are gone on with by the next agent."""
+        await asyncio.gather(*(run.end() for run in self._stages.values()))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _free_name(self, name: str) -> str:
+        """Another than that of a stage of the same token that is still being removed."""
+        names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+        taken = (os.path.lexists(self._directory / n) or os.path.lexists(self._directory / f".{n}") for n in names)
+        return next((n for n, is_taken in zip(names, taken, strict=True) if not is_taken), name)
+
+    def _add(self, instance: str, order: Stage, name: str) -> StageRun:
+        folder, own = self._directory / name, self._directory / f".{name}"
+        run = StageRun(order, folder, own, self._means, lambda run: self._publish(instance, run))
+        self._stages[instance, order.token] = run
+        return run
+
+    def _publish(self, instance: str, run: StageRun) -> None:
+        """Tell what has changed: what is final at once, how far it is now and then."""
+        now = asyncio.get_running_loop().time()
+        status = run.status()
+        early = status.state == "running" and run.told is not None and now - run.told_at < TELL_EVERY
+        if status != run.told and not early and self._tell(instance, status):
+            run.told, run.told_at = status, now
+
+    async def _remove(self, run: StageRun) -> None:
+        await run.end()
+        await asyncio.to_thread(run.remove)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,100 @@
+"""Questions between agents, and from the daemon to an agent: who answers what, and how to ask another cluster's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from pydantic import ValidationError
+
+from koalapy.agents.protocol import Answer, Ask
+from koalapy.agents.uplink import Uplink
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+
+log = structlog.get_logger()
+
+PATIENCE = 20.0
+"""Seconds that another agent has to answer, while we are connected."""
+REPEAT = 5.0
+"""Seconds after which a question that may have got lost is asked again."""
+
+Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
+"""Answers a question's payload; ``SiteError`` when it cannot."""
+
+
+class Questions:
+    """Asks and answers over the agent's connection to the daemon."""
+
+    def __init__(self, uplink: Uplink) -> None:
+        self._uplink = uplink
+        self._handlers: dict[str, Handler] = {}
+        self._asking: dict[str, asyncio.Future[Answer]] = {}
+        self._answering: dict[str, asyncio.Task[None]] = {}
+
+    def answer_with(self, what: str, handler: Handler) -> None:
+        """Have questions of one kind answered."""
+        self._handlers[what] = handler
+
+    async def ask(
+        self, cluster: str, what: str, payload: Mapping[str, object], patience: float = PATIENCE
+    ) -> dict[str, Any]:  # fmt: skip
+        """What another cluster's agent answers; ``SiteUnavailable`` when it does not, ``SiteRejected`` when it refuses.
+
+        While there is no connection we wait, and no patience is lost.
+        """
+        ident = uuid4().hex
+        question = Ask(ident=ident, what=what, payload=dict(payload), cluster=cluster)
+        answered = self._asking[ident] = asyncio.get_running_loop().create_future()
+        try:
+            for _ in range(max(1, round(patience / REPEAT))):
+                await self._uplink.online.wait()
+                self._uplink.put(question, urgent=True)
+                done, _ = await asyncio.wait((answered,), timeout=min(REPEAT, patience))
+                if done:
+                    return _payload(answered.result())
+            raise SiteUnavailable(f"{cluster} has not answered for {patience:g} s")
+        finally:
+            del self._asking[ident]
+
+    def answered(self, message: Answer) -> None:
+        waiting = self._asking.get(message.ident)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def asked(self, message: Ask) -> None:
+        """Answer, however long that takes; a question that is repeated meanwhile is the same one."""
+        if message.ident not in self._answering:
+            task = asyncio.create_task(self._answer(message))
+            self._answering[message.ident] = task
+            task.add_done_callback(lambda _: self._answering.pop(message.ident))
+
+    async def close(self) -> None:
+        for task in list(self._answering.values()):
+            task.cancel()
+        await asyncio.gather(*self._answering.values(), return_exceptions=True)
+
+    async def _answer(self, message: Ask) -> None:
+        answer = Answer(ident=message.ident, cluster=message.cluster)
+        handler = self._handlers.get(message.what)
+        try:
+            if handler is None:
+                raise SiteRejected(f"this agent answers no question {message.what!r}", fault="unknown")
+            answer = answer.model_copy(update={"payload": dict(await handler(message.payload))})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            answer = answer.model_copy(update={"error": f"{where}: {first['msg']}", "fault": "invalid"})
+        except SiteError as error:
+            said = f"{error.message}: {error.hint}" if error.hint else error.message
+            fault = error.fault if isinstance(error, SiteRejected) else "unavailable"
+            answer = answer.model_copy(update={"error": said, "fault": fault or "refused"})
+        self._uplink.put(answer, urgent=True)
+
+
+def _payload(answer: Answer) -> dict[str, Any]:
+    if answer.fault in ("unavailable", "lost"):
+        raise SiteUnavailable(answer.error or "no answer")
+    if answer.error:
+        raise SiteRejected(answer.error, fault=answer.fault)
+    return dict(answer.payload)

@@ -1,0 +1,311 @@
+"""Files come from another site: whole, whatever they are called, and however often the way is cut."""
+
+import asyncio
+import os
+import random
+import resource
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.files import rsync
+from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, needs_rsync
+
+pytestmark = needs_rsync
+HOSTILE = [
+    "plain", "a b", " lead", "trail ", "-rf", "--delete", "#x", ";y", "[ab]*?", "%HOME%", "ünï €", "new\nline",
+    "tab\t", "\\back\\slash", "!", "+ x", "- y", "a:b", "'q\"", "$(x)", "~", "*", "\x01ctl", "...", ".hidden",
+]  # fmt: skip
+BIG = random.Random(1).randbytes(6_000_000)
+
+
+async def test_a_file_comes_and_is_told_of(north: FileSite, south: FileSite) -> None:
+    path = south.make("data/set.bin", BIG)
+    folder = north.stage(south.input(path, target="set.bin"))
+    done = await north.comes_to("done")
+    assert (folder / "set.bin").read_bytes() == BIG
+    assert (done.size, done.staged, done.error) == (len(BIG), len(BIG), "")
+    assert [(m.source, m.size, m.seconds > 0) for m in done.moved] == [("south", len(BIG), True)]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(os.listdir(folder)) == ["set.bin"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -> None:
+    path = south.make(f"odd/{name}", name.encode())
+    south.make("odd/other")
+    folder = north.stage(south.input(path, target=name))
+    await north.comes_to("done")
+    assert os.listdir(folder) == [name]
+    assert (folder / name).read_bytes() == name.encode()
+
+
+async def test_a_folder_comes_with_all_that_is_in_it(north: FileSite, south: FileSite) -> None:
+    for name in HOSTILE:
+        south.make(f"set/{name}/{name}", name.encode())
+    script = south.make("set/run.sh", b"#!/bin/sh\n")
+    script.chmod(0o555)
+    (south.replicas / "set/empty").mkdir()
+    folder = north.stage(south.input(south.replicas / "set", target="all"))
+    await north.comes_to("done")
+    assert sorted(os.listdir(folder / "all")) == sorted([*HOSTILE, "run.sh", "empty"])
+    assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in HOSTILE)
+    assert (folder / "all/run.sh").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["-part 0", "[x]", "ünï"])
+async def test_one_entry_of_a_folder_and_nothing_of_the_others(north: FileSite, south: FileSite, name: str) -> None:
+    south.make(f"set/{name}", BIG)
+    south.make("set/1/a", b"a")
+    south.make("set/1/b", b"b")
+    whole = south.replicas / "set"
+    folder = north.stage(south.input(whole, part=name, target="x"), south.input(whole, part="1", target="y"))
+    done = await north.comes_to("done")
+    assert (folder / "x").read_bytes() == BIG
+    assert sorted(os.listdir(folder / "y")) == ["a", "b"]
+    assert done.size == len(BIG) + 2
+
+
+async def test_empty_files_and_folders_come_too(north: FileSite, south: FileSite) -> None:
+    (south.replicas / "nothing").mkdir()
+    folder = north.stage(south.input(south.make("void", b""), target="a"), south.input(south.replicas / "nothing"))
+    await north.comes_to("done")
+    assert (folder / "a").read_bytes() == b""
+    assert os.listdir(folder / "input") == []
+
+
+# Cuts
+
+
+async def test_a_pull_that_is_killed_is_gone_on_with(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    path = south.make("big", BIG)
+    folder = north.stage(south.input(path))
+    await gate.reached.wait()
+    work = north.directory / "stages" / f".{INSTANCE}-{T}"
+    await north.until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
+    assert rsync.kill_orphans(work)
+    gate.cut()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    assert wire.asked.count("export") == 2
+    assert 0 < gate.passed < len(BIG) - 1_000_000
+    gate.close()
+
+
+async def test_a_connection_that_is_cut_is_made_again(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    gate.cut()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    gate.close()
+
+
+async def test_a_new_agent_goes_on_where_the_old_one_was(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await north.stop()
+    came = next(north.directory.glob("stages/.*/input-0/big")).stat().st_size
+    gate.cut()
+    north.start()
+    north.stages.recall()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    assert 0 < gate.passed < len(BIG) - came + 100_000
+    gate.close()
+
+
+async def test_progress_is_told_and_never_goes_back(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("big", BIG)))
+    await north.until(lambda: any(0 < s.staged < s.size for s in north.told))
+    gate.open.set()
+    await north.comes_to("done")
+    staged = [s.staged for s in north.told]
+    assert staged == sorted(staged)
+    gate.close()
+
+
+async def test_a_source_that_died_is_told_when_it_does_not_come_back(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await south.stop()
+    gate.cut()
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source, failed.file) == ("source", "south", "/logical")
+    assert "south is out of reach" in failed.error
+    assert failed.staged > 0
+    gate.close()
+
+
+# Replicas that are not what the catalogue says
+
+
+async def test_a_missing_one(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    (south.replicas / "data").unlink()
+    await fails(north, wanted, "data is not there")
+
+
+async def test_one_that_was_truncated(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data", b"123456"))
+    south.make("data", b"123")
+    await fails(north, wanted, "has 3 bytes now and not 6")
+
+
+async def test_one_that_became_a_link(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    (south.replicas / "data").unlink()
+    (south.replicas / "data").symlink_to("/etc/hostname")
+    await fails(north, wanted, "is a symbolic link")
+
+
+@pytest.mark.parametrize("path", ["data", "set"])
+async def test_one_of_the_same_size_with_other_bytes(north: FileSite, south: FileSite, path: str) -> None:
+    place = south.make("set/data" if path == "set" else path, b"123456")
+    wanted = south.input(south.replicas / path)
+    place.write_bytes(b"654321")
+    await fails(north, wanted, "its checksum is another than the catalogue's")
+    assert not list(north.directory.glob("stages/test-*/*")), "nothing wrong may be in reach of a program"
+
+
+async def test_one_that_cannot_be_read(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = south.input(south.make("data"))
+    real = os.open
+
+    def refusing(path: object, flags: int, *args: object, **others: object) -> int:
+        if path == "data" and not flags & os.O_PATH:
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *args, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refusing)
+    await fails(north, wanted, "cannot be read: Permission denied")
+
+
+async def test_one_that_the_catalogue_has_not(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    await fails(north, wanted.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica")
+
+
+async def fails(north: FileSite, wanted: object, why: str) -> None:
+    north.stage(wanted)  # type: ignore[arg-type]
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source, failed.file) == ("file", "south", "/logical")
+    assert why in failed.error
+
+
+async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    real = south.exports.export
+
+    async def other(payload: dict[str, object]) -> dict[str, object]:
+        south.make("other/data", b"CONTENT\n")
+        return await real({**payload, "path": str(south.replicas / "other/data")})
+
+    south.questions.answer_with("export", other)  # type: ignore[arg-type]
+    north.stage(wanted)
+    failed = await north.comes_to("failed")
+    assert failed.fault == "site"
+    assert "though its own is right" in failed.error
+
+
+# The execution site
+
+
+async def test_no_room(north: FileSite, south: FileSite) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = south.make("big", BIG)
+    wanted = south.input(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        north.stage(wanted)
+        failed = await north.comes_to("failed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failed.fault == "site"
+    assert "no room left on north" in failed.error
+    assert "File too large" in failed.error
+
+
+async def test_without_rsync_only_files_from_elsewhere_are_missed(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, own = south.input(south.make("data")), north.input(north.make("data"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    folder = north.stage(own, token="7.1.1")
+    await north.comes_to("done", "7.1.1")
+    assert (folder / "input").read_bytes() == b"content\n"
+    north.stage(away)
+    failed = await north.comes_to("failed")
+    assert failed.fault == "source"
+    assert "no rsync on this cluster's head node" in failed.error
+
+
+async def test_a_puller_without_rsync(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rsync, "RSYNC", "no-such-rsync")
+    north.stage(south.input(south.make("data")))
+    failed = await north.comes_to("failed")
+    assert failed.fault == "site"
+    assert "there is no rsync on its head node" in failed.error
+
+
+async def test_a_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    north.stages.unstage(INSTANCE, T)
+    await north.until(lambda: not any((north.directory / "stages").iterdir()))
+    assert not folder.exists()
+    assert not rsync_processes(str(north.directory))
+    gate.close()
+
+
+def rsync_processes(word: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_text(errors="replace")
+            except OSError:
+                continue
+            if line.startswith("rsync") and word in line and rsync.is_alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_path: Path) -> None:
+    south.make("set/mine", b"mine")
+    south.make("set/other", b"other")
+    way = await south.exports.export({"path": str(south.replicas / "set/mine"), "size": 4})
+    url = f"rsync://koala@127.0.0.1:{way['port']}/{way['module']}/"
+    good = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": str(way["password"])}
+    got = tmp_path / "got"
+    got.mkdir()
+
+    async def copy(what: str, environment: dict[str, str], *options: str) -> int:
+        process = await asyncio.create_subprocess_exec("rsync", *options, what, f"{got}/", env=environment, cwd="/")
+        return await process.wait()
+
+    assert await copy(url, {**good, "RSYNC_PASSWORD": "guess"}, "-r") != 0
+    assert await copy(f"{url}other", good) != 0
+    assert await copy(f"{url}../", good, "-r") == 0
+    assert os.listdir(got) == ["mine"]
+    upload = await asyncio.create_subprocess_exec("rsync", f"{got}/mine", f"{url}new", env=good, cwd="/")
+    assert await upload.wait() != 0
+    await south.exports.unexport({"module": way["module"]})
+    assert await copy(url, good, "-r") != 0
+    assert sorted(os.listdir(south.replicas / "set")) == ["mine", "other"]

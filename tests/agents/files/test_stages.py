@@ -1,0 +1,228 @@
+"""Stages: what lies on the same cluster, the submitter's own files, names, and what becomes of folders."""
+
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.files.bundle import BadBundle, unpack
+from koalapy.agents.protocol import Stage, StageBundle
+from tests.agents.files.conftest import INSTANCE, FileSite, T
+from tests.agents.files.depots import FakeDepot
+
+
+def member(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+    found = tarfile.TarInfo(name)
+    found.mode = 0o644
+    for key, value in fields.items():
+        setattr(found, key, value)
+    found.size = len(content) if found.isreg() else 0
+    return found, content if found.isreg() else b""
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as opened:
+        for info, content in members:
+            opened.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def keep(depot: FakeDepot, content: bytes) -> StageBundle:
+    ident = hashlib.sha256(content).hexdigest()
+    depot.bundles[ident] = content
+    return StageBundle(id=ident, size=len(content))
+
+
+async def test_nothing_to_bring_is_done_at_once(north: FileSite) -> None:
+    folder = north.stage()
+    done = await north.comes_to("done")
+    assert (done.size, done.staged, done.moved) == (0, 0, [])
+    assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
+    assert os.listdir(folder) == []
+
+
+async def test_what_is_here_already_is_linked(north: FileSite) -> None:
+    path = north.make("data")
+    north.make("set/part-0")
+    folder = north.stage(north.input(path), north.input(north.replicas / "set", part="part-0", target="p"))
+    done = await north.comes_to("done")
+    assert done.size == 0
+    assert (folder / "input").readlink() == path
+    assert (folder / "p").readlink() == north.replicas / "set" / "part-0"
+
+
+async def test_what_should_be_here_but_is_not(north: FileSite) -> None:
+    wanted = north.input(north.make("data", b"1234"))
+    north.make("data", b"12")
+    north.stage(wanted)
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
+    assert "2 bytes now and not 4" in failed.error
+
+
+@pytest.mark.parametrize("target", ["", ".", "..", "a/b", "/etc/passwd", "../x", "x" * 256, "a\0b"])
+async def test_targets_are_plain_names(north: FileSite, target: str) -> None:
+    north.stage(north.input(north.make("data"), target=target))
+    failed = await north.comes_to("failed")
+    assert failed.fault == "file"
+    assert "no plain file name" in failed.error
+
+
+async def test_two_inputs_of_one_name(north: FileSite) -> None:
+    north.stage(north.input(north.make("a")), north.input(north.make("b")))
+    assert "two inputs are called 'input'" in (await north.comes_to("failed")).error
+
+
+@pytest.mark.parametrize("token", ["../7.1.0", "", ".", "a/b", "-x", "a b"])
+async def test_tokens_are_plain_too(north: FileSite, token: str) -> None:
+    assert north.stages.stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[])) == f"{token!r} is no stage"
+    assert not (north.directory / "stages").exists()
+
+
+async def test_a_known_stage_is_told_again(north: FileSite) -> None:
+    north.stage()
+    await north.comes_to("done")
+    north.told.clear()
+    north.stage()
+    assert [status.state for status in north.told] == ["done"]
+
+
+async def test_an_unwanted_stage_is_removed_and_may_come_again(north: FileSite) -> None:
+    wanted = north.input(north.make("data"))
+    folder = north.stage(wanted)
+    await north.comes_to("done")
+    (folder / "left").write_text("by the program")
+    north.stages.unstage(INSTANCE, T)
+    north.told.clear()
+    again = north.stage(wanted)
+    await north.comes_to("done")
+    await north.until(lambda: not folder.exists() or folder == again)
+    assert os.listdir(again) == ["input"]
+    assert (north.replicas / "data").exists(), "what is linked is not ours to remove"
+    north.stages.unstage(INSTANCE, T)
+    north.stages.unstage(INSTANCE, "9.9.9")
+    await north.until(lambda: not os.listdir(north.directory / "stages"))
+
+
+async def test_a_stage_in_use_is_removed_when_it_is_not_any_more(north: FileSite) -> None:
+    folder = north.stage()
+    await north.comes_to("done")
+    north.used.add(T)
+    north.stages.unstage(INSTANCE, T)
+    assert north.stages.statuses(INSTANCE) == []
+    north.stages.release(INSTANCE, T)
+    assert folder.exists()
+    await north.stop()
+    north.start()
+    north.stages.recall()
+    assert folder.exists()
+    north.used.clear()
+    north.stages.release(INSTANCE, T)
+    await north.until(lambda: not os.listdir(north.directory / "stages"))
+
+
+async def test_a_new_agent_knows_what_was_done(north: FileSite) -> None:
+    north.stage(north.input(north.make("data")))
+    await north.comes_to("done")
+    await north.stop()
+    (north.replicas / "data").unlink()
+    north.start()
+    north.stages.recall()
+    assert [(s.token, s.state) for s in north.stages.statuses(INSTANCE)] == [(T, "done")]
+    assert north.stages.statuses("other") == []
+
+
+async def test_no_folder_can_be_made(north: FileSite) -> None:
+    (north.directory / "stages").write_text("in the way")
+    north.stage()
+    failed = await north.comes_to("failed")
+    assert failed.fault == "site"
+    assert "Not a directory" in failed.error
+
+
+# The submitter's own files
+
+
+async def test_a_bundle_is_unpacked(north: FileSite, depot: FakeDepot) -> None:
+    script = member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
+    content = archive(member("bin", type=tarfile.DIRTYPE), script, member("./-a b\nü*", b"odd"), member("empty", b""))
+    folder = north.stage(north.input(north.make("data")), bundle=keep(depot, content))
+    done = await north.comes_to("done")
+    assert done.size == done.staged == len(content)
+    assert (folder / "bin" / "run.sh").stat().st_mode & 0o7777 == 0o700
+    assert (folder / "-a b\nü*").read_bytes() == b"odd"
+    assert (folder / "empty").stat().st_mode & 0o7777 == 0o600
+    assert sorted(os.listdir(folder)) == sorted(["bin", "-a b\nü*", "empty", "input"])
+    assert sorted(os.listdir(north.directory / "stages" / f".{INSTANCE}-{T}")) == ["journal"]
+
+
+async def test_a_bundle_that_is_cut_is_gone_on_with(
+    north: FileSite, depot: FakeDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.agents.files.stage.FIRST_PAUSE", 0.01)
+    content = archive(member("big", os.urandom(3_000_000)))
+    depot.cut_after = 2_000_000
+    north.stage(bundle=keep(depot, content))
+    await north.comes_to("done")
+    assert depot.sent == len(content)
+    first, second = depot.requests
+    assert "/api/v1/agents/north/bundles/" in first
+    assert first.endswith("Bearer s3cret")
+    assert "bytes=2000000-" in second
+
+
+async def test_a_bundle_that_the_daemon_has_not(north: FileSite) -> None:
+    north.stage(bundle=StageBundle(id="0" * 64, size=1))
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source) == ("source", "")
+    assert failed.error == "the submitter's own files: the daemon refuses: there is no such bundle"
+
+
+async def test_a_bundle_with_a_wrong_checksum(north: FileSite, depot: FakeDepot) -> None:
+    bundle = keep(depot, archive(member("a")))
+    depot.bundles[bundle.id] = archive(member("b"))
+    folder = north.stage(bundle=bundle)
+    assert "wrong checksum" in (await north.comes_to("failed")).error
+    assert len(depot.requests) == 2
+    assert os.listdir(folder) == []
+
+
+async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(north: FileSite, depot: FakeDepot) -> None:
+    folder = north.stage(north.input(north.make("data")), bundle=keep(depot, archive(member("input", b"mine"))))
+    assert "something called 'input' as well" in (await north.comes_to("failed")).error
+    assert (folder / "input").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../x")], [member("/x")], [member("a/../../x")], [member("..")],
+        [member("a", type=tarfile.SYMTYPE, linkname="/etc"), member("a/x")], [member("a", type=tarfile.SYMTYPE)],
+        [member("b"), member("a", type=tarfile.LNKTYPE, linkname="b")], [member("a", type=tarfile.FIFOTYPE)],
+        [member("a", type=tarfile.CHRTYPE)], [member("a"), member("a")], [member("a"), member("a/b")],
+        [member("a", type=tarfile.DIRTYPE), member("a")],
+    ],
+)  # fmt: skip
+def test_archives_that_want_to_be_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    into = tmp_path / "above" / "into"
+    into.mkdir(parents=True)
+    path = tmp_path / "archive"
+    path.write_bytes(archive(*members))
+    with pytest.raises(BadBundle):
+        unpack(path, into, threading.Event())
+    assert os.listdir(into.parent) == ["into"]
+    assert sorted(os.listdir(tmp_path)) == ["above", "archive"]
+    assert not any(path.is_symlink() for path in into.rglob("*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive at all" * 100, archive(member("a", b"x" * 5000))[:2000]])
+def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "archive").write_bytes(content)
+    (tmp_path / "into").mkdir()
+    with pytest.raises(BadBundle):
+        unpack(tmp_path / "archive", tmp_path / "into", threading.Event())
