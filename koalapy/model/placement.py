@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from koalapy.model.advice import Advice
 from koalapy.model.request import ClusterName
 
 
@@ -24,6 +25,8 @@ class Placement:
 
     components: tuple[PlacedComponent, ...]
     reason: str = ""
+    advice: Advice | None = None
+    """What a policy that learns chose from."""
 
     @property
     def total_size(self) -> int:

@@ -21,7 +21,9 @@ class Policy(Protocol):
       these, or ``UsageError`` naming ``policy_options.<name>``; ``Configurable`` describes it;
     - ``check(request: Request) -> None``, if there are requests of the types it serves that it can never place:
       ``UsageError`` naming what of the request; ``Checking`` describes it;
-    - ``looks_ahead = True``, if it wants the other jobs' requests in ``GridView.waiting``.
+    - ``looks_ahead = True``, if it wants the other jobs' requests in ``GridView.waiting``;
+    - ``learns = True`` and ``informed(knowledge: Knowledge) -> Policy``, if it wants to know of a job's application and
+      of the releases of nodes: the policy for that one job; its placements may bring an ``Advice`` for the record.
     """
 
     @property

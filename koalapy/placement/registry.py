@@ -7,6 +7,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.request import Environment, Request, RequestType
 from koalapy.model.wording import known_names
 from koalapy.placement.adaptive import Adaptive
+from koalapy.placement.auto import Auto
 from koalapy.placement.best_fit import BestFit
 from koalapy.placement.close_to_files import CloseToFiles
 from koalapy.placement.cluster_minimization import ClusterMinimization
@@ -39,6 +40,7 @@ class Registry:
     def __init__(self) -> None:
         self._policies: dict[str, Policy] = {}
         self._configured: dict[tuple[str, Environment], Policy] = {}
+        self._learning: set[str] = set()
 
     def register(self, policy: object) -> None:
         """Add a policy; ``UsageError`` when the object is none or its name is taken."""
@@ -58,9 +60,15 @@ class Registry:
                 hint="give the new one another name",
             )
         self._policies[known.name] = known
+        if getattr(known, "learns", False):
+            self._learning.add(known.name)
 
     def names(self) -> list[str]:
         return sorted(self._policies)
+
+    def learns(self, name: str) -> bool:
+        """Whether the policy of that name wants to be told what is known of a job."""
+        return name in self._learning
 
     def get(self, name: str) -> Policy:
         """The policy of that name; ``UsageError`` with the nearest name when there is none."""
@@ -119,7 +127,7 @@ def builtin() -> Registry:
     for policy in (
         Fixed(), WorstFit(), CloseToFiles(),
         ClusterMinimization(), CommunicationAware(), LargerFirst(), FasterFirst(),
-        BestFit(), FastestOne(), Adaptive(),
+        BestFit(), FastestOne(), Adaptive(), Auto(),
     ):  # fmt: skip
         registry.register(policy)
     return registry
@@ -146,6 +154,8 @@ def _problem(policy: object) -> str:
     if not isinstance(serves, frozenset) or not serves or not serves <= REQUEST_TYPES:
         return f"its serves is {serves!r}, not a frozenset of some of {', '.join(sorted(REQUEST_TYPES))}"
     lacking = [method for method in ("place", "explain") if not callable(getattr(policy, method, None))]
+    if getattr(policy, "learns", False) and not callable(getattr(policy, "informed", None)):
+        lacking.append("informed, though it learns")
     return f"it has no method {' and no method '.join(lacking)}" if lacking else ""
 
 

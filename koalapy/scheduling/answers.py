@@ -8,6 +8,7 @@ from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, Request
 from koalapy.model.wording import nodes
 from koalapy.placement.constraints import Constraints, parts
+from koalapy.placement.knowledge import Knowledge
 from koalapy.placement.policy import Policy
 
 
@@ -18,6 +19,17 @@ class BrokenPolicy(Exception):
         self.policy = policy
         self.message = f"policy {policy} is broken: {problem}"
         super().__init__(self.message)
+
+
+def informed(policy: Policy, knowledge: Knowledge) -> Policy:
+    """A policy that learns, with what is known of a job."""
+    try:
+        answer: object = policy.informed(knowledge)  # type: ignore[attr-defined]
+    except Exception as error:
+        raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
+    if not isinstance(answer, Policy):
+        raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is no policy")
+    return answer
 
 
 def constrained(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Placement | Refusal:

@@ -13,6 +13,8 @@ from koalapy.model.request import FlexibleRequest, Request, shape_of
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry
+from koalapy.scheduling.advising import Advising
+from koalapy.scheduling.answers import informed
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.placing import BrokenPolicy, Placer
 
@@ -26,19 +28,21 @@ class Asking:
 
     def __init__(
         self, policies: Registry, placer: Placer, grid: GridBook,
-        waiting: Callable[[], Iterable[Request]], warn: Callable[[str], None],
+        waiting: Callable[[], Iterable[Request]], warn: Callable[[str], None], advising: Advising,
     ) -> None:  # fmt: skip
         self._policies = policies
         self._placer = placer
         self._grid = grid
         self._waiting = waiting
         self._warn = warn
+        self._advising = advising
         self._broken: set[str] = set()
         """Policies of which was told that they answer nonsense."""
 
     def shape(self, spec: JobSpec) -> Shape:
         """What the answer to a job depends on."""
-        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec), *spec.inputs)
+        learned = self._advising.shape(spec) if self._policies.learns(spec.policy) else ()
+        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec), *spec.inputs, *learned)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""
@@ -46,7 +50,7 @@ class Asking:
         if nowhere:
             return Refusal(nowhere)
         try:
-            policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
+            policy = self._policy(spec, view)
             answer = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
             return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
@@ -63,10 +67,17 @@ class Asking:
         if nowhere:
             return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
         try:
-            policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
+            policy = self._policy(spec, view)
             return self._placer.explain(policy, spec, self._looking_ahead(policy, spec, view))
         except (UsageError, BrokenPolicy) as error:
             return (ClusterReason("", error.message),)
+
+    def _policy(self, spec: JobSpec, view: GridView) -> Policy:
+        """The job's policy; one that learns with what is known of the job."""
+        policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
+        if not self._policies.learns(policy.name):
+            return policy
+        return informed(policy, self._advising.knowledge(spec, view))
 
     def _looking_ahead(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
         """The view with the requests of others who wait, for the few policies that want to know."""

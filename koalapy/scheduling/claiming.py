@@ -115,17 +115,21 @@ class Claiming:
         return self._claim_at(job, following)
 
     def foresee(self, job: Job, now: float) -> Job:
-        """Let the JST follow transfers that are slower than they were estimated."""
+        """Let the JST follow transfers that are slower than they were estimated; it is never sooner than that."""
+        end = staging.expected_end(live(job), now)
+        return job if end is None else self._expect(job, end, now)
+
+    def _expect(self, job: Job, end: float, now: float) -> Job:
         attempt = live(job)
-        end = staging.expected_end(attempt, now)
-        if end is None or attempt.barrier_at is not None:
-            return job
-        if end <= (attempt.start_estimate or now) + self._rules.claim_epsilon:
+        first = attempt.placed_at + max(component.transfer_time for component in attempt.gang)
+        end, before = max(end, first), attempt.start_estimate or now
+        if attempt.barrier_at is not None or abs(end - before) <= self._rules.claim_epsilon:
             return job
         return self._ledger.change(job, attempt=replace(attempt, start_estimate=end))
 
     def files_are_there(self, job: Job, now: float) -> Job:
         """All transfers are over: there is nothing to wait for with the next claiming try."""
+        job = self._expect(job, now, now)
         attempt = live(job)
         if _has_placed(attempt) and attempt.claim_at is not None and attempt.claim_at > now:
             return self.claim(job, now)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from koalapy.model.advice import Advised
 from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
@@ -69,6 +70,8 @@ class Effects:
     commands: list[Command] = field(default_factory=list)
     clusters: set[ClusterName] = field(default_factory=set)
     """Clusters whose error count or state changed."""
+    advised: list[Advised] = field(default_factory=list)
+    """Of jobs that were placed by advice."""
     warnings: list[str] = field(default_factory=list)
     """What the operator should know; for the log only."""
 

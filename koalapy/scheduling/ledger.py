@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from koalapy.model.advice import Advised
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import TRANSITIONS, Attempt, Component, Job, JobId, JobState, TimelineEntry
 from koalapy.scheduling.commands import Command, Effects
@@ -60,6 +61,9 @@ class Ledger:
 
     def command(self, command: Command) -> None:
         self._effects.commands.append(command)
+
+    def advised(self, given: Advised) -> None:
+        self._effects.advised.append(given)
 
     def warn(self, text: str) -> None:
         self._effects.warnings.append(text)

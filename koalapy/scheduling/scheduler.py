@@ -8,17 +8,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from koalapy.model.advice import advised
 from koalapy.model.cluster import Drain, GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
 from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.request import Request
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
 from koalapy.scheduling import staging
+from koalapy.scheduling.advising import Advising
 from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.claiming import Claiming
 from koalapy.scheduling.commands import Effects
 from koalapy.scheduling.components import Components
+from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import ClusterBook, GridBook, Links
 from koalapy.scheduling.ledger import Ledger, live
@@ -37,11 +41,13 @@ class Scheduler:
     """One grid's scheduler. All state lives here or in what ``restore`` is given."""
 
     def __init__(
-        self, rules: Rules, policies: Registry, clusters: Iterable[ClusterBook], links: Links | None = None
+        self, rules: Rules, policies: Registry, clusters: Iterable[ClusterBook], links: Links | None = None,
+        experience: Experience | None = None,
     ) -> None:  # fmt: skip
         self.rules = rules
         self.policies = policies
         self.grid = GridBook(clusters, links)
+        self._latest = 0.0
         self._ledger = Ledger()
         self._timers = Timers()
         placer = Placer({book.name: book.profile for book in self.grid.books()})
@@ -49,10 +55,11 @@ class Scheduler:
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
-        self._asking = Asking(policies, placer, self.grid, lambda: self._waiting.requests(), self._ledger.warn)
+        self.experience = experience or Experience({book.name: book.speed for book in self.grid.books()})
+        advising = Advising(self.experience, self._ledger, self.grid, self._requests, lambda: self._latest)
+        self._asking = Asking(policies, placer, self.grid, self._requests, self._ledger.warn, advising)
         room = self._claiming.preemption.room
         self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
-        self._latest = 0.0
 
     # What a world does with it
 
@@ -263,9 +270,16 @@ class Scheduler:
             job = self._waiting.leave(job)
         self._ledger.move(job, JobState.CANCELLED, now, "cancelled", reason, ended_at=now)
 
+    def _requests(self) -> Iterable[Request]:
+        """Of the jobs that wait."""
+        return self._waiting.requests()
+
     def _begin(self, job: Job, placement: Placement, now: float) -> None:
         """A job that was placed leaves the placement queues for the claiming queue."""
-        self._settle_job(self._claiming.start(job, placement, now), now)
+        job = self._claiming.start(job, placement, now)
+        if placement.advice is not None:
+            self._ledger.advised(advised(job, now, placement.advice, placement.reason))
+        self._settle_job(job, now)
 
     # The end of an attempt
 
@@ -293,9 +307,10 @@ class Scheduler:
             for component in attempt.gang:
                 self._faults.count_success(component.cluster)
         event = str(becomes)
-        self._ledger.move(
+        job = self._ledger.move(
             job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code
         )
+        self.experience.learn(job)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

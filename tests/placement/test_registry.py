@@ -63,8 +63,8 @@ def test_a_policy_that_does_not_serve_the_request_is_refused_with_those_that_do(
     with pytest.raises(UsageError) as refused:
         registry.resolve("worst-fit", FlexibleRequest(3))
     assert refused.value.message == "policy worst-fit does not serve flexible requests"
-    serving = "adaptive, alphabetical, best-fit, cluster-minimization, communication-aware, faster-first, fastest-one"
-    assert refused.value.hint == f"those that do: {serving}, larger-first"
+    serving = "adaptive, alphabetical, auto, best-fit, cluster-minimization, communication-aware, faster-first"
+    assert refused.value.hint == f"those that do: {serving}, fastest-one, larger-first"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -73,8 +73,8 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     error = refused.value
     assert (error.message, error.field, error.value) == ("there is no policy worstfit", "policy", "worstfit")
     known = (
-        "adaptive, best-fit, close-to-files, cluster-minimization, communication-aware, faster-first, fastest-one, "
-        "fixed, larger-first, worst-fit"
+        "adaptive, auto, best-fit, close-to-files, cluster-minimization, communication-aware, faster-first, "
+        "fastest-one, fixed, larger-first, worst-fit"
     )
     assert error.hint == f"did you mean worst-fit? known: {known}"
     with pytest.raises(UsageError) as refused:
@@ -149,6 +149,7 @@ def _like_a_policy(**changes: object) -> SimpleNamespace:
         (_like_a_policy(serves=frozenset()), "its serves is frozenset(), not"),
         (_like_a_policy(serves=frozenset({"all"})), "its serves is frozenset({'all'}), not"),
         (_like_a_policy(explain=None), "it has no method explain"),
+        (_like_a_policy(learns=True), "it has no method informed, though it learns"),
         (_like_a_policy(place="here", explain=None), "it has no method place and no method explain"),
     ],
 )

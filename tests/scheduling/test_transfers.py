@@ -81,6 +81,14 @@ def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it
     assert attempt is not None
     assert attempt.claim_at is not None
     assert 12 < attempt.claim_at < 100
+    world.now = 14.0
+    world.sites["north"].stage("1.1.0", 70)
+    world.deliver("north")
+    assert start_estimate(world, job) == 20, "it has become faster"
+    world.now = 15.0
+    world.sites["north"].stage("1.1.0", 100)
+    world.deliver("north")
+    assert start_estimate(world, job) == 16, "no sooner than it was estimated at first"
 
 
 @pytest.mark.parametrize("fault", ["site", "source", "file"])

@@ -1,0 +1,96 @@
+"""The commands for the advisor: what it has learned of applications, and how right its predictions were."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+
+from koalapy.cli.client import Client
+from koalapy.cli.grid import InnerToken, InnerUrl
+from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.tables import table
+
+Json = dict[str, Any]
+
+advisor_app = typer.Typer(
+    help="Show what the policy auto has learned, or its record.", invoke_without_command=True, rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(advisor_app, name="advisor")
+
+
+@advisor_app.callback()
+def advisor(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Show how long applications run on one cluster and on several, and what is decided for them."""
+    context.obj = (url, token)
+    if context.invoked_subcommand is not None:
+        return
+    answer = Client(url, token).get("/api/v1/advisor")
+    if as_json:
+        show_json(answer)
+    else:
+        print(applications_table(answer["applications"]))
+
+
+@advisor_app.command()
+def record(
+    context: typer.Context,
+    application: Annotated[str, typer.Option("--application", help="of this application only")] = "",
+    limit: Annotated[int, typer.Option("--limit", help="how many, the newest", min=1, max=1000)] = 20,
+    as_json: AsJson = False,
+    url: InnerUrl = None,
+    token: InnerToken = None,
+) -> None:
+    """Show what was advised, predicted against actual."""
+    outer_url, outer_token = context.obj
+    client = Client(url or outer_url, token or outer_token)
+    answer = client.get("/api/v1/advisor/record", application=application, limit=limit)
+    if as_json:
+        show_json(answer)
+    else:
+        print(record_table(answer["record"]))
+
+
+def applications_table(found: Sequence[Json]) -> str:
+    """One line for each size and number of clusters; the verdict with the first of each application."""
+    if not found:
+        return "nothing is known yet: no job whose program has a name has succeeded"
+    rows = []
+    for application in found:
+        name, verdict = application["application"], application["verdict"]
+        for runs in application["runs"]:
+            per_node = runs["processes_per_node"]
+            nodes = f"{runs['nodes']}x{per_node}" if per_node else runs["nodes"]
+            slower = "-" if runs["slowdown"] is None else f"{runs['slowdown']:.2f}"
+            rows.append([name, nodes, runs["clusters"], runs["runs"], _seconds(runs["seconds"]), slower, verdict])
+            name = verdict = ""
+    return table(["APPLICATION", "NODES", "CLUSTERS", "RUNS", "TIME", "SLOWDOWN", "VERDICT"], rows)
+
+
+def record_table(found: Sequence[Json]) -> str:
+    """The newest first; below, how far off predictions were on the whole."""
+    if not found:
+        return "the policy auto has placed no job yet"
+    rows = [
+        [given["job"], given["at"], given["application"] or "-", given["clusters"], _seconds(given["predicted"]),
+         _seconds(given["actual"]), _percent(given["error"]), given["reason"]]
+        for given in found
+    ]  # fmt: skip
+    header = ["JOB", "PLACED", "APPLICATION", "CLUSTERS", "PREDICTED", "ACTUAL", "ERROR", "REASON"]
+    shown = table(header, rows)
+    errors = [abs(given["error"]) for given in found if given["error"] is not None]
+    if not errors:
+        return shown
+    times = f"{len(errors)} run time{'s' if len(errors) > 1 else ''}"
+    return f"{shown}\n\nPredictions of {times} were off by {fmean(errors):.0%} on average."
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.0%}"

@@ -1,0 +1,97 @@
+"""What is learned from jobs that ran, and what was advised for others because of it (semantics 9). Times in seconds."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from koalapy.model.application import application_of
+from koalapy.model.job import Job, JobId, JobSpec, JobState
+from koalapy.model.request import ClusterName
+
+
+class Size(NamedTuple):
+    """How large a run is: nodes in all, and processes on each, where 0 stands for the clusters' own number."""
+
+    nodes: int
+    per_node: int = 0
+
+
+class Run(NamedTuple):
+    """A job that succeeded: where it ran, and for how long from the opened barrier to its end."""
+
+    application: str
+    size: Size
+    clusters: tuple[ClusterName, ...]
+    seconds: float
+
+
+def size_of(spec: JobSpec) -> Size:
+    return Size(spec.request.total_size, spec.processes_per_node or 0)
+
+
+def run_of(job: Job) -> Run | None:
+    """What a job tells of its application; nothing unless it succeeded and its program has a name."""
+    attempt = job.attempt
+    if job.state is not JobState.SUCCEEDED or attempt is None or attempt.barrier_at is None or attempt.ended_at is None:
+        return None
+    application = application_of(job.spec)
+    if not application:
+        return None
+    clusters = tuple(sorted({component.cluster for component in attempt.gang}))
+    return Run(application, size_of(job.spec), clusters, max(0.0, attempt.ended_at - attempt.barrier_at))
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a job. ``run`` is None while nothing is known of its application's run times."""
+
+    clusters: tuple[ClusterName, ...]
+    slowdown: float = 1.0
+    """How many times longer it is taken to run than on one cluster of the same speed."""
+    wait: float | None = 0.0
+    """Until there is room; None when it is not known."""
+    transfer: float = 0.0
+    """Until its inputs are there, once it is placed."""
+    run: float | None = None
+
+    @property
+    def response(self) -> float | None:
+        """From now to its end."""
+        return None if self.run is None or self.wait is None else self.wait + self.transfer + self.run
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a policy chose from, and what it took: ``chosen`` is a place in ``options``."""
+
+    application: str
+    options: tuple[Option, ...]
+    chosen: int
+
+    @property
+    def taken(self) -> Option:
+        return self.options[self.chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """An advice that was followed when a job was placed, and what came of it; ``at`` in seconds since the epoch."""
+
+    job: JobId
+    generation: int
+    at: float
+    application: str
+    clusters: int
+    options: tuple[Option, ...]
+    reason: str
+    predicted: float | None = None
+    """How long the program was to run, from the opened barrier to its end."""
+    actual: float | None = None
+    """How long it ran, once it has succeeded."""
+
+
+def advised(job: Job, at: float, advice: Advice, reason: str) -> Advised:
+    """For the record of a job that has just been placed."""
+    taken = advice.taken
+    return Advised(
+        job.id, job.generation, at, advice.application, len(taken.clusters), advice.options, reason, taken.run
+    )  # fmt: skip

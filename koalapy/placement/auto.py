@@ -1,0 +1,164 @@
+"""The advisor (semantics 9): whether a job is co-allocated at all, from what is known of its application."""
+
+from dataclasses import replace
+
+from koalapy.model.advice import Advice, Option
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.moment import clock
+from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.request import FixedRequest, Request, RequestType
+from koalapy.model.wording import nodes
+from koalapy.placement.fixed import Fixed
+from koalapy.placement.knowledge import HARMFUL, PAYS_UP_TO, Knowledge
+from koalapy.placement.missing import idle_that_suffices, with_idle
+from koalapy.placement.reasons import nothing_usable, reason_for
+from koalapy.placement.ways import NOTHING, Choosing, Way, alone_later, alone_now, together_now
+
+FIXED = Fixed()
+ROUNDING = 1e-9
+
+
+class Auto:
+    """One cluster now, several now, or one cluster later: whichever is predicted to be over first.
+
+    ``informed`` gives the policy for one job, with what is known of its application. Where one cluster has room now the
+    job does not wait. Where only several have, and one would have room once jobs of this scheduler have ended, the
+    predicted response times decide; where they are not known, the slowdown does.
+    """
+
+    name = "auto"
+    serves: frozenset[RequestType] = frozenset({"fixed", "nonfixed", "flexible"})
+    learns = True
+    keeps_together = True
+    """A component is not placed anew by itself while it is claimed for: their number of clusters was chosen."""
+
+    def __init__(self, knowledge: Knowledge = NOTHING) -> None:
+        self._known = knowledge
+
+    def informed(self, knowledge: Knowledge) -> "Auto":
+        return Auto(knowledge)
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        if isinstance(request, FixedRequest):
+            return self._fixed(request, grid)
+        if not grid.by_idle:
+            return Refusal(nothing_usable(grid))
+        alone = alone_now(request, grid, self._known)
+        if alone is not None:
+            return self._alone_or_faster(alone, request, grid)
+        together = together_now(request, grid, self._known)
+        if isinstance(together, Refusal):
+            return together
+        later = alone_later(request, grid, self._known)
+        if later is None:
+            return self._take(together[0], (*together,), "no cluster could hold it alone")
+        goes, why = self._weigh(together[0], later)
+        if goes:
+            return self._take(together[0], (*together, later), why)
+        return Refusal(f"waits for {self._room(request, later)}: {why}")
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        if isinstance(request, FixedRequest):
+            return FIXED.explain(request, grid)
+        if isinstance(self.place(request, grid), Placement):
+            return ()
+        return tuple(self._reason(request, c, grid) for c in sorted(grid, key=lambda c: c.name))
+
+    def _reason(self, request: Choosing, cluster: ClusterView, grid: GridView) -> ClusterReason:
+        def fits(idle: int) -> bool:
+            return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
+
+        later = alone_later(request, grid.only(frozenset([cluster.name])), self._known)
+        needs = f"the request needs {request.total_size} in all"
+        if later is not None and later.option.wait is not None:
+            needs = f"{needs}, which are expected here at {self._moment(later.option.wait)}"
+        return reason_for(cluster, needs, idle_that_suffices(cluster, fits))
+
+    # Placements
+
+    def _fixed(self, request: FixedRequest, grid: GridView) -> Placement | Refusal:
+        """There is nothing to choose, but something to predict."""
+        answer = FIXED.place(request, grid)
+        if isinstance(answer, Refusal):
+            return answer
+        names = tuple(sorted({component.cluster for component in answer.components}))
+        run, slowdown = self._known.run_time(len(names)), self._known.slowdown(len(names))
+        speed = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
+        option = Option(names, slowdown, 0.0, 0.0, None if run is None else run / speed)
+        return replace(answer, advice=Advice(self._known.application, (option,), 0))
+
+    def _alone_or_faster(self, alone: Way, request: Choosing, grid: GridView) -> Placement:
+        """One cluster, unless its run time is known, and faster ones together are predicted to be done before it."""
+        faster = [cluster for cluster in grid.by_idle if cluster.speed > alone.speed]
+        if alone.option.run is None or sum(cluster.idle for cluster in faster) < request.total_size:
+            return self._take(alone, (alone,))
+        together = together_now(request, grid.only(frozenset(cluster.name for cluster in faster)), self._known)
+        if isinstance(together, Refusal) or together[0].cost >= alone.cost or self._is_harmful(together[0]):
+            return self._take(alone, (alone,))
+        way = together[0]
+        why = f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._slowdown(way)}"
+        return self._take(way, (*together, alone), why)
+
+    def _take(self, way: Way, ways: tuple[Way, ...], why: str = "") -> Placement:
+        assert way.placement is not None
+        options = tuple(each.option for each in ways)
+        told = why if why and way.option.response is None else "; ".join(filter(None, (why, self._predicted(way))))
+        reason = "; ".join(filter(None, (way.placement.reason, told)))
+        advice = Advice(self._known.application, options, ways.index(way))
+        return replace(way.placement, reason=reason, advice=advice)
+
+    # Decisions
+
+    def _weigh(self, together: Way, later: Way) -> tuple[bool, str]:
+        """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
+        now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
+        where = f"{len(together.option.clusters)} clusters now"
+        if self._is_harmful(together) and not self._is_blocked_for_long(together, later):
+            return False, f"a slowdown of {self._slowdown(together)} on {where} is too much while others wait"
+        if now is not None and then is not None:
+            on_one = f"{_seconds(then)} in {later.option.clusters[0]} from {self._moment(later.option.wait or 0.0)}"
+            compared = f"{_seconds(now)} on {where} with a slowdown of {self._slowdown(together)}"
+            return now <= then, f"predicted are {compared}, {on_one}"
+        if slowdown <= PAYS_UP_TO + ROUNDING:
+            return True, f"a slowdown of {self._slowdown(together)} on {where} is no more than {PAYS_UP_TO:g}"
+        if self._is_blocked_for_long(together, later):
+            return True, f"what is in the way in {later.option.clusters[0]} has run for longer than this would"
+        return False, f"a slowdown of {self._slowdown(together)} on {where} is more than {PAYS_UP_TO:g}"
+
+    def _is_harmful(self, way: Way) -> bool:
+        return self._known.loaded and way.option.slowdown >= HARMFUL - ROUNDING
+
+    def _is_blocked_for_long(self, together: Way, later: Way) -> bool:
+        """Whether nobody knows when there will be room, and it has lasted longer already than the job itself would."""
+        run = together.option.run
+        return later.option.wait is None and run is not None and later.blocked >= run
+
+    # Words
+
+    def _room(self, request: Choosing, later: Way) -> str:
+        wait, cluster = later.option.wait, later.option.clusters[0]
+        if wait is None:
+            return f"{nodes(request.total_size)} in one cluster, such as {cluster}"
+        return f"{nodes(request.total_size)} in {cluster}, expected at {self._moment(wait)}"
+
+    def _moment(self, wait: float) -> str:
+        return clock(self._known.now + wait, self._known.now, exact=True)
+
+    def _slowdown(self, way: Way) -> str:
+        runs = self._known.runs_on_several()
+        if runs:
+            seen = f"from {runs} run{'s' if runs > 1 else ''}"
+        else:
+            seen = "assumed" if self._known.communication is None else "as declared"
+        return f"{way.option.slowdown:.2f} ({seen})"
+
+    def _predicted(self, way: Way) -> str:
+        option = way.option
+        if option.run is None:
+            return ""
+        before = f" after {_seconds(option.transfer)} of transfers" if option.transfer else ""
+        return f"predicted to run {_seconds(option.run)}{before}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

@@ -1,0 +1,251 @@
+"""The ways to run a job that the advisor compares: on one cluster now, on several now, on one cluster later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf
+
+from koalapy.model.advice import Option
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import PlacedComponent, Placement, Refusal
+from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.transfer import NONE, Transfer, transfer_to
+from koalapy.placement.close_to_files import CloseToFiles
+from koalapy.placement.cluster_minimization import ClusterMinimization
+from koalapy.placement.communication_aware import CommunicationAware
+from koalapy.placement.knowledge import Knowledge, Room
+from koalapy.placement.network import Weighing, network_of
+from koalapy.placement.split_options import place_options
+from koalapy.placement.worst_fit import WorstFit
+
+Choosing = FlexibleRequest | NonFixedRequest
+"""The requests with something to choose."""
+
+ASSUMED_BANDWIDTH = 100e6
+"""Bytes per second of a link that was not measured."""
+UNKNOWN = 1.0
+"""Seconds at speed 1 for which an unknown run time counts in comparisons."""
+MOSTLY = 0.85
+"""The share of a job in one cluster from which on the others slow it down little (Jones, in sonmez-2010 IX)."""
+NUMBERS_TRIED = 3
+"""So many numbers of clusters are tried for given components, from the least on; then all clusters."""
+
+FCM, CA, WF, CTF = ClusterMinimization(), CommunicationAware(), WorstFit(), CloseToFiles()
+BY_LATENCY = Weighing()
+NOTHING = Knowledge()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An option, with where its components would go if it can be taken now."""
+
+    option: Option
+    speed: float
+    """Of its slowest cluster."""
+    placement: Placement | None = None
+    blocked: float = 0.0
+    """For an option of unknown wait: for how long the last job in its way has run already."""
+
+    @property
+    def cost(self) -> float:
+        """Seconds to its end, for comparing."""
+        option = self.option
+        run = UNKNOWN * option.slowdown / self.speed if option.run is None else option.run
+        return (option.wait or 0.0) + option.transfer + run
+
+
+# On one cluster
+
+
+def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | None:
+    """On the one cluster where it is over soonest; ties: the nearest nodes, then the fewest left idle."""
+    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(1) or UNKNOWN
+    own = network_of(grid, BY_LATENCY).own if grid.links else {}
+    best: tuple[tuple[float, float, int, ClusterName], ClusterView, float] | None = None
+    for cluster in grid.by_idle:
+        if cluster.idle < total:
+            break
+        transfer = _longest(cluster.name, wanted, grid)
+        if transfer is None:
+            continue
+        key = (transfer + nominal / cluster.speed, own.get(cluster.name, inf), cluster.idle, cluster.name)
+        if best is None or key < best[0]:
+            best = key, cluster, transfer
+    if best is None:
+        return None
+    _, cluster, transfer = best
+    placed = _components(request, grid, cluster)
+    if placed is None:
+        return None
+    way = _alone(cluster, 0.0, transfer, knowledge)
+    return replace(way, placement=Placement(placed, f"{cluster.name} alone holds it ({total} of {cluster.idle})"))
+
+
+def _alone(
+    cluster: ClusterView, wait: float | None, transfer: float, knowledge: Knowledge, blocked: float = 0.0
+) -> Way:  # fmt: skip
+    run = knowledge.run_time(1)
+    seconds = None if run is None else run / cluster.speed
+    return Way(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
+
+
+def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tuple[PlacedComponent, ...] | None:
+    """All components on one cluster that has the nodes."""
+    if isinstance(request, NonFixedRequest):
+        placed = []
+        for index, component in enumerate(request.components):
+            transfer = _brought(cluster.name, component.inputs, grid) or NONE
+            placed.append(PlacedComponent(component.size, cluster.name, index, transfer.sources, transfer.seconds))
+        return tuple(placed)
+    if request.split_options:
+        answer = place_options(request, grid.only(frozenset([cluster.name])))
+        return None if isinstance(answer, Refusal) else answer.components
+    if request.total_size < request.min_component_size:
+        return None
+    return (PlacedComponent(request.total_size, cluster.name),)
+
+
+def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | None:
+    """On the one cluster where it would be over soonest after waiting for jobs of this scheduler to end.
+
+    None where no cluster would have room even then. Where the wait is known nowhere, on the one whose last job to wait
+    for has run for the shortest time.
+    """
+    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(1) or UNKNOWN
+    best: tuple[tuple[bool, float, float, ClusterName], ClusterView, float | None, float] | None = None
+    for cluster in grid.by_idle:
+        room = knowledge.rooms.get(cluster.name)
+        if room is None or room.most < total:
+            continue
+        transfer = _longest(cluster.name, wanted, grid)
+        if transfer is None:
+            continue
+        wait, blocked = _wait(room, cluster.idle, total)
+        cost = (wait or 0.0) + transfer + nominal / cluster.speed
+        key = (wait is None, cost, blocked, cluster.name)
+        if best is None or key < best[0]:
+            best = key, cluster, wait, transfer
+    if best is None:
+        return None
+    key, cluster, wait, transfer = best
+    return _alone(cluster, wait, transfer, knowledge, key[2])
+
+
+def _wait(room: Room, idle: int, wanted: int) -> tuple[float | None, float]:
+    """Seconds until so many nodes are idle, if known; and how long the last job in the way has run."""
+    for release in room.releases:
+        idle += release.nodes
+        if idle >= wanted:
+            return release.seconds, release.age
+    return None, 0.0
+
+
+# On several
+
+
+def together_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Way] | Refusal:
+    """Splits over clusters, the best first; or why there is none."""
+    answers = _splits(request, grid)
+    if isinstance(answers, Refusal):
+        return answers
+    ways = [_together(request, placement, grid, knowledge) for placement in answers]
+    return sorted(ways, key=lambda way: (way.cost, len(way.option.clusters), not _mostly_on_one(way)))
+
+
+def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
+    if isinstance(request, NonFixedRequest):
+        return _assigned(request, grid)
+    answer = FCM.place(request, grid)
+    if isinstance(answer, Refusal) or request.split_options:
+        return answer if isinstance(answer, Refusal) else [answer]
+    if any(one != other and link.latency is not None for (one, other), link in grid.links.items()):
+        near = CA.place(request, grid)
+        if isinstance(near, Placement):
+            return [near, answer] if _are_linked(answer, grid) else [near]
+    return [answer]
+
+
+def _are_linked(placement: Placement, grid: GridView) -> bool:
+    """Whether the links between all of its clusters are measured: others may not even carry anything."""
+    names = sorted({component.cluster for component in placement.components})
+    return all(grid.link(one, other).latency is not None for one, other in combinations(names, 2))
+
+
+def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Refusal:
+    """Given components on as few clusters as may do, and on as many as there are."""
+    policy = CTF if any(component.inputs for component in request.components) else WF
+    found: list[Placement] = []
+    least = _least(request.total_size, grid.by_idle)
+    for number in range(least, min(least + NUMBERS_TRIED, len(grid.by_idle))):
+        part = grid.only(frozenset(cluster.name for cluster in grid.by_idle[:number]))
+        answer = policy.place(request, part)
+        if isinstance(answer, Placement):
+            found.append(answer)
+            break
+    answer = policy.place(request, grid)
+    if isinstance(answer, Refusal) and policy is CTF and _all_can_be_brought(request, grid):
+        answer = WF.place(request, grid)  # only bandwidths are not known: transfers are begun all the same
+    if isinstance(answer, Placement) and all(answer.components != other.components for other in found):
+        found.append(answer)
+    return found or (answer if isinstance(answer, Refusal) else [answer])
+
+
+def _least(total: int, by_idle: Sequence[ClusterView]) -> int:
+    """How many of the clusters with most idle nodes have so many."""
+    idle = 0
+    for count, cluster in enumerate(by_idle, start=1):
+        idle += cluster.idle
+        if idle >= total:
+            return count
+    return len(by_idle)
+
+
+def _all_can_be_brought(request: NonFixedRequest, grid: GridView) -> bool:
+    wanted = _wanted(request, NOTHING)
+    return all(_longest(cluster.name, wanted, grid) is not None for cluster in grid.by_idle)
+
+
+def _together(request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge) -> Way:
+    names = tuple(sorted({component.cluster for component in placement.components}))
+    slowest = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
+    run = knowledge.run_time(len(names))
+    transfer = max(component.transfer_time for component in placement.components)
+    if isinstance(request, FlexibleRequest) and knowledge.inputs:
+        transfer = max(_longest(name, [knowledge.inputs], grid) or 0.0 for name in names)
+    slowdown = knowledge.slowdown(len(names))
+    return Way(Option(names, slowdown, 0.0, transfer, None if run is None else run / slowest), slowest, placement)
+
+
+def _mostly_on_one(way: Way) -> bool:
+    placement = way.placement
+    if placement is None:
+        return True
+    most = max(placement.nodes_on(name) for name in way.option.clusters)
+    return most >= MOSTLY * placement.total_size
+
+
+# Inputs
+
+Files = tuple[InputFile, ...]
+
+
+def _wanted(request: Choosing, knowledge: Knowledge) -> list[Files]:
+    """What components need, each list once; often nothing."""
+    if isinstance(request, FlexibleRequest):
+        return [knowledge.inputs] if knowledge.inputs else []
+    return [files for files in dict.fromkeys(component.inputs for component in request.components) if files]
+
+
+def _longest(site: ClusterName, wanted: Sequence[Files], grid: GridView) -> float | None:
+    """Seconds of the longest transfer that a component needs there; None when one of them is impossible."""
+    longest = 0.0
+    for files in wanted:
+        transfer = _brought(site, files, grid)
+        if transfer is None:
+            return None
+        longest = max(longest, transfer.seconds)
+    return longest
+
+
+def _brought(site: ClusterName, files: Files, grid: GridView) -> Transfer | None:
+    return transfer_to(site, files, grid, ASSUMED_BANDWIDTH) if files else NONE

@@ -1,0 +1,89 @@
+"""The advisor's record in SQL, and the runs of the past that it learns from when a daemon starts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
+from sqlalchemy.sql import bindparam
+
+from koalapy.model.advice import Advised, Option, Run, Size, run_of
+from koalapy.model.job import Job, JobState
+from koalapy.store import tables
+from koalapy.store.engine import reading, unavailable_is_known
+
+_advice, _jobs, _attempts, _components = tables.advice.c, tables.jobs.c, tables.attempts.c, tables.components.c
+
+
+class SqlAdvice:
+    """The ``AdviceStore`` port on a migrated database; ``StoreUnavailable`` when it does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._reader = reading(engine)
+
+    def record(self, application: str, limit: int) -> list[Advised]:
+        """What was advised, newest first; of all applications when none is named."""
+        query = select(tables.advice).order_by(_advice.at.desc(), _advice.job_id.desc()).limit(limit)
+        if application:
+            query = query.where(_advice.application == application)
+        with unavailable_is_known(), self._reader.connect() as connection:
+            return [_advised(row) for row in connection.execute(query).mappings()]
+
+    def runs(self, limit: int) -> list[Run]:
+        """The last jobs that succeeded and whose application is known, from the oldest to the newest."""
+        succeeded = (_jobs.state == JobState.SUCCEEDED.value) & (_jobs.application != "")
+        last = select(_jobs.id, _jobs.generation).where(succeeded).order_by(_jobs.id.desc()).limit(limit).subquery()
+        attempt = (_attempts.job_id == last.c.id) & (_attempts.generation == last.c.generation)
+        component = (_components.job_id == last.c.id) & (_components.generation == last.c.generation)
+        per_node = _jobs.spec["processes_per_node"].as_integer()
+        query = (
+            select(
+                last.c.id, _jobs.application, per_node.label("per_node"), _components.cluster, _components.size,
+                _attempts.barrier_at, _attempts.ended_at,
+            )
+            .select_from(last).join(tables.jobs, _jobs.id == last.c.id)
+            .join(tables.attempts, attempt).join(tables.components, component)
+            .where(_components.superseded.is_(False), _attempts.barrier_at.is_not(None))
+            .where(_attempts.ended_at.is_not(None)).order_by(last.c.id)
+        )  # fmt: skip
+        with unavailable_is_known(), self._reader.connect() as connection:
+            found = connection.execute(query).mappings()
+            return [_run(list(rows)) for _, rows in groupby(found, key=lambda row: row["id"])]
+
+
+def write_advised(connection: Connection, given: Sequence[Advised]) -> None:
+    """Of jobs that are placed in the same transaction."""
+    if not given:
+        return
+    rows = []
+    for advised in given:
+        row = {name: getattr(advised, name) for name in _PLAIN}
+        rows.append(row | {"job_id": advised.job, "options": [asdict(option) for option in advised.options]})
+    connection.execute(insert(tables.advice), rows)
+
+
+def complete_advised(connection: Connection, jobs: Iterable[Job]) -> None:
+    """Note how long those of the jobs ran that were placed by advice and have succeeded."""
+    ran = [
+        {"job": job.id, "of": job.generation, "seconds": run.seconds}
+        for job in jobs if job.state is JobState.SUCCEEDED and (run := run_of(job)) is not None
+    ]  # fmt: skip
+    if ran:
+        same = (_advice.job_id == bindparam("job")) & (_advice.generation == bindparam("of"))
+        connection.execute(update(tables.advice).where(same).values(actual=bindparam("seconds")), ran)
+
+
+_PLAIN = ("generation", "application", "at", "clusters", "predicted", "reason", "actual")
+
+
+def _advised(row: RowMapping) -> Advised:
+    options = tuple(Option(**{**option, "clusters": tuple(option["clusters"])}) for option in row["options"])
+    return Advised(job=row["job_id"], options=options, **{name: row[name] for name in _PLAIN})
+
+
+def _run(rows: Sequence[RowMapping]) -> Run:
+    """Of one job, from a row for each of its components."""
+    first = rows[0]
+    size = Size(sum(row["size"] for row in rows), first["per_node"] or 0)
+    clusters = tuple(sorted({row["cluster"] for row in rows}))
+    return Run(first["application"], size, clusters, max(0.0, first["ended_at"] - first["barrier_at"]))

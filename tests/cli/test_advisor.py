@@ -1,0 +1,56 @@
+"""``koala advisor``: what it has learned, and its record, as people read them."""
+
+import json
+from dataclasses import replace
+
+from koalapy.model.advice import Advised, Option, Run, Size
+from tests.cli.conftest import Koala, Server
+
+OPTIONS = (Option(("north", "south"), 1.5, 0.0, 0.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
+ADVISED = Advised(7, 1, 1000.0, "wave", 2, OPTIONS, "no cluster holds it alone", 15.0, 12.0)
+
+
+def test_an_advisor_that_knows_nothing_says_so(koala: Koala) -> None:
+    assert koala("advisor").out == "nothing is known yet: no job whose program has a name has succeeded\n"
+    assert koala("advisor", "record").out == "the policy auto has placed no job yet\n"
+    assert json.loads(koala("advisor", "--json").out) == {"applications": []}
+
+
+def test_each_application_is_told_with_its_times_and_what_is_decided_for_it(koala: Koala, server: Server) -> None:
+    for seconds in (10.0, 10.0, 10.0, 10.0):
+        server.advisor.experience.add(Run("prime", Size(4), ("north",), seconds))
+        server.advisor.experience.add(Run("prime", Size(4), ("north", "south"), seconds))
+        server.advisor.experience.add(Run("wave", Size(4, 2), ("north",), seconds))
+        server.advisor.experience.add(Run("wave", Size(4, 2), ("north", "south"), 3 * seconds))
+    assert koala("advisor").out.splitlines() == [
+        "APPLICATION  NODES  CLUSTERS  RUNS  TIME    SLOWDOWN  VERDICT",
+        "prime        4      1         4     10.0 s  -         co-allocated",
+        "             4      2         4     10.0 s  1.07",
+        "wave         4x2    1         4     10.0 s  -         one cluster",
+        "             4x2    2         4     30.0 s  1.86",
+    ]
+    wave = json.loads(koala("advisor", "--json").out)["applications"][1]
+    assert (wave["application"], wave["clusters"], wave["runs_on_several"]) == ("wave", 2, 4)
+    assert [runs["processes_per_node"] for runs in wave["runs"]] == [2, 2]
+
+
+def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Server) -> None:
+    server.advisor.advised = [replace(ADVISED, job=8, predicted=None, actual=None), ADVISED]
+    assert koala("advisor", "record").out.splitlines() == [
+        "JOB  PLACED                    APPLICATION  CLUSTERS  PREDICTED  ACTUAL  ERROR  REASON",
+        "8    1970-01-01T00:16:40.000Z  wave         2         -          -       -      no cluster holds it alone",
+        "7    1970-01-01T00:16:40.000Z  wave         2         15.0 s     12.0 s  +25%   no cluster holds it alone",
+        "",
+        "Predictions of 1 run time were off by 25% on average.",
+    ]
+    assert koala("advisor", "record", "--application", "prime").out == "the policy auto has placed no job yet\n"
+    (given,) = json.loads(koala("advisor", "record", "--limit", "1", "--json").out)["record"]
+    assert given["options"][1] == {
+        "clusters": ["north"], "slowdown": 1.0, "wait": None, "transfer": 0.0, "run": 10.0, "response": None
+    }  # fmt: skip
+
+
+def test_a_limit_out_of_range_is_refused(koala: Koala) -> None:
+    ended = koala("advisor", "record", "--limit", "0")
+    assert ended.code == 2
+    assert "--limit" in ended.err

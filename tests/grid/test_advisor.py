@@ -1,0 +1,146 @@
+"""The advisor learns which of two applications bears to be co-allocated: on embedded clusters, where wave is a program
+that tells by itself over how many clusters it runs, and on the testbed, where a link is slow and the programs are real.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.grid.conftest import WORLDS
+from tests.grid.embedded import Embedded
+from tests.grid.slow_links import narrowed
+from tests.grid.testbed import Testbed
+from tests.grid.world import World
+
+ROUNDS = 10
+"""In each of them both applications run twice: in one cluster, and over two."""
+SLOW = "1mbit"
+"""Of the testbed's slow link: wave exchanges a few bytes at each of its steps, prime a few in all."""
+
+
+def sleeps(alone: float, together: float) -> list[str]:
+    """A program that runs for another time when its own component is not the whole job."""
+    return ["sh", "-c", f"test $KOALA_COMPONENT_NODES = $KOALA_NODES && exec sleep {alone}; exec sleep {together}"]
+
+
+@dataclass
+class Play:
+    """Two clusters with a slow link between them; jobs of ``size`` nodes fit in one, or are split as ``parts``."""
+
+    pair: tuple[str, str]
+    size: int
+    parts: tuple[int, int]
+    programs: dict[str, list[str]]
+    launcher: str
+    others: dict[str, int] = field(default_factory=dict)
+    """Clusters that are not to take part when there is a choice, and their nodes."""
+    ident: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def name(self, program: str) -> str:
+        """No other run of this test is to be learned from."""
+        return f"{program}-{self.ident}"
+
+    def submit(self, grid: World, program: str, request: dict[str, Any], **more: Any) -> int:
+        application = self.name(program)
+        return grid.submit(
+            request, *self.programs[program], launcher=self.launcher, application=application, **more
+        )  # fmt: skip
+
+    def advised(self, grid: World, program: str) -> int:
+        return self.submit(grid, program, {"type": "flexible", "total_size": self.size}, policy="auto")
+
+    @property
+    def over_both(self) -> dict[str, Any]:
+        parts = zip(self.parts, self.pair, strict=True)
+        return {"type": "fixed", "components": [{"size": size, "cluster": name} for size, name in parts]}
+
+
+EMBEDDED = Play(
+    ("north", "south"), 4, (2, 2), {"wave": sleeps(0.3, 1.2), "prime": sleeps(0.3, 0.3)}, "processes"
+)  # fmt: skip
+TESTBED = Play(
+    ("north", "east"), 3, (2, 1),
+    {
+        "wave": ["python", "-m", "koalapy.apps.wave", "--points", "2000", "--steps", "5000", "--no-where"],
+        "prime": ["python", "-m", "koalapy.apps.prime", "--limit", str(10**8), "--no-where"],
+    },
+    "openmpi", {"south": 2},
+)  # fmt: skip
+
+
+@pytest.fixture(params=WORLDS)
+def play(request: pytest.FixtureRequest) -> Iterator[tuple[World, Play]]:
+    if request.param == "embedded":
+        grid: Embedded = request.getfixturevalue("make_grid")()
+        yield grid, EMBEDDED
+        return
+    testbed: Testbed = request.getfixturevalue("testbed")
+    with ExitStack() as stack:
+        stack.callback(testbed.settle)
+        stack.callback(testbed.cancel_all)
+        stack.enter_context(narrowed(testbed, *TESTBED.pair, SLOW))
+        yield testbed, TESTBED
+
+
+def clusters_of(grid: World, ident: int, deadline: float = 120.0) -> set[str]:
+    job = grid.wait(ident, deadline)
+    assert job["state"] == "succeeded", (job["reason"], grid.logs(ident)[-2000:])
+    return {component["cluster"] for component in job["components"]}
+
+
+@pytest.mark.timeout(900)
+def test_after_twenty_runs_of_each_prime_is_co_allocated_and_wave_kept_in_one_cluster(play: tuple[World, Play]) -> None:
+    grid, plan = play
+    for _ in range(ROUNDS):
+        for ident in [plan.advised(grid, program) for program in plan.programs]:
+            assert len(clusters_of(grid, ident)) == 1, "one cluster has room"
+        for program in plan.programs:
+            assert clusters_of(grid, plan.submit(grid, program, plan.over_both)) == set(plan.pair)
+    gate = grid.gate()
+    for name, size in {**dict.fromkeys(plan.pair, 1), **plan.others}.items():
+        blocker = {"type": "fixed", "components": [{"size": size, "cluster": name}]}
+        grid.wait_state(grid.submit(blocker, *gate.hold), "running")
+    try:
+        wave, prime = plan.advised(grid, "wave"), plan.advised(grid, "prime")
+        assert clusters_of(grid, prime) == set(plan.pair)
+        waiting = grid.job(wave)
+        assert waiting["state"] == "queued"
+        assert f"waits for {plan.size} nodes in one cluster" in waiting["reason"]
+        assert f"(from {ROUNDS} runs) on 2 clusters now is" in waiting["reason"]
+        assert "1 more idle node in" in grid.run("explain", str(wave)).stdout
+    finally:
+        gate.open()
+    assert len(clusters_of(grid, wave)) == 1
+    check_what_is_told(grid, plan, prime)
+    if isinstance(grid, Embedded):
+        before = verdicts(grid, plan)
+        grid.kill()
+        grid.start()
+        assert verdicts(grid, plan) == before, "what was learned outlives the daemon"
+
+
+def verdicts(grid: World, plan: Play) -> dict[str, tuple[str, int]]:
+    """What is decided for each of the applications, and after how many runs on two clusters."""
+    known = {told["application"]: told for told in grid.http.get("/api/v1/advisor").json()["applications"]}
+    return {
+        program: (told["verdict"], told["runs_on_several"])
+        for program in plan.programs if (told := known[plan.name(program)])
+    }  # fmt: skip
+
+
+def check_what_is_told(grid: World, plan: Play, prime: int) -> None:
+    assert verdicts(grid, plan) == {"wave": ("one cluster", ROUNDS), "prime": ("co-allocated", ROUNDS + 1)}
+    table = grid.run("advisor").stdout
+    assert any(plan.name("wave") in line and line.endswith("one cluster") for line in table.splitlines())
+    record = grid.http.get("/api/v1/advisor/record", params={"application": plan.name("prime")}).json()["record"]
+    assert len(record) == ROUNDS + 1, "what the user has fixed is no advice"
+    (given,) = [line for line in record if line["job"] == prime]
+    assert (given["clusters"], len(given["options"])) == (2, 2)
+    assert given["predicted"] > 0
+    assert given["error"] == pytest.approx(given["predicted"] / given["actual"] - 1)
+    shown = grid.run("advisor", "record", "--application", plan.name("prime"), "--limit", "1").stdout
+    assert f"\n{prime} " in shown

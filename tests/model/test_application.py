@@ -1,0 +1,41 @@
+"""What a program is known as."""
+
+import pytest
+
+from koalapy.model.application import application_of
+from koalapy.model.job import JobSpec
+from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("./wave --steps 4", "wave"),
+        ("/opt/codes/wave", "wave"),
+        ("{scratch}/wave", "wave"),
+        ("python -m koalapy.apps.wave --steps 4", "koalapy.apps.wave"),
+        ("python3.12 -u -m koalapy.apps.wave", "koalapy.apps.wave"),
+        ("python solve.py in.nc", "solve.py"),
+        ("bash run.sh", "run.sh"),
+        ("sh -c wave", ""),
+        ("bash -xc wave", ""),
+        ("python -c pass", ""),
+        ("python -", ""),
+        ("python", ""),
+        ("python -m", ""),
+    ],
+)
+def test_a_program_has_its_own_name(command: str, name: str) -> None:
+    assert application_of(JobSpec(FlexibleRequest(1), tuple(command.split()))) == name
+
+
+def test_a_name_that_was_given_goes_before() -> None:
+    assert application_of(JobSpec(FlexibleRequest(1), ("sh", "-c", "x"), application="wave")) == "wave"
+
+
+def test_coupled_programs_are_known_by_all_their_names() -> None:
+    parts = (ComponentRequest(1, command=("ocean",)), ComponentRequest(2), ComponentRequest(2, command=("air",)))
+    request = NonFixedRequest(parts)
+    assert application_of(JobSpec(request, ("ocean", "--coarse"))) == "ocean+air"
+    assert application_of(JobSpec(request, ("sh", "-c", "x"))) == ""
+    assert application_of(JobSpec(NonFixedRequest((ComponentRequest(1, command=("air",)),)), ())) == "air"

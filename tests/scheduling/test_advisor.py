@@ -1,0 +1,253 @@
+"""The advisor in the scheduler: it learns, it waits no longer than it should, and it says why."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from koalapy.model.advice import Advised
+from koalapy.model.job import JobId, JobState, Token, parse_token
+from koalapy.placement.auto import Auto
+from koalapy.placement.knowledge import Knowledge
+from koalapy.placement.registry import builtin
+from koalapy.scheduling.commands import Effects
+from koalapy.scheduling.explaining import explain
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.requests import fixed, flexible
+from tests.scheduling.sites import Site
+from tests.scheduling.world import Program, World
+
+SECONDS = {"wave": 10.0, "prime": 10.0}
+SLOWDOWN = {"wave": 3.0, "prime": 1.0}
+
+
+class Grid(World):
+    """Programs of two applications: co-allocated, wave takes three times as long, and prime as long as ever."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.advised: list[Advised] = []
+        super().__init__(*arguments, **more)
+
+    def take_in(self, effects: Effects) -> Effects:
+        self.advised += effects.advised
+        return super().take_in(effects)
+
+    def _start_program(self, site: Site, token: Token) -> None:
+        job = self.jobs[parse_token(token)[0]]
+        name = job.spec.application
+        if name in SECONDS:
+            factor = SLOWDOWN[name] if len(self.clusters_of(job.id)) > 1 else 1.0
+            self.programs[job.id] = Program((SECONDS[name] * factor,))
+        super()._start_program(site, token)
+
+    def clusters_of(self, job: JobId) -> set[str]:
+        attempt = self.jobs[job].attempt
+        return {component.cluster for component in attempt.gang} if attempt else set()
+
+    def ask_for(self, application: str, total: int = 4, **more: Any) -> JobId:
+        return self.submit(flexible(total), application=application, policy="auto", **more)
+
+    def block(self, names: Sequence[str] = ("north", "south"), **more: Any) -> list[JobId]:
+        """A node of each cluster is taken, for how long nobody can know."""
+        more = {"lasts": 1e6, "command": ("sh", "-c", "x")} | more
+        return [self.submit(fixed(**{name: 1}), **more) for name in names]
+
+    def unblock(self, jobs: Sequence[JobId]) -> None:
+        for job in jobs:
+            self.cancel(job)
+        self.advance(5.0)
+
+
+def experienced(runs: int = 20) -> Grid:
+    """After as many runs of both, every other one on a grid without room in any one cluster."""
+    grid = Grid({"north": 4, "south": 4})
+    for number in range(runs):
+        for application in ("wave", "prime"):
+            blockers = grid.block() if number % 2 else []
+            job = grid.ask_for(application)
+            grid.advance(1.0)
+            if grid.state(job) is JobState.QUEUED:
+                grid.unblock(blockers)
+            grid.advance(40.0)
+            assert grid.state(job) is JobState.SUCCEEDED
+            grid.unblock([blocker for blocker in blockers if not grid.state(blocker).is_final])
+    return grid
+
+
+def test_it_learns_to_co_allocate_prime_and_to_keep_wave_in_one_cluster() -> None:
+    grid = experienced()
+    experience = grid.scheduler.experience
+    seen = {(name, s.clusters): s.runs for name in experience.applications() for s in experience.seen(name)}
+    assert seen["prime", 2] == 10
+    assert seen["wave", 2] == 2, "twice was enough"
+    blockers = grid.block()
+    wave = grid.ask_for("wave")
+    assert "a slowdown of" in grid.scheduler.waiting_reason(grid.job(wave))
+    prime = grid.ask_for("prime")
+    grid.advance(1.0)
+    assert grid.clusters_of(prime) == {"north", "south"}
+    assert grid.state(wave) is JobState.QUEUED
+    grid.unblock([blockers[0]])
+    grid.advance(20.0)
+    assert grid.clusters_of(wave) == {"north"}
+
+
+def test_its_predictions_come_true_and_are_kept_with_the_job() -> None:
+    grid = experienced(6)
+    last = {given.application: given for given in grid.advised}
+    for application, given in last.items():
+        job = grid.job(given.job)
+        assert (given.generation, given.clusters) == (job.generation, len(grid.clusters_of(job.id)))
+        assert given.predicted == pytest.approx(SECONDS[application], rel=0.1)
+        assert job.ended_at is not None
+        assert job.started_at is not None
+        assert job.ended_at - job.started_at == pytest.approx(given.predicted, rel=0.1)
+        assert grid.reasons(job.id, "placed")[-1] == given.reason
+
+
+def test_it_waits_for_nodes_whose_release_it_foresees_and_is_asked_again_when_they_are_free() -> None:
+    grid = experienced(6)
+    blocker = grid.submit(fixed(north=4), lasts=15.0, application="known", walltime=15.0)
+    others = grid.block(["south"])
+    grid.advance(1.0)
+    wave = grid.ask_for("wave")
+    grid.advance(1.0)
+    assert grid.state(wave) is JobState.QUEUED
+    grid.advance(14.0)
+    assert grid.state(blocker).is_final
+    assert grid.state(wave) is JobState.RUNNING
+    assert grid.clusters_of(wave) == {"north"}
+    grid.unblock(others)
+
+
+def test_a_prediction_that_did_not_come_true_is_not_waited_for_for_ever() -> None:
+    """The blocker runs on and on; when it has run for longer than wave would on two clusters, wave goes there."""
+    grid = experienced(6)
+    for _ in range(3):
+        grid.submit(fixed(north=1), lasts=5.0, application="usually-short")
+        grid.advance(10.0)
+    long = grid.submit(fixed(north=1, south=1), lasts=1e6, application="usually-short")
+    grid.advance(1.0)
+    wave = grid.ask_for("wave")
+    grid.advance(2.0)
+    assert grid.state(wave) is JobState.QUEUED
+    grid.advance(2 * grid.rules.high_scans_per_low * grid.rules.scan_interval)
+    assert grid.clusters_of(wave) == {"north", "south"}
+    assert grid.state(long) is JobState.RUNNING
+
+
+def test_where_no_cluster_can_hold_it_it_is_co_allocated_whatever_the_slowdown() -> None:
+    grid = experienced(4)
+    wave = grid.ask_for("wave", 6)
+    grid.advance(1.0)
+    assert grid.clusters_of(wave) == {"north", "south"}
+    assert "no cluster could hold it alone" in grid.reasons(wave, "placed")[-1]
+
+
+def test_the_nodes_it_waits_for_are_kept_for_it_once_it_has_waited_long() -> None:
+    grid = Grid({"north": 4, "south": 4}, Rules(aging_tries=2, scan_interval=10.0))
+    blockers = grid.block()
+    harmful = {"application": "all-to-all", "policy": "auto", "communication": 0.9}
+    waits = grid.submit(flexible(4), lasts=5.0, **harmful)
+    grid.advance(60.0)
+    assert grid.scheduler.reservation == waits
+    small = grid.submit(flexible(1), lasts=1.0)
+    grid.advance(1.0)
+    kept = [name for name in ("north", "south") if name not in grid.clusters_of(small)]
+    assert len(kept) == 1, "one cluster is kept whole"
+    grid.unblock(blockers)
+    grid.advance(20.0)
+    assert grid.state(waits) is JobState.SUCCEEDED
+    assert len(grid.clusters_of(waits)) == 1
+
+
+def test_jobs_of_one_request_and_different_applications_are_refused_each_for_itself() -> None:
+    grid = experienced(6)
+    blockers = grid.block()
+    waves = [grid.ask_for("wave") for _ in range(3)]
+    prime = grid.ask_for("prime")
+    grid.advance(1.0)
+    assert [grid.state(wave) for wave in waves] == [JobState.QUEUED] * 3
+    assert grid.state(prime) is not JobState.QUEUED
+    grid.unblock(blockers)
+
+
+def test_why_it_waits_and_what_would_start_it_now() -> None:
+    grid = experienced(6)
+    grid.block()
+    wave = grid.ask_for("wave")
+    grid.advance(1.0)
+    found = explain(grid.scheduler, grid.job(wave), [e for e in grid.timeline if e.job == wave], grid.now)
+    assert found.headline.startswith("waits for 4 nodes in one cluster, such as north: a slowdown of")
+    assert found.suffices == ("1 more idle node in north", "1 more idle node in south")
+    change = found.smallest_change
+    assert change is not None
+    assert (change.field, change.value) == ("policy", "cluster-minimization")
+    assert {component.cluster for component in change.placement.components} == {"north", "south"}
+
+
+def test_a_restarted_daemon_goes_on_with_what_is_given_to_it() -> None:
+    """The virtual world's daemon has no store to learn from: it begins anew, and nothing of that disturbs it."""
+    grid = experienced(3)
+    blockers = grid.block()
+    wave = grid.ask_for("wave", communication=0.9)
+    grid.advance(1.0)
+    grid.restart()
+    for name in grid.sites:
+        grid.connect(name)
+    grid.unblock(blockers)
+    grid.advance(60.0)
+    assert grid.state(wave) is JobState.SUCCEEDED
+
+
+def test_a_job_that_is_never_to_be_co_allocated_waits_for_one_cluster() -> None:
+    grid = experienced(4)
+    blockers = grid.block()
+    prime = grid.ask_for("prime", coallocation=1)
+    grid.advance(1.0)
+    assert grid.state(prime) is JobState.QUEUED
+    grid.unblock(blockers)
+    grid.advance(1.0)
+    assert len(grid.clusters_of(prime)) == 1
+
+
+def test_one_that_waits_at_the_head_of_a_strict_queue_lets_nobody_pass() -> None:
+    grid = Grid({"north": 4, "south": 4}, Rules(queue="fcfs"))
+    blockers = grid.block()
+    wave = grid.submit(flexible(4), lasts=5.0, application="all-to-all", policy="auto", communication=0.9)
+    behind = grid.submit(flexible(1), lasts=5.0)
+    grid.advance(1.0)
+    assert (grid.state(wave), grid.state(behind)) == (JobState.QUEUED, JobState.QUEUED)
+    grid.unblock(blockers)
+    grid.advance(20.0)
+    assert (grid.state(wave), grid.state(behind)) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+
+
+class Careless(Auto):
+    """Learns, or so it says."""
+
+    name = "careless"
+
+    def __init__(self, answer: object = None) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def informed(self, knowledge: Knowledge) -> Auto:
+        if self.answer is None:
+            raise ValueError(knowledge.application)
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "mistake"),
+    [(None, "it raised ValueError('wave')"), ("nonsense", "informed, it was 'nonsense', which is no policy")],
+)
+def test_a_policy_that_fails_to_learn_disturbs_nobody(answer: object, mistake: str) -> None:
+    policies = builtin()
+    policies.register(Careless(answer))
+    grid = Grid({"north": 4}, policies=policies)
+    job, other = grid.submit(flexible(1), policy="careless", application="wave"), grid.submit(flexible(1))
+    grid.advance(1.0)
+    assert grid.state(other) is JobState.RUNNING
+    assert grid.scheduler.waiting_reason(grid.job(job)) == f"policy careless is broken: {mistake}"
+    assert grid.warnings == [f"policy careless is broken: {mistake}"]
