@@ -1,5 +1,6 @@
 """The applications under a real mpirun, with one rank and several."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,25 @@ def test_the_check_passes(name: str, ranks: int) -> None:
     assert lines[-1].startswith("check: ")
     assert lines[-1].endswith(": passed")
     assert sorted(int(line.split()[1]) for line in lines if line.startswith("rank ")) == list(range(ranks))
+
+
+def test_pingpong_tells_programs_each_way_of_a_pair_in_one_line() -> None:
+    done = run(2, "pingpong", "--json", "--repeats", "5")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert (told["program"], told["passed"], told["latency_bytes"], told["repeats"]) == ("pingpong", True, 65536, 5)
+    (pair,) = told["pairs"]
+    there, back = pair["ways"]
+    assert (pair["ranks"], there["from"], there["to"], back["from"], back["to"]) == ([0, 1], 0, 1, 1, 0)
+    assert pair["latency"] == pytest.approx((there["latency"] + back["latency"]) / 2)
+    assert 2 / pair["bandwidth"] == pytest.approx(1 / there["bandwidth"] + 1 / back["bandwidth"])
+    assert all(1 <= way["repeats"] <= 5 and way["latency"] > 0 for way in (there, back))
+
+
+def test_pingpong_asks_for_sense() -> None:
+    for options in (("--repeats", "0"), ("--budget", "0"), ("--budget", "nan")):
+        assert run(2, "pingpong", *options).returncode == 2
 
 
 def test_pingpong_measures_every_pair() -> None:

@@ -1,0 +1,110 @@
+"""The network as a matrix (as Table II of sonmez-2010: bandwidth above latency), and a link's history as a table."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from koalapy.cli.errors import printable
+from koalapy.cli.tables import duration, table
+from koalapy.model.moment import clock
+
+Json = dict[str, Any]
+
+UNMEASURED = "–"
+UNREACHABLE = "unreachable"
+STALE = "*"
+WIDTH = 8
+"""Of a column at least, so that a short matrix can be read too."""
+
+
+def network_page(answer: Json) -> str:
+    """The matrix, its legend, and what there is to be said of single links."""
+    links = {(link["one"], link["other"]): link for link in answer["links"]}
+    parts = [matrix(answer["clusters"], links)]
+    parts += ["\n".join(legend)] if (legend := _legend(answer)) else []
+    parts += ["\n".join(notes)] if (notes := _notes(answer["links"])) else []
+    return "\n\n".join(parts)
+
+
+def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json]) -> str:
+    """Two lines for each cluster: bandwidth in MB/s above, latency in ms below."""
+    rows = [["MB/s, ms", *(printable(name) for name in clusters)]]
+    for one in clusters:
+        cells = [_cell(links[min(one, other), max(one, other)]) for other in clusters]
+        rows.append([printable(one), *(top for top, _ in cells)])
+        rows.append(["", *(bottom for _, bottom in cells)])
+    first = max(len(row[0]) for row in rows)
+    width = max(WIDTH, *(len(cell) for row in rows for cell in row[1:]))
+    lines = [row[0].ljust(first) + "".join(f"  {cell.rjust(width)}" for cell in row[1:]) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(link: Json) -> tuple[str, str]:
+    if link["state"] == "unreachable":
+        return UNREACHABLE, ""
+    texts = (_number(link["bandwidth"], 1e-6), _number(link["latency"], 1e3))
+    if link["state"] == "stale":
+        return texts[0] + STALE, texts[1] + STALE
+    if link["state"] == "configured":
+        return tuple(text if text == UNMEASURED else f"({text})" for text in texts)  # type: ignore[return-value]
+    return texts
+
+
+def _number(value: float | None, factor: float) -> str:
+    """With three digits, and never as a power of ten."""
+    if value is None:
+        return UNMEASURED
+    number = value * factor
+    digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)
+    return f"{number:.{digits}f}"
+
+
+def _legend(answer: Json) -> list[str]:
+    states = {link["state"] for link in answer["links"]}
+    partly = any((link["latency"] is None) != (link["bandwidth"] is None) for link in answer["links"])
+    meanings = {
+        UNMEASURED: "not measured: koala network measure" if "unmeasured" in states or partly else "",
+        "( )": "configured, not measured" if "configured" in states else "",
+        STALE: f"measured more than {duration(answer['stale_after'])} ago; used all the same"
+        if "stale" in states else "",
+        UNREACHABLE: "the nodes do not reach each other: never combined" if UNREACHABLE in states else "",
+    }  # fmt: skip
+    return [f"{mark}  {meaning}" for mark, meaning in meanings.items() if meaning]
+
+
+def _notes(links: Sequence[Json]) -> list[str]:
+    notes = []
+    for link in links:
+        name = f"{link['one']} - {link['other']}"
+        if link["under_way"]:
+            job = link["under_way"]["job"]
+            notes.append(f"{name}: {'waits to be measured' if job is None else f'is being measured by job {job}'}")
+        if link["error"]:
+            what = UNREACHABLE if link["state"] == "unreachable" else "the last try came to nothing"
+            notes.append(f"{name}: {what}, {_clock(link['tried_at'])} UTC: {link['error']}")
+    return [printable(note) for note in notes]
+
+
+def in_words(result: Json | None, reason: str = "") -> str:
+    """What became of one measurement."""
+    if reason:
+        return f"not measured, {reason}"
+    if result is None:
+        return "the daemon has lost it; measure again"
+    if result["error"]:
+        return f"{UNREACHABLE if result['kind'] == 'pingpong' else 'not measured'}: {result['error']}"
+    return f"{_number(result['latency'], 1e3)} ms, {_number(result['bandwidth'], 1e-6)} MB/s"
+
+
+def history_table(lines: Sequence[Json]) -> str:
+    rows = [
+        [_clock(line["at"]), line["kind"], _number(line["latency"], 1e3), _number(line["bandwidth"], 1e-6),
+         "-" if line["job"] is None else line["job"], line["error"] or "-"]
+        for line in lines
+    ]  # fmt: skip
+    return table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
+
+
+def _clock(moment: str) -> str:
+    at = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+    return clock(at, datetime.now(UTC).timestamp(), exact=True)

@@ -1,0 +1,153 @@
+"""The commands for the network between the clusters: the matrix, having it measured, and a link's history."""
+
+import sys
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.grid import InnerToken, InnerUrl
+from koalapy.cli.matrix import history_table, in_words, network_page
+from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
+
+Json = dict[str, Any]
+
+POLL = 0.5
+"""Seconds between two looks at what is under way."""
+AWAY = 60.0
+"""Seconds for which the daemon may be away while it is waited for."""
+
+network_app = typer.Typer(
+    help="Show what is known of the network between clusters, or have it measured.",
+    invoke_without_command=True, rich_markup_mode=None,
+)  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(network_app, name="network")
+
+
+@network_app.callback()
+def network(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Show bandwidth and latency between and within the clusters, as they are known."""
+    context.obj = (url, token)
+    if context.invoked_subcommand is not None:
+        return
+    answer = Client(url, token).get("/api/v1/network")
+    if as_json:
+        show_json(answer)
+    else:
+        print(network_page(answer))
+
+
+def _client(context: typer.Context, url: str | None, token: str | None) -> Client:
+    outer_url, outer_token = context.obj
+    return Client(url or outer_url, token or outer_token)
+
+
+@network_app.command()
+def measure(
+    context: typer.Context,
+    clusters: Annotated[list[str] | None, typer.Argument(help="the links among these; default: all")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="until all is measured")] = True,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    url: InnerUrl = None,
+    token: InnerToken = None,
+) -> None:
+    """Measure the links within and between clusters by MPI ping-pongs, which are jobs of low priority."""
+    client = _client(context, url, token)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    order = {"clusters": clusters} if clusters else None
+    asked = client.post("/api/v1/network/measure", order)
+    if not wait:
+        _tell_asked(asked, as_json=as_json)
+        return
+    try:
+        found = _follow(client, asked, deadline, quiet=as_json)
+    except KeyboardInterrupt:
+        raise CliError("the measurements go on", Exit.INTERRUPTED, "see koala network") from None
+    if as_json:
+        show_json({"since": asked["since"], "links": found})
+    if any(link["result"] is None or link["result"]["error"] for link in found if not link["reason"]):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _tell_asked(asked: Json, *, as_json: bool) -> None:
+    if as_json:
+        show_json(asked)
+        return
+    for link in asked["links"]:
+        print(printable(f"{_name(link)}: {'not measured, ' + link['reason'] if link['reason'] else 'under way'}"))
+
+
+def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool) -> list[Json]:
+    """Tell of each link as soon as it is measured; all that was asked for, with what was found."""
+    waiting = {(link["one"], link["other"]): link for link in asked["links"]}
+    found: list[Json] = []
+    while True:
+        for link in _over(client, waiting):
+            del waiting[link["one"], link["other"]]
+            result = None if link["reason"] else _result(client, link, asked["since"])
+            found.append({**link, "job": result["job"] if result else link["job"], "result": result})
+            if not quiet:
+                print(printable(f"{_name(link)}: {in_words(result, link['reason'])}"), flush=True)
+        if not waiting:
+            return found
+        if deadline is not None and time.monotonic() >= deadline:
+            left = ", ".join(_name(link) for link in waiting.values())
+            raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
+        time.sleep(POLL)
+
+
+def _over(client: Client, waiting: dict[tuple[str, str], Json]) -> list[Json]:
+    """Those of the links that are not under way, or not any more; a daemon that goes away is waited for."""
+    since = time.monotonic()
+    while True:
+        try:
+            links = client.get("/api/v1/network")["links"]
+            break
+        except CliError as error:
+            if error.code is not Exit.UNREACHABLE or time.monotonic() - since > AWAY:
+                raise
+            time.sleep(POLL)
+    under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
+    return [link for pair, link in waiting.items() if link["reason"] or pair not in under_way]
+
+
+def _result(client: Client, link: Json, since: str) -> Json | None:
+    """The ping-pong of a link that was asked for; None when the daemon has lost it."""
+    lines: list[Json] = client.get(_history(link["one"], link["other"]))["measurements"]
+    return next((line for line in lines if line["kind"] != "transfer" and line["at"] >= since), None)
+
+
+@network_app.command()
+def history(
+    context: typer.Context,
+    one: Annotated[str, typer.Argument(help="a cluster")],
+    other: Annotated[str, typer.Argument(help="another, or the same for the network within it")],
+    limit: Annotated[int, typer.Option(help="how many lines at most", min=1, max=1000)] = 20,
+    as_json: AsJson = False,
+    url: InnerUrl = None,
+    token: InnerToken = None,
+) -> None:
+    """What was measured between two clusters, newest first."""
+    client = _client(context, url, token)
+    answer = client.get(_history(one, other), limit=limit)
+    if as_json:
+        show_json(answer)
+        return
+    if not answer["measurements"]:
+        print(f"koala: nothing was ever measured here; koala network measure {one} {other}", file=sys.stderr)
+    print(history_table(answer["measurements"]))
+
+
+def _history(one: str, other: str) -> str:
+    return f"/api/v1/network/{quote(one, safe='')}/{quote(other, safe='')}/history"
+
+
+def _name(link: Json) -> str:
+    return f"{link['one']} - {link['other']}"

@@ -1,0 +1,150 @@
+"""What is known of the links between clusters: configured, measured, learned from transfers, found unreachable."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from koalapy.model.cluster import Link
+from koalapy.model.request import ClusterName
+from koalapy.ports import Measurement, MeasurementKind
+
+Pair = tuple[ClusterName, ClusterName]
+
+SMOOTHING = 0.3
+"""Weight of a transfer against all that was measured before."""
+WORTH_TELLING = 0.05
+"""Fraction by which transfers must have changed a bandwidth before that is told and kept."""
+TELL_WITHIN = 600.0
+"""Seconds after which a transfer is told and kept even if it has changed little."""
+SMALLEST_TRANSFER = 4 * 1000 * 1000
+"""Bytes; smaller ones say more of the start of a transfer than of the link."""
+
+
+class LinkState(StrEnum):
+    """How much is to be made of what is known of a link."""
+
+    MEASURED = "measured"
+    STALE = "stale"
+    """Measured long ago; used all the same."""
+    CONFIGURED = "configured"
+    UNREACHABLE = "unreachable"
+    """The last ping-pong found that the nodes do not reach each other."""
+    UNMEASURED = "unmeasured"
+
+
+def pair_of(one: ClusterName, other: ClusterName) -> Pair:
+    return (one, other) if one <= other else (other, one)
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """The configured link and the newest measurement of each sort; what went well is told from what failed."""
+
+    configured: Link | None = None
+    measured: Measurement | None = None
+    failed: Measurement | None = None
+    """The newest ping-pong whose nodes could not reach each other."""
+    moved: Measurement | None = None
+    """The newest transfer."""
+    vain: Measurement | None = None
+    """The newest that came to nothing."""
+
+    def with_(self, new: Measurement) -> "Knowledge":
+        if new.kind is MeasurementKind.TRANSFER:
+            return replace(self, moved=new)
+        if new.kind is MeasurementKind.INCONCLUSIVE:
+            return replace(self, vain=new)
+        return replace(self, failed=new) if new.error else replace(self, measured=new)
+
+    @property
+    def unreachable(self) -> bool:
+        return self.failed is not None and (self.measured is None or self.failed.at > self.measured.at)
+
+    @property
+    def newest(self) -> Measurement | None:
+        """The newest that has a bandwidth."""
+        known = [found for found in (self.measured, self.moved) if found is not None]
+        return max(known, key=lambda found: found.at, default=None)
+
+    @property
+    def link(self) -> Link:
+        """What policies go by: what was measured before what is configured, and nothing of what is unreachable."""
+        if self.unreachable:
+            return Link()
+        link = self.configured or Link()
+        if self.measured is not None:
+            link = Link(self.measured.latency, self.measured.bandwidth)
+        return link if self.newest is None else replace(link, bandwidth=self.newest.bandwidth)
+
+    @property
+    def tried_at(self) -> float | None:
+        """When a ping-pong was last tried."""
+        tried = [found.at for found in (self.measured, self.failed, self.vain) if found is not None]
+        return max(tried, default=None)
+
+    @property
+    def error(self) -> str:
+        """Why it is unreachable, or why the last try came to nothing; empty when the last went well."""
+        if self.vain is not None and self.vain.at == self.tried_at:
+            return self.vain.error
+        return self.failed.error if self.unreachable and self.failed else ""
+
+    def state(self, now: float, stale_after: float) -> LinkState:
+        if self.unreachable:
+            return LinkState.UNREACHABLE
+        # A transfer says nothing of the latency: beside it, an old ping-pong is no newer.
+        known = self.measured or self.moved
+        if known is not None:
+            return LinkState.STALE if now - known.at > stale_after else LinkState.MEASURED
+        return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
+
+
+class LinkBook:
+    """What is known of each pair of the configured clusters; a pair is within one cluster or between two."""
+
+    def __init__(
+        self, clusters: Iterable[ClusterName], configured: Mapping[Pair, Link], latest: Iterable[Measurement] = ()
+    ) -> None:  # fmt: skip
+        names = sorted(clusters)
+        self._known = {
+            (one, other): Knowledge(configured.get((one, other)))
+            for place, one in enumerate(names)
+            for other in names[place:]
+        }
+        self._told: dict[Pair, Measurement | None] = {}
+        """By which the bandwidth is known to the scheduler and the store."""
+        for measurement in latest:
+            self.learn(measurement)
+
+    def pairs(self) -> list[Pair]:
+        return list(self._known)
+
+    def __getitem__(self, pair: Pair) -> Knowledge:
+        return self._known[pair]
+
+    def learn(self, measurement: Measurement) -> None:
+        """Of clusters that are not configured any more nothing is learned."""
+        pair = measurement.one, measurement.other
+        if pair in self._known:
+            self._known[pair] = known = self._known[pair].with_(measurement)
+            self._told[pair] = known.newest
+
+    def moved(self, pair: Pair, size: int, seconds: float, now: float) -> Measurement | None:
+        """Learn from a transfer of that many bytes; None where nothing is to be told and kept of it."""
+        if pair not in self._known or size < SMALLEST_TRANSFER or not seconds > 0:
+            return None
+        known, told = self._known[pair], self._told.get(pair)
+        bandwidth = size / seconds
+        if known.newest is not None and known.newest.bandwidth is not None:
+            bandwidth = SMOOTHING * bandwidth + (1 - SMOOTHING) * known.newest.bandwidth
+        new = Measurement(*pair, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
+        self._known[pair] = known.with_(new)
+        recent = told.bandwidth if told is not None and now - told.at < TELL_WITHIN else None
+        if recent and abs(bandwidth / recent - 1) < WORTH_TELLING:
+            return None
+        self._told[pair] = new
+        return new
+
+    def links(self) -> dict[Pair, Link]:
+        """What policies are to know at the start."""
+        return {pair: known.link for pair, known in self._known.items() if known.link != Link()}

@@ -1,0 +1,322 @@
+"""The information service of the network (semantics 11): links are measured by jobs of the scheduler itself."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import structlog
+
+from koalapy.model.cluster import ClusterState, Link
+from koalapy.model.errors import KoalaError, NotFoundError, StoreUnavailable, UsageError
+from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
+from koalapy.model.wording import known_names
+from koalapy.ports import JobService, Measurement, MeasurementKind, MeasurementStore
+from koalapy.runtime.preflight import CANNOT_REACH
+from koalapy.scheduling.events import LinkMeasured
+from koalapy.service.engine import RETRY_PAUSE, Engine, Item
+from koalapy.service.links import Knowledge, LinkBook, LinkState, Pair, pair_of
+
+log = structlog.get_logger()
+
+OWNER = "koala"
+NAME = "network"
+WALLTIME = 120.0
+"""Seconds that a ping-pong may take, on the slowest of links."""
+GRACE = 60.0
+"""Seconds that it may take beside, to be started and ended."""
+LARGEST_OUTPUT = 64 * 1024
+LOOK_EVERY = 30.0
+"""Seconds between two looks at whether a link is due to be measured."""
+NOT_OVERSUBSCRIBED = (("OMPI_MCA_mpi_yield_when_idle", "0"),)
+"""Each process has a node of its own: one that yields while it waits would measure the node's scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How links are measured, see ``settings.NetworkSection``; times in seconds."""
+
+    interval: float | None = None
+    stale_after: float = 7 * 86400.0
+    parallel: int = 1
+    patience: float = 300.0
+    command: tuple[str, ...] = ("python", "-m", "koalapy.apps.pingpong", "--json")
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A measurement that is not over; without a job it waits for its turn."""
+
+    job: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What became of a wish to have a link measured; ``reason`` says why it is not, and is empty when it is."""
+
+    pair: Pair
+    job: JobId | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    """A link as it is told to people; ``link`` is what policies go by."""
+
+    pair: Pair
+    state: LinkState
+    link: Link
+    known: Knowledge
+    under_way: UnderWay | None
+
+
+class Network:
+    """Measures links when asked or when it is time, and tells the scheduler what they are."""
+
+    def __init__(
+        self, engine: Engine, jobs: JobService, store: MeasurementStore, book: LinkBook, how: Measuring
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._jobs = jobs
+        self._store = store
+        self._book = book
+        self._how = how
+        self._turns = asyncio.Semaphore(how.parallel)
+        self._under_way: dict[Pair, UnderWay] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Its life
+
+    def start(self) -> None:
+        """Take up the measurements that a daemon before this one began."""
+        for job in self._engine.scheduler.jobs():
+            pair = _measured_by(job)
+            if pair is None:
+                continue
+            if pair in self._under_way or pair not in self._book.pairs():
+                self._spawn(self._cancel(job.id, "measured by another job"))
+            else:
+                self._begin(pair, UnderWay(job.id))
+
+    async def stop(self) -> None:
+        """Leave the jobs that measure to the next daemon."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def measure_what_is_due(self) -> None:
+        """Measure every link that was last tried more than the interval ago."""
+        interval, now = self._how.interval, self._engine.clock()
+        if interval is None:
+            return
+        for pair in self._book.pairs():
+            tried_at = self._book[pair].tried_at
+            if tried_at is None or now - tried_at >= interval:
+                self._ask(pair)
+
+    # What may be asked
+
+    def links(self) -> list[LinkRecord]:
+        """All pairs of clusters, within one and between two."""
+        return [self._record(pair) for pair in self._book.pairs()]
+
+    def _record(self, pair: Pair) -> LinkRecord:
+        known = self._book[pair]
+        state = known.state(self._engine.clock(), self._how.stale_after)
+        return LinkRecord(pair, state, known.link, known, self._under_way.get(pair))
+
+    @property
+    def stale_after(self) -> float:
+        return self._how.stale_after
+
+    def now(self) -> float:
+        """The moment after which what was asked for just now is written down."""
+        return self._engine.clock()
+
+    def measure(
+        self, clusters: Sequence[ClusterName] | None = None, pairs: Sequence[Pair] | None = None
+    ) -> list[Asked]:  # fmt: skip
+        """Have links measured one after the other: all those among clusters, or certain pairs, or all there are."""
+        return [self._ask(pair) for pair in self._wanted(clusters, pairs)]
+
+    async def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+        """What was measured between two clusters, newest first."""
+        for name in (one, other):
+            if name not in self._clusters():
+                hint = known_names(name, self._clusters())
+                raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
+        return await asyncio.to_thread(self._store.history, *pair_of(one, other), limit)
+
+    def transferred(self, one: ClusterName, other: ClusterName, size: int, seconds: float) -> None:
+        """Learn from a transfer between two clusters that is over; bytes."""
+        found = self._book.moved(pair_of(one, other), size, seconds, self._engine.clock())
+        if found is not None:
+            self._spawn(self._write_down(found))
+
+    def _wanted(self, clusters: Sequence[ClusterName] | None, pairs: Sequence[Pair] | None) -> list[Pair]:
+        if clusters is not None and pairs is not None:
+            raise UsageError("both clusters and pairs are given", field="pairs", hint="leave one of them out")
+        if clusters == [] or pairs == []:
+            field = "clusters" if pairs is None else "pairs"
+            raise UsageError(f"{field} is empty", field=field, value=[], hint="leave it out to measure all links")
+        for index, name in enumerate(clusters or ()):
+            self._check_cluster(f"clusters[{index}]", name)
+        for index, pair in enumerate(pairs or ()):
+            for place, name in enumerate(pair):
+                self._check_cluster(f"pairs[{index}][{place}]", name)
+        if pairs is not None:
+            return list(dict.fromkeys(pair_of(*pair) for pair in pairs))
+        return [p for p in self._book.pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
+
+    def _check_cluster(self, field: str, name: ClusterName) -> None:
+        if name not in self._clusters():
+            hint = known_names(name, self._clusters())
+            raise UsageError(f"{field} is {name}, and there is no such cluster", field=field, value=name, hint=hint)
+
+    def _clusters(self) -> list[ClusterName]:
+        return [one for one, other in self._book.pairs() if one == other]
+
+    # Measuring
+
+    def _ask(self, pair: Pair) -> Asked:
+        if pair in self._under_way:
+            return Asked(pair, self._under_way[pair].job)
+        if reason := self._why_not_now(pair):
+            return Asked(pair, reason=reason)
+        self._begin(pair, UnderWay())
+        return Asked(pair)
+
+    def _why_not_now(self, pair: Pair) -> str:
+        for name in dict.fromkeys(pair):
+            book = self._engine.scheduler.grid[name]
+            if book.state not in (ClusterState.USABLE, ClusterState.PROBATION):
+                return f"{name} is {book.state}: {book.why}"
+        if pair[0] == pair[1] and self._engine.scheduler.grid[pair[0]].total == 1:
+            return f"{pair[0]} has 1 node, and it takes 2 to measure within a cluster"
+        return ""
+
+    def _begin(self, pair: Pair, under_way: UnderWay) -> None:
+        self._under_way[pair] = under_way
+        self._spawn(self._measure(pair, under_way))
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _measure(self, pair: Pair, under_way: UnderWay) -> None:
+        try:
+            async with self._turns:
+                found = None if self._engine.draining else await self._result(pair, under_way)
+                if found is not None:
+                    self._book.learn(found)
+                    await self._write_down(found)
+        finally:
+            del self._under_way[pair]
+
+    async def _result(self, pair: Pair, under_way: UnderWay) -> Measurement | None:
+        """What the measurement's job found; None when this daemon ends before that."""
+        try:
+            if under_way.job is None:
+                under_way.job = (await self._jobs.submit(spec_of(pair, self._how.command)))[0].job.id
+            reason = await self._follow(under_way.job)
+            job = (await self._jobs.get(under_way.job)).job
+            if not reason and not job.state.is_final:
+                return None
+            output = b"" if reason else await self._output(job.id)
+        except KoalaError as error:
+            log.error("a link was not measured", action="measure", clusters=pair, error=error.message)
+            return self._in_vain(pair, under_way.job, error.message)
+        return self._in_vain(pair, job.id, reason) if reason else result_of(pair, job, output, self._engine.clock())
+
+    def _in_vain(self, pair: Pair, job: JobId | None, reason: str) -> Measurement:
+        return Measurement(*pair, MeasurementKind.INCONCLUSIVE, self._engine.clock(), job=job, error=reason)
+
+    async def _follow(self, job: JobId) -> str:
+        """Until it is over, or this daemon ends; why it was given up, if it was."""
+        record = await self._jobs.wait(job, self._how.patience)
+        if record.job.state in (JobState.STARTING, JobState.RUNNING):
+            record = await self._jobs.wait(job, WALLTIME + GRACE)
+            reason = "it was started and did not end"
+        else:
+            reason = f"no nodes for {self._how.patience:g} s: {record.reason or record.job.state}"
+        if record.job.state.is_final or self._engine.draining:
+            return ""
+        await self._cancel(job, reason)
+        return reason
+
+    async def _cancel(self, job: JobId, reason: str) -> None:
+        try:
+            await self._jobs.cancel(job, reason)
+        except KoalaError as error:  # it has just ended
+            log.info("not cancelled", action="measure", job=job, error=error.message)
+
+    async def _output(self, job: JobId) -> bytes:
+        found = b""
+        async for chunk in self._jobs.output(job, follow=False):
+            found = (found + chunk.data)[-LARGEST_OUTPUT:]
+        return found
+
+    async def _write_down(self, found: Measurement) -> None:
+        """Keep what was found, and then tell the scheduler."""
+        while True:
+            try:
+                await asyncio.to_thread(self._store.add, found)
+                break
+            except StoreUnavailable as error:
+                log.error("a measurement was not written", action="retry", error=str(error))
+                await asyncio.sleep(RETRY_PAUSE)
+        pair = found.one, found.other
+        if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._book.pairs():
+            known = self._book[pair]
+            self._engine.post(Item(events=(LinkMeasured(*pair, known.link, known.unreachable),)))
+
+
+def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
+    """One node in each of two clusters, or two nodes of one."""
+    sizes = {pair[0]: 2} if pair[0] == pair[1] else dict.fromkeys(pair, 1)
+    return JobSpec(
+        FixedRequest(tuple(ComponentRequest(size, name) for name, size in sizes.items())), tuple(command),
+        name=f"{NAME} {pair[0]}-{pair[1]}", owner=OWNER, environment=NOT_OVERSUBSCRIBED, priority=Priority.LOW,
+        launcher=Launcher.OPENMPI, processes_per_node=1, walltime=WALLTIME, max_restarts=0,
+    )  # fmt: skip
+
+
+def _measured_by(job: Job) -> Pair | None:
+    """The link that a job measures, if it is one of ours."""
+    request = job.spec.request
+    if not isinstance(request, FixedRequest) or len(request.components) > 2:
+        return None
+    names = [component.cluster or "" for component in request.components]
+    pair = pair_of(names[0], names[-1])
+    return pair if (job.spec.owner, job.spec.name) == (OWNER, f"{NAME} {pair[0]}-{pair[1]}") else None
+
+
+def result_of(pair: Pair, job: Job, output: bytes, now: float) -> Measurement:
+    """What a job that is over has found of a link."""
+    lines = output.decode(errors="replace").splitlines()
+    if job.state is JobState.SUCCEEDED:
+        found = next((found for line in lines if (found := _told(line))), None)
+        if found is not None:
+            return Measurement(*pair, MeasurementKind.PINGPONG, now, *found, job=job.id)
+        return Measurement(*pair, MeasurementKind.INCONCLUSIVE, now, job=job.id, error="the program told no result")
+    errors = [c.error for c in job.attempt.components] if job.attempt else []
+    if unreached := next((e for e in (*errors, job.reason) if CANNOT_REACH in e), ""):
+        return Measurement(*pair, MeasurementKind.PINGPONG, now, job=job.id, error=unreached)
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    reason = f"{job.reason or job.state}" + (f" ({last[:200]})" if last else "")
+    return Measurement(*pair, MeasurementKind.INCONCLUSIVE, now, job=job.id, error=reason)
+
+
+def _told(line: str) -> tuple[float, float] | None:
+    """Latency and bandwidth, if a line of output tells them."""
+    try:
+        told: Any = json.loads(line)
+        pair = told["pairs"][0]
+        found = float(pair["latency"]), float(pair["bandwidth"])
+    except (ValueError, LookupError, TypeError):
+        return None
+    return found if all(isfinite(value) and value > 0 for value in found) else None

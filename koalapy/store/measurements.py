@@ -1,0 +1,59 @@
+"""The history of the links between clusters in SQL, beside the jobs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Engine, RowMapping, delete, func, insert, select
+
+from koalapy.model.request import ClusterName
+from koalapy.ports import Measurement, MeasurementKind
+from koalapy.store import tables
+from koalapy.store.engine import reading, unavailable_is_known, writing
+
+KEPT = 1000
+"""Lines of each pair and kind."""
+
+_columns = tables.measurements.c
+
+
+class SqlMeasurements:
+    """The ``MeasurementStore`` port on a migrated database; ``StoreUnavailable`` when it does not answer."""
+
+    def __init__(self, engine: Engine, kept: int = KEPT) -> None:
+        self._writer = writing(engine)
+        self._reader = reading(engine)
+        self._kept = kept
+
+    def add(self, measurement: Measurement) -> None:
+        row = asdict(measurement)
+        row |= {"kind": measurement.kind.value, "job_id": row.pop("job")}
+        same = (
+            (_columns.one == measurement.one)
+            & (_columns.other == measurement.other)
+            & (_columns.kind == measurement.kind.value)
+        )
+        newest = select(_columns.id).where(same).order_by(_columns.id.desc())
+        with unavailable_is_known(), self._writer.begin() as connection:
+            connection.execute(insert(tables.measurements).values(row))
+            first_too_old = connection.execute(newest.offset(self._kept).limit(1)).scalar()
+            if first_too_old is not None:
+                connection.execute(delete(tables.measurements).where(same, _columns.id <= first_too_old))
+
+    def latest(self) -> list[Measurement]:
+        newest = select(func.max(_columns.id)).group_by(
+            _columns.one, _columns.other, _columns.kind, _columns.error != ""
+        )
+        return self._read(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
+
+    def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+        query = select(tables.measurements).where(_columns.one == one, _columns.other == other)
+        return self._read(query.order_by(_columns.id.desc()).limit(limit))
+
+    def _read(self, query: Any) -> list[Measurement]:
+        with unavailable_is_known(), self._reader.connect() as connection:
+            return [_measurement(row) for row in connection.execute(query).mappings()]
+
+
+def _measurement(row: RowMapping) -> Measurement:
+    values = {name: value for name, value in row.items() if name not in ("id", "job_id", "kind")}
+    return Measurement(**values, kind=MeasurementKind(row["kind"]), job=row["job_id"])

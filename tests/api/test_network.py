@@ -1,0 +1,67 @@
+"""What the API tells of the network, and who is refused."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Open
+
+
+async def test_every_link_is_told_with_how_it_is_known(open_api: Open) -> None:
+    api = await open_api()
+    told = (await api.get("/api/v1/network")).json()
+    nothing = {"kind": None, "at": None, "tried_at": None, "error": "", "under_way": None}
+    assert told == {
+        "clusters": ["north", "south"],
+        "links": [
+            {"one": "north", "other": "north", "state": "configured", "latency": 2e-5, "bandwidth": 1e9, **nothing},
+            {"one": "north", "other": "south", "state": "configured", "latency": 5e-4, "bandwidth": None, **nothing},
+            {"one": "south", "other": "south", "state": "unmeasured", "latency": None, "bandwidth": None, **nothing},
+        ],
+        "stale_after": 7 * 86400.0,
+    }
+
+
+async def test_clusters_that_are_away_are_not_measured_and_it_is_said_why(open_api: Open) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/network/measure", json={"pairs": [["south", "north"]]})
+    assert answer.status_code == 202
+    (asked,) = answer.json()["links"]
+    assert (asked["one"], asked["other"], asked["job"]) == ("north", "south", None)
+    assert asked["reason"] == "north is unreachable: its agent has not connected yet"
+    assert answer.json()["since"].endswith("Z")
+    for order in (None, {}, {"clusters": None, "pairs": None}):
+        all_links = (await api.post("/api/v1/network/measure", json=order)).json()["links"]
+        assert [(link["one"], link["other"]) for link in all_links] == [
+            ("north", "north"), ("north", "south"), ("south", "south")
+        ]  # fmt: skip
+    assert (await api.get("/api/v1/network/south/north/history")).json() == {
+        "one": "north", "other": "south", "measurements": []
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "field", "hint"),
+    [
+        ({"clusters": ["nroth"]}, "clusters[0]", "did you mean north?"),
+        ({"pairs": [["north", "suoth"]]}, "pairs[0][1]", "did you mean south?"),
+        ({"pairs": [["north"]]}, "pairs[0]", "give two names"), ({"pairs": [["a"] * 3]}, "pairs[0]", "give two names"),
+        ({"pairs": ["north"]}, "pairs[0]", "give a list"), ({"pairs": [[1, 2]]}, "pairs[0][0]", "write it as a text"),
+        ({"pairs": []}, "pairs", "leave it out"), ({"clusters": []}, "clusters", "leave it out"),
+        ({"clusters": ["north"], "pairs": [["north", "north"]]}, "pairs", "leave one of them out"),
+        ({"clusters": "north"}, "clusters", "give a list"),
+        ({"clutsers": ["north"]}, "clutsers", "did you mean clusters?"),
+        ({"clusters": [""]}, "clusters[0]", "known: north"), ([], "body", "send JSON"),
+    ],
+)  # fmt: skip
+async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: Any, field: str, hint: str) -> None:
+    answer = await (await open_api()).post("/api/v1/network/measure", json=order)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert answer.json()["hint"].startswith(hint)
+
+
+async def test_who_shows_no_token_learns_nothing(open_api: Open) -> None:
+    api = await open_api(tokens=["secret"])
+    for path in ("/network", "/network/north/south/history"):
+        assert (await api.get(f"/api/v1{path}")).status_code == 401
+    assert (await api.post("/api/v1/network/measure")).status_code == 401

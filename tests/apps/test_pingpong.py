@@ -1,0 +1,58 @@
+"""How often a message is sent: as often as there is time for, and once over a link that is too slow."""
+
+import pytest
+
+pytest.importorskip("mpi4py.MPI", reason="needs mpi4py (pip install 'koalapy[mpi]')", exc_type=ImportError)
+
+from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, message, sampled, turn
+
+pytestmark = pytest.mark.mpi
+
+
+def counted(*took: float) -> "tuple[list[float], list[float]]":
+    """What ``turn`` makes of messages that took so long, the last for ever on; and what it was given."""
+    given: list[float] = []
+
+    def once() -> float:
+        given.append(took[min(len(given), len(took) - 1)])
+        return given[-1]
+
+    return turn(once, most=50, budget=0.01), given
+
+
+def test_the_first_message_of_a_turn_does_not_count() -> None:
+    found, given = counted(0.009, 0.001)
+    assert set(found) == {0.001}
+    assert len(found) == len(given) - 1
+    assert 1 <= len(found) <= 50
+
+
+def test_one_is_sent_though_there_is_no_time_for_more() -> None:
+    assert len(turn(lambda: 0.0, most=50, budget=1e-12)) == 1
+
+
+def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
+    assert counted(8.0) == ([8.0], [8.0])
+    sent: list[int] = []
+
+    def exchange(size: int) -> float:
+        sent.append(size)
+        return size / 125_000  # 1 Mbit/s
+
+    found = sampled(exchange, most=300, budget=0.25)
+    assert (found[LATENCY_BYTES], found[BANDWIDTH_BYTES]) == ([0.524288], [8.388608])
+    assert sent.count(BANDWIDTH_BYTES) == sent.count(LATENCY_BYTES) == 1
+    assert len(found[0]) >= TURNS
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 300])
+def test_no_more_messages_count_than_were_asked_for(most: int) -> None:
+    found = sampled(lambda _: 0.0, most, budget=0.05)
+    assert all(1 <= len(seconds) <= most for seconds in found.values())
+
+
+@pytest.mark.parametrize("size", [0, 1, 251, 65536, 1024 * 1024])
+def test_a_message_has_its_size_and_is_of_one_pair_only(size: int) -> None:
+    assert len(message(size, 1)) == size
+    assert size == 0 or message(size, 1) != message(size, 2)
+    assert message(1024, 3) == bytes((i * 31 + 3) % 251 for i in range(1024))

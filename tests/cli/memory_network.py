@@ -1,0 +1,57 @@
+"""A network in memory: the test says what is known of it, and what measuring finds."""
+
+from collections.abc import Sequence
+
+from koalapy.model.cluster import Link
+from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.ports import Measurement
+from koalapy.service.links import LinkBook, Pair, pair_of
+from koalapy.service.network import Asked, LinkRecord, UnderWay
+
+NOW = 1000.0
+
+
+class MemoryNetwork:
+    """Each look at the links finds one more measurement over."""
+
+    def __init__(self) -> None:
+        self.book = LinkBook(("north", "south"), {})
+        self.lines: list[Measurement] = []
+        self.finds: dict[Pair, Measurement | None] = {}
+        """What measuring finds; of other links that they cannot be measured, and None that it is lost."""
+        self.under_way: list[Pair] = []
+        self.stands_still = False
+        self.stale_after = 3600.0
+
+    def knows(self, *lines: Measurement, configured: dict[Pair, Link] | None = None) -> None:
+        self.lines = list(lines)
+        self.book = LinkBook(("north", "south"), configured or {}, lines)
+
+    def now(self) -> float:
+        return NOW
+
+    def links(self) -> list[LinkRecord]:
+        if self.under_way and not self.stands_still:
+            found = self.finds[self.under_way.pop(0)]
+            if found is not None:
+                self.lines.insert(0, found)
+                self.book.learn(found)
+        return [self._record(pair) for pair in self.book.pairs()]
+
+    def _record(self, pair: Pair) -> LinkRecord:
+        under_way = UnderWay(7 if self.under_way.index(pair) == 0 else None) if pair in self.under_way else None
+        known = self.book[pair]
+        return LinkRecord(pair, known.state(NOW, self.stale_after), known.link, known, under_way)
+
+    def measure(self, clusters: Sequence[str] | None = None, pairs: Sequence[Pair] | None = None) -> list[Asked]:
+        for index, name in enumerate(clusters or ()):
+            if name not in ("north", "south"):
+                raise UsageError(f"clusters[{index}] is {name}", field=f"clusters[{index}]", hint="known: north, south")
+        wanted = [p for p in self.book.pairs() if clusters is None or set(p) <= set(clusters)]
+        self.under_way = [pair for pair in wanted if pair in self.finds]
+        return [Asked(pair, reason="" if pair in self.finds else f"{pair[0]} has 1 node") for pair in wanted]
+
+    async def history(self, one: str, other: str, limit: int) -> list[Measurement]:
+        if other not in ("north", "south"):
+            raise NotFoundError(f"there is no cluster {other}", field="cluster", hint="known: north, south")
+        return [line for line in self.lines if (line.one, line.other) == pair_of(one, other)][:limit]

@@ -1,0 +1,148 @@
+"""``koala network``: the matrix as people read it, measuring, and a link's history."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from koalapy.cli.matrix import matrix
+from koalapy.model.cluster import Link
+from koalapy.ports import Measurement, MeasurementKind
+from tests.cli.conftest import Koala, Server
+from tests.cli.memory_network import NOW
+
+NORTH, BOTH, SOUTH = ("north", "north"), ("north", "south"), ("south", "south")
+
+
+def pingpong(pair: tuple[str, str], at: float = NOW, error: str = "") -> Measurement:
+    latency, bandwidth = (None, None) if error else (0.4e-3, 185e6)
+    return Measurement(*pair, MeasurementKind.PINGPONG, at, latency, bandwidth, 7, error)
+
+
+UNREACHED = "node s cannot reach node n (timed out)"
+
+
+def test_a_network_that_nobody_has_measured(koala: Koala) -> None:
+    assert koala("network").out.splitlines() == [
+        "MB/s, ms     north     south",
+        "north            –         –",
+        "                 –         –",
+        "south            –         –",
+        "                 –         –",
+        "",
+        "–  not measured: koala network measure",
+    ]
+
+
+def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server: Server) -> None:
+    server.network.knows(
+        replace(pingpong(NORTH, at=NOW - 7200.0), latency=3e-5, bandwidth=561.4e6),
+        pingpong(BOTH, at=NOW - 50.0, error=UNREACHED),
+        replace(pingpong(SOUTH, error="no nodes for 300 s"), kind=MeasurementKind.INCONCLUSIVE),
+        configured={BOTH: Link(1e-3, 1e6), SOUTH: Link(None, 1.25e9)},
+    )
+    lines = koala("network").out.splitlines()
+    assert lines[:10] == [
+        "MB/s, ms        north        south",
+        "north            561*  unreachable",
+        "               0.030*",
+        "south     unreachable       (1250)",
+        "                                 –",
+        "",
+        "–  not measured: koala network measure",
+        "( )  configured, not measured",
+        "*  measured more than 1:00:00 ago; used all the same",
+        "unreachable  the nodes do not reach each other: never combined",
+    ]
+    assert lines[11] == f"north - south: unreachable, 1970-01-01 00:15:50 UTC: {UNREACHED}"
+    assert lines[12].startswith("south - south: the last try came to nothing, ")
+    assert lines[12].endswith(": no nodes for 300 s")
+    assert json.loads(koala("network", "--json").out)["links"][1]["state"] == "unreachable"
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "latency", "said"),
+    [(561e6, 0.03e-3, ("561", "0.030")), (9.996e6, 1.45e-3, ("10.00", "1.45")), (77e6, 12.34e-3, ("77.0", "12.3")),
+     (125e3, 2.0, ("0.125", "2000"))],
+)  # fmt: skip
+def test_numbers_are_those_of_the_papers_table(bandwidth: float, latency: float, said: tuple[str, str]) -> None:
+    link = {"state": "measured", "bandwidth": bandwidth, "latency": latency}
+    lines = matrix(["a"], {("a", "a"): link}).splitlines()
+    assert (lines[1].split()[1], lines[2].split()[0]) == said
+
+
+def test_measuring_tells_of_each_link_as_it_is_measured(koala: Koala, server: Server) -> None:
+    server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH)}
+    done = koala("network", "measure")
+    assert (done.code, done.err) == (0, "")
+    assert sorted(done.out.splitlines()) == [
+        "north - north: 0.400 ms, 185 MB/s",
+        "north - south: 0.400 ms, 185 MB/s",
+        "south - south: not measured, south has 1 node",
+    ]
+    lines = koala("network").out.splitlines()
+    assert lines[1:3] == ["north          185       185", "             0.400     0.400"]
+
+
+def test_one_that_fails_fails_the_command(koala: Koala, server: Server) -> None:
+    server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH, error=UNREACHED), SOUTH: None}
+    done = koala("network", "measure", "north", "south")
+    assert done.code == 1
+    assert sorted(done.out.splitlines()) == [
+        "north - north: 0.400 ms, 185 MB/s",
+        f"north - south: unreachable: {UNREACHED}",
+        "south - south: the daemon has lost it; measure again",
+    ]
+    server.network.finds = {SOUTH: replace(pingpong(SOUTH, error="no nodes"), kind=MeasurementKind.INCONCLUSIVE)}
+    assert koala("network", "measure", "south").out == "south - south: not measured: no nodes\n"
+
+
+def test_results_as_json(koala: Koala, server: Server) -> None:
+    server.network.finds = {NORTH: pingpong(NORTH)}
+    (link,) = json.loads(koala("network", "measure", "north", "--json").out)["links"]
+    assert (link["one"], link["other"], link["job"], link["reason"]) == (*NORTH, 7, "")
+    assert link["result"] == {
+        "kind": "pingpong", "at": "1970-01-01T00:16:40.000Z", "latency": 0.4e-3, "bandwidth": 185e6, "job": 7,
+        "error": "",
+    }  # fmt: skip
+
+
+def test_nobody_has_to_wait(koala: Koala, server: Server) -> None:
+    server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH)}
+    server.network.stands_still = True
+    done = koala("network", "measure", "--no-wait")
+    assert (done.code, done.out.splitlines()) == (0, [
+        "north - north: under way", "north - south: under way", "south - south: not measured, south has 1 node",
+    ])  # fmt: skip
+    assert koala("network").out.splitlines()[-2:] == [
+        "north - north: is being measured by job 7",
+        "north - south: waits to be measured",
+    ]
+    late = koala("network", "measure", "north", "--timeout", "0")
+    assert (late.code, "north - north" in late.err, "go on" in late.err) == (6, True, True)
+    assert json.loads(koala("network", "measure", "--no-wait", "--json").out)["links"][0]["reason"] == ""
+
+
+def test_history_newest_first(koala: Koala, server: Server) -> None:
+    moved = Measurement(*BOTH, MeasurementKind.TRANSFER, NOW, bandwidth=100e6)
+    server.network.knows(moved, pingpong(BOTH, at=500.0), pingpong(BOTH, at=100.0, error=UNREACHED))
+    done = koala("network", "history", "south", "north")
+    header, first, second, third = done.out.splitlines()
+    assert header.split()[:2] == ["UTC", "KIND"]
+    assert first.split() == ["1970-01-01", "00:16:40", "transfer", "–", "100", "-", "-"]
+    assert second.split()[2:] == ["pingpong", "0.400", "185", "7", "-"]
+    assert third.endswith(UNREACHED)
+    assert len(koala("network", "history", "south", "north", "--limit", "1").out.splitlines()) == 2
+    told = json.loads(koala("network", "history", "south", "north", "--json").out)
+    assert [line["kind"] for line in told["measurements"]] == ["transfer", "pingpong", "pingpong"]
+    assert "nothing was ever measured" in koala("network", "history", "north", "north").err
+
+
+def test_who_is_not_there(koala: Koala, server: Server) -> None:
+    wrong = koala("network", "measure", "nroth")
+    assert (wrong.code, wrong.err) == (2, "koala: clusters[0] is nroth; known: north, south\n")
+    assert koala("network", "history", "north", "x").code == 3
+    assert koala("network", "history", "north").code == 2
+    server.end()
+    assert koala("network").code == 5
+    server.start()

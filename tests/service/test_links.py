@@ -1,0 +1,144 @@
+"""What is known of a link after whatever was configured, measured, moved and found unreachable."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import Link
+from koalapy.ports import Measurement, MeasurementKind
+from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.service.links import SMALLEST_TRANSFER, SMOOTHING, WORTH_TELLING, LinkBook, LinkState, pair_of
+
+NAMES = ("north", "south")
+PAIR = NAMES
+WEEK = 7 * 86400.0
+
+BASE = Measurement(*PAIR, MeasurementKind.PINGPONG, 0.0)
+FAILED = replace(BASE, error="node a cannot reach node b")
+VAIN = replace(BASE, kind=MeasurementKind.INCONCLUSIVE, error="no nodes")
+
+positive = st.floats(1e-6, 1e12)
+links = st.builds(Link, st.none() | positive, st.none() | positive)
+measurements = st.one_of(
+    st.builds(lambda lat, bw: replace(BASE, latency=lat, bandwidth=bw), positive, positive),
+    st.just(FAILED),
+    st.just(VAIN),
+    st.builds(lambda bw: replace(BASE, kind=MeasurementKind.TRANSFER, bandwidth=bw), positive),
+)
+histories = st.lists(measurements, max_size=12).map(
+    lambda found: [replace(each, at=float(place)) for place, each in enumerate(found)]
+)
+
+
+def book(configured: Link | None = None, *found: Measurement) -> LinkBook:
+    return LinkBook(NAMES, {PAIR: configured} if configured else {}, found)
+
+
+def newest_of_each_sort(history: list[Measurement]) -> list[Measurement]:
+    """What a store gives back of a history."""
+    return list({(each.kind, each.error != ""): each for each in history}.values())
+
+
+@given(st.none() | links, histories)
+def test_measured_wins_over_configured_and_unreachable_over_both(
+    configured: Link | None, history: list[Measurement]
+) -> None:  # fmt: skip
+    known = book(configured, *history)[PAIR]
+    pingpongs = [each for each in history if each.kind is MeasurementKind.PINGPONG]
+    went_well = [each for each in pingpongs if not each.error]
+    moved = [each for each in history if each.kind is MeasurementKind.TRANSFER]
+    last = went_well[-1] if went_well else None
+    if pingpongs and pingpongs[-1].error:
+        assert known.unreachable
+        assert known.link == Link()
+        return
+    latency = last.latency if last else configured.latency if configured else None
+    assert known.link.latency == latency
+    with_bandwidth = [each for each in history if each in went_well or each in moved]
+    assert known.link.bandwidth == (
+        with_bandwidth[-1].bandwidth if with_bandwidth else configured.bandwidth if configured else None
+    )
+
+
+@given(st.none() | links, histories)
+def test_a_daemon_that_starts_knows_what_the_one_before_had_told_the_scheduler(
+    configured: Link | None, history: list[Measurement]
+) -> None:
+    live = book(configured)
+    grid = GridBook([ClusterBook(name) for name in NAMES], live.links())
+    for measurement in history:
+        live.learn(measurement)
+        if live[PAIR].unreachable:
+            grid.forget_link(*PAIR)
+        grid.set_link(*PAIR, live[PAIR].link)
+    again = book(configured, *newest_of_each_sort(history))
+    assert again[PAIR] == live[PAIR]
+    assert GridBook([], again.links()).link(*PAIR) == grid.link(*PAIR) == live[PAIR].link
+
+
+@given(st.lists(st.tuples(st.integers(0, 10 * SMALLEST_TRANSFER), st.floats(0, 1e4)), max_size=20), st.booleans())
+def test_transfers_move_a_bandwidth_between_what_was_known_and_what_they_had(
+    moves: list[tuple[int, float]], measured: bool
+) -> None:
+    known = book(Link(bandwidth=5.0), *([replace(BASE, latency=1.0, bandwidth=1e6)] if measured else []))
+    for at, (size, seconds) in enumerate(moves, 1):
+        before = known[PAIR].newest
+        told = known.moved(PAIR, size, seconds, float(at))
+        after = known[PAIR].newest
+        if size < SMALLEST_TRANSFER or seconds <= 0:
+            assert told is None
+            assert after is before
+            continue
+        assert after is not None
+        assert after.bandwidth is not None
+        bounds = [size / seconds, before.bandwidth if before and before.bandwidth else size / seconds]
+        assert min(bounds) * (1 - 1e-9) <= after.bandwidth <= max(bounds) * (1 + 1e-9)
+        assert told in (None, after)
+
+
+def test_the_first_transfer_over_a_link_that_was_only_configured_replaces_its_bandwidth() -> None:
+    known = book(Link(0.1, 5.0))
+    told = known.moved(PAIR, 2 * SMALLEST_TRANSFER, 2.0, 10.0)
+    assert told is not None
+    assert known[PAIR].link == Link(0.1, float(SMALLEST_TRANSFER))
+    second = known.moved(PAIR, 4 * SMALLEST_TRANSFER, 2.0, 11.0)
+    assert second is not None
+    assert second.bandwidth == pytest.approx(SMALLEST_TRANSFER * (1 + SMOOTHING))
+
+
+def test_small_changes_are_told_once_they_have_become_a_large_one() -> None:
+    known = book(None, replace(BASE, latency=1.0, bandwidth=1e6))
+    told = [known.moved(PAIR, 9 * SMALLEST_TRANSFER, 9 * SMALLEST_TRANSFER / 0.9e6, float(at)) for at in range(1, 20)]
+    assert told[0] is None, "3 % slower"
+    said = [each.bandwidth for each in told if each and each.bandwidth]
+    assert said[0] <= 1e6 * (1 - WORTH_TELLING)
+    assert known.moved(PAIR, 9 * SMALLEST_TRANSFER, 40.0, 10_000.0) is not None, "it was long ago"
+
+
+def test_an_unreachable_link_stays_so_whatever_was_moved_over_it_until_it_is_measured() -> None:
+    known = book(Link(0.1, 5.0), replace(BASE, at=1.0, latency=1.0, bandwidth=2.0), replace(FAILED, at=2.0))
+    known.moved(PAIR, 9 * SMALLEST_TRANSFER, 1.0, 3.0)
+    assert (known[PAIR].state(4.0, WEEK), known[PAIR].link) == (LinkState.UNREACHABLE, Link())
+    assert known.links() == {}
+    known.learn(replace(BASE, at=4.0, latency=3.0, bandwidth=4.0))
+    assert (known[PAIR].state(5.0, WEEK), known[PAIR].link) == (LinkState.MEASURED, Link(3.0, 4.0))
+
+
+def test_states() -> None:
+    assert book()[PAIR].state(0.0, WEEK) is LinkState.UNMEASURED
+    assert book(Link(1.0))[PAIR].state(0.0, WEEK) is LinkState.CONFIGURED
+    old = book(None, replace(BASE, latency=1.0, bandwidth=2.0))
+    assert [old[PAIR].state(now, WEEK) for now in (WEEK, WEEK + 1)] == [LinkState.MEASURED, LinkState.STALE]
+    assert old[PAIR].link == Link(1.0, 2.0), "used all the same"
+    old.learn(replace(VAIN, at=WEEK))
+    assert old[PAIR].state(WEEK, WEEK) is LinkState.MEASURED
+    assert (old[PAIR].error, old[PAIR].tried_at) == ("no nodes", WEEK)
+
+
+def test_clusters_that_are_not_configured_any_more_are_not_learned_of() -> None:
+    known = LinkBook(["north"], {}, [replace(BASE, latency=1.0, bandwidth=1.0)])
+    assert (known.pairs(), known.links()) == ([("north", "north")], {})
+    assert known.moved(PAIR, 10 * SMALLEST_TRANSFER, 1.0, 1.0) is None
+    assert pair_of("south", "north") == PAIR

@@ -1,0 +1,51 @@
+"""The history of links: what is newest, what is kept, in SQLite and PostgreSQL."""
+
+from dataclasses import replace
+
+import pytest
+
+from koalapy.ports import Measurement, MeasurementKind
+from koalapy.store.measurements import SqlMeasurements
+from koalapy.store.migrate import migrate
+from koalapy.store.sql import make_engine
+
+GOOD = Measurement("north", "south", MeasurementKind.PINGPONG, 100.0, 0.5, 1e6, 7)
+FAILED = replace(GOOD, latency=None, bandwidth=None, error="node a cannot reach\0 node b")
+MOVED = replace(GOOD, kind=MeasurementKind.TRANSFER, latency=None, job=None)
+VAIN = replace(FAILED, kind=MeasurementKind.INCONCLUSIVE, job=None, error="no nodes")
+
+
+@pytest.fixture
+def measurements(url: str) -> SqlMeasurements:
+    engine = make_engine(url)
+    migrate(engine)
+    return SqlMeasurements(engine, kept=3)
+
+
+def test_a_line_is_as_it_was_written(measurements: SqlMeasurements) -> None:
+    lines = [replace(each, at=float(at)) for at, each in enumerate((GOOD, FAILED, MOVED, VAIN))]
+    for line in lines:
+        measurements.add(line)
+    lines[1] = replace(lines[1], error="node a cannot reach\N{REPLACEMENT CHARACTER} node b")
+    assert measurements.history("north", "south", 10) == lines[::-1]
+    assert measurements.history("north", "south", 2) == lines[:1:-1]
+    assert measurements.history("north", "north", 10) == []
+    assert measurements.latest() == lines
+
+
+def test_the_latest_are_those_of_each_pair_and_sort(measurements: SqlMeasurements) -> None:
+    others = [replace(GOOD, one="north", other=other, at=50.0) for other in ("north", "west")]
+    for line in (GOOD, FAILED, *others, replace(GOOD, at=200.0), replace(FAILED, at=150.0, error="x"), MOVED):
+        measurements.add(line)
+    assert measurements.latest() == [
+        *others, replace(GOOD, at=200.0), replace(FAILED, at=150.0, error="x"), MOVED
+    ]  # fmt: skip
+
+
+def test_old_lines_go_but_never_for_another_sort(measurements: SqlMeasurements) -> None:
+    measurements.add(GOOD)
+    measurements.add(replace(GOOD, other="west"))
+    for at in range(5):
+        measurements.add(replace(MOVED, at=200.0 + at))
+    assert [line.at for line in measurements.history("north", "south", 10)] == [204.0, 203.0, 202.0, 100.0]
+    assert len(measurements.history("north", "west", 10)) == 1
