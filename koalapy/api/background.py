@@ -1,0 +1,75 @@
+"""The routes by which experiments load clusters as local users do, past the scheduler."""
+
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from koalapy.api.background_schemas import BackgroundOrder, BackgroundStarted, BackgroundStopped
+from koalapy.api.problems import declared, problem
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.model.wording import known_names
+from koalapy.ports import ClusterRecord, JobService
+
+LONGEST = 600.0
+"""Seconds that one background job may run."""
+PATIENCE = 30.0
+"""Seconds that a cluster has to answer."""
+
+
+class Questions(Protocol):
+    """Who asks agents; see ``service.questions``."""
+
+    async def ask(
+        self, cluster: str, what: str, payload: dict[str, object], timeout: float = ...
+    ) -> dict[str, Any]: ...  # fmt: skip
+
+
+def background_router(service: JobService, questions: Questions, allowed: bool) -> APIRouter:
+    """``allowed``: the daemon's setting ``background_load``."""
+    router = APIRouter(
+        prefix="/api/v1/clusters/{name}/background", tags=["clusters"], dependencies=[Depends(refuse_unknown)]
+    )
+
+    def find(name: str) -> ClusterRecord:
+        known = {record.name: record for record in service.clusters()}
+        if name not in known:
+            hint = known_names(name, known)
+            raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
+        return known[name]
+
+    @router.post("", status_code=201, response_model=BackgroundStarted, operation_id="start_background",
+                 responses=declared(400, 401, 403, 404, 413, 422, 502, 503))  # fmt: skip
+    async def start(name: str, order: BackgroundOrder) -> Any:
+        """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
+        if not allowed:
+            return _forbidden()
+        total = find(name).total
+        if not 1 <= order.nodes <= total:
+            hint = f"give 1 to {total}"
+            raise UsageError(f"nodes is {order.nodes}", field="nodes", value=order.nodes, hint=hint)
+        if not 0 < order.seconds <= LONGEST:
+            hint = f"give more than 0 and up to {LONGEST:g} seconds"
+            raise UsageError(f"seconds is {order.seconds:g}", field="seconds", value=order.seconds, hint=hint)
+        return await questions.ask(
+            name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=PATIENCE
+        )  # fmt: skip
+
+    @router.delete("", response_model=BackgroundStopped, operation_id="stop_background",
+                   responses=declared(401, 403, 404, 422, 502, 503))  # fmt: skip
+    async def stop(name: str) -> Any:
+        """End the background load that was started on a cluster by this route."""
+        if not allowed:
+            return _forbidden()
+        find(name)
+        return await questions.ask(name, "background-stop", {}, timeout=PATIENCE)
+
+    return router
+
+
+def _forbidden() -> JSONResponse:
+    return problem(
+        403, "this daemon starts no background load", field="background_load",
+        hint="set background_load: true in its configuration",
+    )  # fmt: skip

@@ -1,0 +1,203 @@
+"""The commands for workloads: made, run against a daemon, and told in figures."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, of_koala
+from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.model.errors import KoalaError
+
+if TYPE_CHECKING:
+    from koalapy.workload.plan import Workload
+
+Json = dict[str, Any]
+
+workload_app = typer.Typer(help="Make workloads, run them, and tell how it went.", rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(workload_app, name="workload")
+
+
+@workload_app.command()
+def generate(
+    preset: Annotated[str | None, typer.Option(help="m05, s10-vi or s10-vii: the papers' workloads")] = None,
+    swf: Annotated[Path | None, typer.Option(help="arrivals, sizes and run times of a trace; also .gz and .xz")] = None,
+    status: Annotated[int | None, typer.Option(help="of a trace: only jobs of this status; 1: completed")] = None,
+    clusters: Annotated[str | None, typer.Option(help="for which grid: north:4,south:4; default: the daemon's")] = None,
+    seed: Annotated[int, typer.Option(help="the same seed gives the same workload")] = 1,
+    jobs: Annotated[int | None, typer.Option(help="how many")] = None,
+    duration: Annotated[float | None, typer.Option(help="seconds of arrivals")] = None,
+    rate: Annotated[float | None, typer.Option(help="jobs per second, on average")] = None,
+    utilisation: Annotated[float | None, typer.Option(help="fraction of the grid to use, in place of a rate")] = None,
+    sizes: Annotated[str | None, typer.Option(help="nodes of a job, drawn from: 8,16,32")] = None,
+    components: Annotated[str | None, typer.Option(help="nonfixed: how many components, drawn from: 3,4,6")] = None,
+    least: Annotated[int | None, typer.Option(help="nonfixed: nodes of a component, at least")] = None,
+    request: Annotated[str | None, typer.Option(help="nonfixed or flexible; default: as the policy serves")] = None,
+    policy: Annotated[str | None, typer.Option(help="placement policy of every job")] = None,
+    priorities: Annotated[str | None, typer.Option(help="drawn from, with weights: high:1,low:3")] = None,
+    applications: Annotated[str | None, typer.Option(help="drawn from, with weights: prime:2,wave")] = None,
+    arguments: Annotated[list[str] | None, typer.Option(help="of an application: wave='--steps 400'")] = None,
+    estimate: Annotated[list[str] | None, typer.Option(help="seconds an application takes: wave=6")] = None,
+    run_times: Annotated[str | None, typer.Option(help="seconds of sleep, uniformly: 30-192")] = None,
+    inputs: Annotated[str | None, typer.Option(help="logical files, of which each job reads one: a,b")] = None,
+    scale: Annotated[float | None, typer.Option(help="times the sizes; default: as large a part of the grid")] = None,
+    compress: Annotated[float | None, typer.Option(help="how many times as fast everything goes")] = None,
+    field: Annotated[list[str] | None, typer.Option(help="of every submission: claiming=incremental")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="the file; default: standard output")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Make a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
+    from koalapy.cli.workload_options import recipe_of
+    from koalapy.workload import plan
+
+    given = {
+        "jobs": jobs, "duration": duration, "rate": rate, "utilisation": utilisation, "sizes": sizes,
+        "components": components, "least": least, "request": request, "policy": policy, "priorities": priorities,
+        "applications": applications, "arguments": arguments, "estimates": estimate, "run_times": run_times,
+        "inputs": inputs, "scale": scale, "compress": compress, "fields": field,
+    }  # fmt: skip
+    if swf is not None and (rate is not None or utilisation is not None):
+        raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
+    try:
+        recipe = recipe_of(preset, given, is_trace=swf is not None)
+        made = _make(recipe, swf, status, _grid(clusters, recipe, url, token), seed)
+    except KoalaError as error:
+        raise of_koala(error) from error
+    header = {"preset": preset, **made.header} if preset else made.header
+    text = "\n".join(plan.lines(plan.Workload(header, made.jobs))) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        _write(output, text)
+    span = f"{made.lasts:.0f} s" if made.lasts < 7200 else f"{made.lasts / 3600:.1f} h"
+    print(f"{len(made.jobs)} jobs over {span}{f' in {output}' if output else ''}", file=sys.stderr)
+
+
+def _make(recipe: Any, swf: Path | None, status: int | None, grid: Any, seed: int) -> "Workload":
+    from koalapy.workload.generate import from_trace, generate
+    from koalapy.workload.swf import read
+
+    if swf is None:
+        return generate(recipe, grid, seed)
+    return from_trace(recipe, read(swf), grid, seed, status=status, name=swf.name)
+
+
+def _grid(clusters: str | None, recipe: Any, url: str, token: str | None) -> Any:
+    """The grid for which to make it: as given, or as the daemon has it; none where it need not be known."""
+    from koalapy.cli.workload_options import clusters_of
+    from koalapy.workload.recipe import GridSize
+
+    if clusters is not None:
+        return GridSize(clusters_of(clusters))
+    try:
+        found = Client(url, token).get("/api/v1/clusters")["clusters"]
+    except CliError as error:
+        if recipe.rate is not None and recipe.scale is not None:
+            return GridSize()
+        hint = "give --clusters north:4,south:4; or start a daemon, or set KOALA_URL"
+        raise CliError(f"the grid is not known: {error.message}", error.code, hint) from error
+    return GridSize({cluster["name"]: cluster["total"] for cluster in found if cluster["total"]})
+
+
+@workload_app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="a workload, made with koala workload generate")],
+    directory: Annotated[Path | None, typer.Option(help="for the report; default: FILE.report")] = None,
+    background: Annotated[float, typer.Option(help="fraction of nodes for local users, as 0.2", min=0, max=0.9)] = 0.0,
+    background_seconds: Annotated[float, typer.Option(help="mean run time of their jobs", min=1, max=200)] = 20.0,
+    background_nodes: Annotated[int | None, typer.Option(help="most nodes of one; default: a quarter", min=1)] = None,
+    policy: Annotated[str | None, typer.Option(help="placement policy for every job, in place of the file's")] = None,
+    seed: Annotated[int, typer.Option(help="of the background load")] = 1,
+    interval: Annotated[float, typer.Option(help="seconds between two looks", min=0.1)] = 1.0,
+    patience: Annotated[float, typer.Option(help="seconds for which the daemon may be away", min=0)] = 600.0,
+    timeout: Annotated[float | None, typer.Option(help="seconds for the whole run", min=0)] = None,
+    cancel_on_interrupt: Annotated[bool, typer.Option("--cancel-on-interrupt", help="on Ctrl-C, end its jobs")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="even if there is a report")] = False,
+    plots: Annotated[str, typer.Option(help="png, svg or none")] = "png",
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Run a workload against the daemon, and write a report: koala workload run wave.jsonl --background 0.2"""
+    from koalapy.cli.workload_reports import check_form, ended_with, save
+    from koalapy.cli.workload_run import Screen, over_rest
+    from koalapy.workload.plan import parse
+    from koalapy.workload.run import Options, Run
+
+    check_form(plots)
+    folder = directory or file.with_name(f"{file.name}.report")
+    if (folder / "report.json").exists() and not overwrite:
+        raise CliError(f"{folder} has a report already", Exit.USAGE, "give another --directory, or --overwrite")
+    try:
+        with file.open(encoding="utf-8") as lines:
+            workload = parse(lines, str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CliError(f"cannot read {file}: {reason}", Exit.USAGE, "koala workload generate -o FILE") from error
+    except KoalaError as error:
+        raise of_koala(error) from error
+    options = Options(
+        background=background, background_seconds=background_seconds, background_nodes=background_nodes, seed=seed,
+        interval=interval, patience=patience, timeout=timeout, cancel_on_interrupt=cancel_on_interrupt,
+    )  # fmt: skip
+    _make_folder(folder)
+    daemon = over_rest(Client(url, token), policy)
+    daemon.check(background)
+    with Screen() as screen:
+        report = Run(workload, daemon, options, tell=screen.tell, show=screen.show).run()
+    save(folder, report, plots)
+    if as_json:
+        show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
+    else:
+        print((folder / "report.md").read_text(encoding="utf-8"), end="")
+    print(f"koala: the report is in {folder}", file=sys.stderr)
+    raise typer.Exit(ended_with(report))
+
+
+@workload_app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="reports of runs; the first is the base")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder for a comparison of several")] = None,
+    plots: Annotated[str, typer.Option(help="png, svg or none")] = "png",
+    as_json: AsJson = False,
+) -> None:
+    """Show the report of a run again, or compare several: koala workload report wf.report fcm.report -o compared"""
+    from koalapy.cli.workload_reports import check_form, load, save, save_comparison
+
+    check_form(plots)
+    found = [(directory.name or str(directory), load(directory)) for directory in directories]
+    if len(found) == 1:
+        _, told = found[0]
+        folder = output or directories[0]
+        _make_folder(folder)
+        save(folder, told, plots)
+        shown: Json = told
+        text = (folder / "report.md").read_text(encoding="utf-8")
+    else:
+        if output is not None:
+            _make_folder(output)
+        shown, text = save_comparison(output, found, plots)
+    if as_json:
+        show_json(shown)
+    else:
+        print(text, end="")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"cannot make {folder}: {error.strerror}", Exit.USAGE, "give another directory") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}", Exit.USAGE, "give another -o") from error

@@ -1,0 +1,113 @@
+"""Keeps a fraction of a cluster busy as local users would: Poisson arrivals, corrected by what is measured.
+
+sonmez-2010 6.2.1 kept 10 to 30 % by injecting or killing dummy jobs. Here the arrival rate follows what is still owed:
+the node-seconds that should have been used by now and a little beyond, less those that were, less those on their way.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+LONGEST = 600.0
+"""Seconds that one job may run."""
+TAIL = 3.0
+"""How many times the mean a job lasts at most."""
+GONE = 120.0
+"""Seconds after its time until a job that was never seen to run is given up."""
+LONGEST_GAP = 30.0
+"""Seconds between two looks that still count as one measurement; longer ones are not known and not made up for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    """What a local user asks for."""
+
+    nodes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    job: LocalJob
+    asked: float
+    left: float
+    """Seconds that it still has to run."""
+
+
+class Keeper:
+    """Of one cluster. Times are seconds of one clock, whichever."""
+
+    def __init__(self, target: float, draws: Random, *, seconds: float, nodes: int | None = None) -> None:
+        """``target`` is a fraction of the nodes, ``seconds`` the mean of a job, ``nodes`` the most that one has."""
+        self._target, self._draws = target, draws
+        self._mean, self._most = seconds, nodes
+        self._total = 0
+        self._looked: float | None = None
+        self._busy = 0
+        self._owed = 0.0
+        """Node-seconds up to the last look that were wanted and not used."""
+        self._outstanding: deque[_Outstanding] = deque()
+        self._until_next = draws.expovariate(1.0)
+        """What the integral of the rate has to grow by until the next arrival."""
+
+    def look(self, now: float, total: int, background: int) -> None:
+        """What the cluster reports: nodes in service, and how many of them local users have."""
+        if self._looked is not None and (span := now - self._looked) > 0:
+            if span <= LONGEST_GAP:
+                self._owed += span * (self._target * self._total - self._busy)
+            self._run(span, self._busy, now)
+        self._looked, self._total, self._busy = now, total, background
+
+    def due(self, span: float) -> Iterator[LocalJob]:
+        """The jobs that arrive in the next ``span`` seconds; each counts as asked for until ``refused``."""
+        if self._looked is None or not self._total or self._target <= 0:
+            return
+        grown = self._rate() * span
+        while grown >= self._until_next:
+            grown -= self._until_next
+            self._until_next = self._draws.expovariate(1.0)
+            job = self._draw()
+            self._outstanding.append(_Outstanding(job, self._looked, job.seconds))
+            yield job
+            # With it on its way less is owed.
+            if self._missing() <= 0:
+                return
+        self._until_next -= grown
+
+    def refused(self, job: LocalJob) -> None:
+        """The cluster did not take it."""
+        for one in reversed(self._outstanding):
+            if one.job is job:
+                self._outstanding.remove(one)
+                return
+
+    def _most_nodes(self) -> int:
+        return max(1, min(self._most or self._total // 4, self._total))
+
+    def _missing(self) -> float:
+        """Node-seconds that are not yet on their way, a mean job's time ahead."""
+        ahead = self._target * self._total * self._mean
+        return self._owed + ahead - sum(one.job.nodes * one.left for one in self._outstanding)
+
+    def _rate(self) -> float:
+        """Arrivals per second: what is wanted steadily, and what is missing within a mean job's time."""
+        work = (1 + self._most_nodes()) / 2 * self._mean
+        return max(0.0, self._target * self._total + self._missing() / self._mean) / work
+
+    def _draw(self) -> LocalJob:
+        seconds = min(self._draws.expovariate(1 / self._mean), TAIL * self._mean, LONGEST)
+        return LocalJob(self._draws.randint(1, self._most_nodes()), round(max(0.5, seconds), 1))
+
+    def _run(self, span: float, busy: int, now: float) -> None:
+        """Take it that the oldest ones that fit into the busy nodes were what ran."""
+        kept: deque[_Outstanding] = deque()
+        free = float(busy) if busy else -inf
+        for one in self._outstanding:
+            if one.job.nodes <= free:
+                free -= one.job.nodes
+                one.left -= span
+            if one.left > 0 and now < one.asked + one.job.seconds + GONE:
+                kept.append(one)
+        self._outstanding = kept

@@ -1,0 +1,185 @@
+"""Workloads from a recipe: Poisson arrivals or those of a trace. The same seed gives the same workload.
+
+Every aspect is drawn by itself, so that another choice in one leaves the others as they were: two policies meet the
+same jobs at the same moments.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import count
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
+from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.model.validation import ClusterLimits, check
+from koalapy.workload.plan import Arrival, Json, Workload, nodes_of
+from koalapy.workload.programs import PROGRAMS, SLEEP
+from koalapy.workload.recipe import GridSize, Recipe, scale_of
+from koalapy.workload.swf import Trace, usable
+
+MOST = 1_000_000
+"""Jobs in one workload."""
+DRAWN = ("sizes", "run_times", "utilisation")
+"""What a trace brings itself."""
+
+
+def generate(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
+    """Poisson arrivals at the recipe's rate, or at the rate that gives its utilisation; raises ``UsageError``."""
+    recipe.check()
+    maker = _Maker(recipe, grid, seed)
+    rate = recipe.rate or _rate(recipe, grid, maker)
+    draws = Random(f"{seed}/arrivals")
+    jobs: list[Arrival] = []
+    at = 0.0
+    for index in _numbers(recipe):
+        at += draws.expovariate(rate)
+        if recipe.duration is not None and at > recipe.duration:
+            break
+        jobs.append(maker.job(index, at))
+    if not jobs:
+        raise UsageError(
+            f"no job arrives within {recipe.duration:g} s", field="--duration", hint="give more --duration or --rate"
+        )
+    expected = {"rate": round(rate, 6), "mean_nodes": round(maker.mean_nodes, 3), "scale": round(maker.scale, 6)}
+    return _finish(recipe, grid, seed, jobs, {"arrivals": "poisson", **expected})
+
+
+def from_trace(
+    recipe: Recipe, trace: Trace, grid: GridSize, seed: int, *, status: int | None = None, name: str = ""
+) -> Workload:
+    """Arrivals, sizes and run times of a trace; sizes are as large a part of this grid as of the trace's machine."""
+    recipe.check()
+    maker = _Maker(recipe, grid, seed)
+    scale = recipe.scale or (grid.total / trace.processors if grid.total else 1.0)
+    found = list(usable(trace.jobs, status))
+    if not found:
+        raise UsageError(f"{name or 'the trace'} has no job that ran", field="--swf", hint="see --status")
+    first = found[0].submitted
+    jobs: list[Arrival] = []
+    for index, old in zip(_numbers(recipe), found, strict=False):
+        at = (old.submitted - first) / recipe.compress
+        if recipe.duration is not None and at > recipe.duration:
+            break
+        size = max(1, round(old.processors * scale))
+        jobs.append(maker.job(index, at, min(size, grid.total or size), old.ran / recipe.compress))
+    told = {"file": name, "jobs": len(trace.jobs), "used": len(jobs), "processors": trace.processors}
+    return _finish(recipe, grid, seed, jobs, {"arrivals": "trace", "trace": told, "scale": round(scale, 6)})
+
+
+def _numbers(recipe: Recipe) -> Iterator[int]:
+    most = recipe.jobs if recipe.jobs is not None else MOST
+    return iter(range(1, most + 1)) if recipe.jobs or recipe.duration is None else iter(_bounded(most))
+
+
+def _bounded(most: int) -> Iterator[int]:
+    for number in count(1):
+        if number > most:
+            raise UsageError(f"more than {most} jobs", field="--duration", hint="give --jobs, or a smaller --rate")
+        yield number
+
+
+def _rate(recipe: Recipe, grid: GridSize, maker: "_Maker") -> float:
+    if not grid.total:
+        raise UsageError(
+            "a utilisation needs to know the grid", field="--utilisation",
+            hint="give --clusters north:4,south:4, or --rate; with a daemon at --url it is asked",
+        )  # fmt: skip
+    weights = sum(weight for _, weight in recipe.applications)
+    seconds = sum(recipe.seconds_of(name) * weight for name, weight in recipe.applications) / weights
+    return recipe.utilisation * grid.total / (maker.mean_nodes * seconds)
+
+
+def _finish(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], how: Json) -> Workload:
+    _check_all(jobs, grid)
+    unused = DRAWN if how["arrivals"] == "trace" else ()
+    made = {name: value for name, value in asdict(recipe).items() if value not in (None, (), "") and name not in unused}
+    header = {
+        "seed": seed, "jobs": len(jobs), "lasts": round(jobs[-1].at, 3), "policy": recipe.policy,
+        "request": recipe.request, "grid": grid.clusters, **how, "recipe": made,
+    }  # fmt: skip
+    return Workload(header, tuple(jobs))
+
+
+class _Maker:
+    """Draws jobs, each aspect from numbers of its own."""
+
+    def __init__(self, recipe: Recipe, grid: GridSize, seed: int) -> None:
+        self._recipe, self._grid = recipe, grid
+        self.scale = scale_of(recipe, grid)
+        aspects = ("sizes", "components", "priorities", "applications", "run times", "inputs")
+        self._draws = {aspect: Random(f"{seed}/{aspect}") for aspect in aspects}
+
+    @property
+    def mean_nodes(self) -> float:
+        return fmean(self._scaled(size) for size in self._recipe.sizes)
+
+    def job(self, index: int, at: float, nodes: int | None = None, seconds: float | None = None) -> Arrival:
+        """``nodes`` and ``seconds`` as a trace has them; they are drawn otherwise."""
+        recipe, draws = self._recipe, self._draws
+        drawn = draws["sizes"].choice(recipe.sizes)
+        parts = draws["components"].random()
+        run_time = draws["run times"].uniform(*recipe.run_times) / recipe.compress
+        application = _weighted(draws["applications"], recipe.applications)
+        priority = _weighted(draws["priorities"], recipe.priorities)
+        file = draws["inputs"].choice(recipe.inputs) if recipe.inputs else None
+        request = self._request(nodes or drawn, nodes or self._scaled(drawn), parts)
+        program = PROGRAMS[application]
+        own = dict(recipe.arguments).get(application)
+        if application == SLEEP and own is None:
+            own = (f"{run_time if seconds is None else seconds:.3f}",)
+        job: Json = {"request": request, "command": program.command(own), "launcher": program.launcher,
+                     "name": f"{application}-{index}", "priority": priority}  # fmt: skip
+        if recipe.policy:
+            job["policy"] = recipe.policy
+        if file is not None:
+            job["inputs"] = [{"file": file}]
+        return Arrival(round(at, 3), application, job | dict(recipe.fields))
+
+    def _scaled(self, size: int) -> int:
+        scaled = max(1, round(size * self.scale))
+        return min(scaled, self._grid.total or scaled)
+
+    def _request(self, drawn: int, nodes: int, draw: float) -> Json:
+        """``drawn`` is the size before scaling, by which it is decided into how many components it may be split."""
+        recipe = self._recipe
+        if recipe.request == "flexible":
+            return {"type": "flexible", "total_size": nodes}
+        able = [c for c in recipe.components if drawn // c >= recipe.least and c <= nodes]
+        able = able or [max((c for c in recipe.components if c <= nodes), default=1)]
+        parts = able[int(draw * len(able))]
+        sizes = [nodes // parts + (part < nodes % parts) for part in range(parts)]
+        return {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
+
+
+def _weighted(draws: Random, choices: tuple[tuple[str, float], ...]) -> str:
+    names, weights = zip(*choices, strict=True)
+    return str(draws.choices(names, weights)[0])
+
+
+def _check_all(jobs: list[Arrival], grid: GridSize) -> None:
+    """``UsageError`` for the first job that could never run on the grid, if it is known."""
+    if not grid.clusters:
+        return
+    limits = [ClusterLimits(name, nodes) for name, nodes in grid.clusters.items()]
+    seen: set[str] = set()
+    for arrival in jobs:
+        request, policy = arrival.job["request"], arrival.job.get("policy", "")
+        if (shape := f"{policy} {request}") in seen:
+            continue
+        seen.add(shape)
+        try:
+            check(JobSpec(request_of(request), ("true",), policy=policy), limits)
+        except UsageError as error:
+            hint = "give other --sizes, --components or --scale"
+            said = f"a job of {nodes_of(arrival.job)} nodes could never run: {error.message}"
+            raise UsageError(said, field="--sizes", value=request, hint=hint) from error
+
+
+def request_of(request: dict[str, Any]) -> Request:
+    """A request of a submission made here, without its files."""
+    if request["type"] == "flexible":
+        return FlexibleRequest(request["total_size"])
+    return NonFixedRequest(tuple(ComponentRequest(component["size"]) for component in request["components"]))

@@ -1,0 +1,113 @@
+"""A workload: jobs with the moments at which they arrive, and the file that holds it."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from koalapy.model.errors import UsageError
+
+Json = dict[str, Any]
+VERSION = 1
+HINT = "make one with koala workload generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One job: when it arrives, in seconds from the beginning, and its submission as ``POST /jobs`` takes it."""
+
+    at: float
+    application: str
+    """By which reports group it."""
+    job: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``header`` says how it was made; the jobs are in the order of their arrival."""
+
+    header: Json
+    jobs: tuple[Arrival, ...]
+
+    @property
+    def lasts(self) -> float:
+        """Seconds until the last arrival."""
+        return self.jobs[-1].at if self.jobs else 0.0
+
+
+def nodes_of(job: Json) -> int:
+    """How many nodes a submission asks for in all."""
+    request = job["request"]
+    if request["type"] == "flexible":
+        return int(request["total_size"])
+    return sum(int(component["size"]) for component in request["components"])
+
+
+def components_of(job: Json) -> int | None:
+    """Into how many components its user split it; None where the scheduler does that."""
+    request = job["request"]
+    return None if request["type"] == "flexible" else len(request["components"])
+
+
+def lines(workload: Workload) -> Iterator[str]:
+    """The file: JSON, a line for the header and a line for each job."""
+    yield json.dumps({"koala_workload": VERSION, **workload.header})
+    for arrival in workload.jobs:
+        yield json.dumps({"at": round(arrival.at, 3), "application": arrival.application, "job": arrival.job})
+
+
+def parse(text: Iterable[str], name: str) -> Workload:
+    """The workload in a file called ``name``; ``UsageError`` that says which line is wrong."""
+    header: Json | None = None
+    jobs: list[Arrival] = []
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        where = f"{name} line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{where} is no JSON: {error}", field="FILE", hint=HINT) from None
+        if header is None:
+            header = _header(value, where)
+        else:
+            jobs.append(_arrival(value, where))
+    if header is None:
+        raise UsageError(f"{name} is empty", field="FILE", hint=HINT)
+    if not jobs:
+        raise UsageError(f"{name} holds no jobs", field="FILE", hint=HINT)
+    return Workload(header, tuple(sorted(jobs, key=lambda arrival: arrival.at)))
+
+
+def _header(value: object, where: str) -> Json:
+    if not isinstance(value, dict) or "koala_workload" not in value:
+        raise UsageError(f"{where} is no header of a workload", field="FILE", hint=HINT)
+    version = value.pop("koala_workload")
+    if version != VERSION:
+        raise UsageError(f"{where}: its version is {version!r}, not {VERSION}", field="FILE", hint=HINT)
+    return value
+
+
+def _arrival(value: object, where: str) -> Arrival:
+    if not isinstance(value, dict):
+        _wrong(where, "it", value, "write an object with at and job")
+    at, job, application = value.get("at"), value.get("job"), value.get("application", "")
+    if isinstance(at, bool) or not isinstance(at, int | float) or not (math.isfinite(at) and at >= 0):
+        _wrong(where, "at", at, "give seconds from the beginning, 0 or more")
+    if not isinstance(application, str):
+        _wrong(where, "application", application, "write a text")
+    request = job.get("request") if isinstance(job, dict) else None
+    if not isinstance(request, dict) or not isinstance(job, dict):
+        _wrong(where, "job", job, "write a submission as POST /jobs takes it, with its request")
+    try:
+        nodes_of(job)
+    except (KeyError, TypeError, ValueError):
+        _wrong(where, "job.request", request, "give a type, and components with sizes or a total_size")
+    return Arrival(float(at), application or str(job.get("name") or "job"), job)
+
+
+def _wrong(where: str, what: str, value: object, hint: str) -> NoReturn:
+    shown = json.dumps(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+    raise UsageError(f"{where}: {what} is {shown}", field=f"FILE: {what}", hint=hint)

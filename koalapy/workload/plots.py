@@ -1,0 +1,244 @@
+"""The figures of mohamed-2005 and sonmez-2010, drawn from reports with matplotlib."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from koalapy.workload.measures import Samples, by_application, grouped, mean_of, means
+
+Json = dict[str, Any]
+Runs = Sequence[tuple[str, Json]]
+"""Labels and reports."""
+
+# Colours of Okabe and Ito, which people with colour blindness tell apart.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
+)  # fmt: skip
+LINES = [(BLUE, "-"), (RED, "--"), (GREEN, "-."), (PURPLE, ":"), (ORANGE, "-"), (SKY, "--")]
+STYLE: Any = {
+    "figure.facecolor": "white", "axes.facecolor": "white", "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#DDDDDD", "grid.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
+    "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "svg.hashsalt": "koala", "hatch.linewidth": 0.6,
+}  # fmt: skip
+
+
+def draw(runs: Runs, folder: Path, form: str) -> list[Path]:
+    """Every figure that the runs have something to say in, as files of that form (``png``, ``svg``)."""
+    figures: dict[str, Callable[[Runs], Figure | None]] = {
+        "response": response, "coallocated": coallocated, "utilisation": utilisation, "cdf": cdf, "sizes": sizes,
+    }  # fmt: skip
+    drawn = []
+    with mpl.rc_context(STYLE):
+        for name, figure_of in figures.items():
+            figure = figure_of(runs)
+            if figure is not None:
+                path = folder / f"{name}.{form}"
+                figure.savefig(path, dpi=120, metadata={"Date": None} if form == "svg" else None)
+                drawn.append(path)
+    return drawn
+
+
+def _figure(columns: int = 1, rows: int = 1, *, width: float = 6.4, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, [ax for line in axes for ax in line]
+
+
+def _applications(runs: Runs) -> list[str]:
+    found = {job["application"] for _, report in runs for job in report["jobs"]}
+    return sorted(found)
+
+
+def _bars(runs: Runs) -> list[tuple[float, str, str, Json]]:
+    """Position, run, application and means of each bar: applications apart, runs side by side."""
+    bars: list[tuple[float, str, str, Json]] = []
+    for place, application in enumerate(_applications(runs)):
+        for index, (label, report) in enumerate(runs):
+            own = next((g for g in by_application(report["jobs"]) if g["application"] == application), None)
+            if own is not None:
+                bars.append((place * (len(runs) + 1) + index, label, application, own))
+    return bars
+
+
+def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]]) -> None:
+    many = len(_applications(runs)) > 1
+    names = [label if len(runs) > 1 else application for _, label, application, _ in bars]
+    wide = len(bars) > 4 or max(map(len, names), default=0) > 14
+    ax.set_xticks([at for at, *_ in bars], names, rotation=30 if wide else 0, ha="right" if wide else "center")
+    ax.grid(axis="x", visible=False)
+    right = max(at for at, *_ in bars)
+    room = max(0.7, 1.2 - right / 2)
+    ax.set_xlim(-room, right + room)
+    if many and len(runs) > 1:
+        for place, application in enumerate(_applications(runs)):
+            middle = place * (len(runs) + 1) + (len(runs) - 1) / 2
+            ax.text(middle, 1.02, application, ha="center", transform=ax.get_xaxis_transform(), fontweight="bold")
+
+
+def response(runs: Runs) -> Figure | None:
+    """Mean response time of each application, split in wait and execution (sonmez-2010, figure 6a)."""
+    bars = [bar for bar in _bars(runs) if bar[3]["response_time"] is not None]
+    if not bars:
+        return None
+    figure, (ax,) = _figure(width=max(5.0, 2.2 + 0.75 * len(bars)), height=4.4)
+    at = [bar[0] for bar in bars]
+    wait, execution = ([bar[3][name] or 0.0 for bar in bars] for name in ("wait_time", "execution_time"))
+    ax.bar(at, execution, 0.75, color=BLUE, label="execution")
+    ax.bar(at, wait, 0.75, bottom=execution, color=ORANGE, label="wait", hatch="///", edgecolor="white")
+    for place, one, other in zip(at, wait, execution, strict=True):
+        ax.annotate(f"{one + other:.1f}", (place, one + other), (0, 2), textcoords="offset points", ha="center",
+                    fontsize=8)  # fmt: skip
+    _name_bars(ax, runs, bars)
+    ax.set_ylabel("mean response time (s)")
+    ax.margins(y=0.12)
+    ax.legend(reverse=True, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
+    return figure
+
+
+def coallocated(runs: Runs) -> Figure | None:
+    """How many of the jobs had nodes of more than one cluster (sonmez-2010, figure 6b)."""
+    bars = [bar for bar in _bars(runs) if bar[3]["coallocated"] is not None]
+    if not bars:
+        return None
+    figure, (ax,) = _figure(width=max(5.0, 2.2 + 0.75 * len(bars)), height=4.0)
+    parts = [bar[3]["coallocated"] for bar in bars]
+    ax.bar([bar[0] for bar in bars], parts, 0.75, color=GREEN)
+    for bar, part in zip(bars, parts, strict=True):
+        ax.annotate(f"{part:.0%}", (bar[0], part), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    _name_bars(ax, runs, bars)
+    ax.set_ylim(0, 1.08)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_ylabel("co-allocated jobs")
+    return figure
+
+
+def utilisation(runs: Runs) -> Figure | None:
+    """Nodes that our jobs and local users had over time; of one run also of each cluster (mohamed-2005, figure 2)."""
+    panels: list[tuple[str, Samples, list[str]]] = []
+    for label, report in runs:
+        samples = Samples(report["samples"])
+        names = sorted(samples.clusters)
+        if len(samples.at) < 2:
+            continue
+        panels.append((label if len(runs) > 1 else "all clusters", samples, names))
+        if len(runs) == 1 and len(names) > 1:
+            panels += [(name, samples, [name]) for name in names]
+    if not panels:
+        return None
+    figure, axes = _figure(rows=len(panels), width=8.0, height=0.9 + 1.75 * len(panels))
+    for ax, (title, samples, names) in zip(axes, panels, strict=True):
+        _stack(ax, samples, names)
+        ax.set_title(title, loc="left")
+        ax.set_ylabel("nodes in use")
+        ax.set_xlim(0, max(panel[1].at[-1] for panel in panels))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+        ax.set_ylim(0, 1)
+    axes[-1].set_xlabel("time (s)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    return figure
+
+
+def _stack(ax: Axes, samples: Samples, names: Sequence[str]) -> None:
+    def fractions(column: str) -> list[float]:
+        counts = [sum(samples.clusters[name][column][i] for name in names) for i in range(len(samples.at))]
+        return [count / total if total else 0.0 for count, total in zip(counts, totals, strict=True)]
+
+    totals = [sum(samples.clusters[name]["total"][i] for name in names) for i in range(len(samples.at))]
+    used, background = fractions("used"), fractions("background")
+    both = [one + other for one, other in zip(used, background, strict=True)]
+    ax.fill_between(samples.at, used, step="post", color=BLUE, linewidth=0, label="jobs of this scheduler")
+    ax.fill_between(samples.at, used, both, step="post", color=ORANGE, linewidth=0, label="background")
+
+
+def cdf(runs: Runs) -> Figure | None:
+    """Which part of the jobs had ended within a time."""
+    figure, (ax,) = _figure()
+    lines = 0
+    for (label, report), (colour, style) in zip(runs, LINES * len(runs), strict=False):
+        times = sorted(job["response_time"] for job in report["jobs"] if job["state"] in ("succeeded", "failed"))
+        if times:
+            parts = [(index + 1) / len(times) for index in range(len(times))]
+            ax.step([times[0], *times], [0.0, *parts], where="post", color=colour, linestyle=style, label=label)
+            lines += 1
+    if not lines:
+        return None
+    ax.set_xlabel("response time (s)")
+    ax.set_ylabel("jobs that ended within it")
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, 1.01)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if len(runs) > 1:
+        ax.legend(loc="lower right")
+    return figure
+
+
+def sizes(runs: Runs) -> Figure | None:
+    """Failures, co-allocation, placement time and start delay by size of job (mohamed-2005, figures 3 to 5)."""
+    series = _series(runs)
+    keys = sorted({key for _, groups in series for key in groups}, key=lambda key: (key[0], key[1] or 0))
+    if not keys:
+        return None
+    figure, axes = _figure(2, 2, width=9.0, height=6.4)
+    panels: list[tuple[str, Callable[[list[Json]], float | None], bool]] = [
+        ("failed attempts", lambda jobs: means(jobs)["failures"], True),
+        ("co-allocated jobs", lambda jobs: means(jobs)["coallocated"], True),
+        ("placement time (s)", lambda jobs: mean_of(jobs, "queue_time"), False),
+        ("start delay (s)", lambda jobs: mean_of(jobs, "start_delay"), False),
+    ]
+    width = 0.8 / len(series)
+    for ax, (title, figure_of, is_part) in zip(axes, panels, strict=True):
+        for index, ((label, groups), (colour, _)) in enumerate(zip(series, LINES * len(series), strict=False)):
+            found = [(place, figure_of(groups[key])) for place, key in enumerate(keys) if key in groups]
+            known = [(place, height) for place, height in found if height is not None]
+            at = [place + (index - (len(series) - 1) / 2) * width for place, _ in known]
+            bars = ax.bar(at, [height for _, height in known], 0.92 * width, color=colour, label=label)
+            # With its number, for one of height 0 is not one that is not there.
+            ax.bar_label(bars, fmt="{:.0%}" if is_part else "{:.3g}", fontsize=7, padding=1)
+        ax.set_ylabel(title)
+        ax.set_xticks(range(len(keys)), [_size_name(key) for key in keys])
+        ax.grid(axis="x", visible=False)
+        if is_part:
+            ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+        ax.set_ylim(0, max(1.12 * ax.dataLim.y1, 0.2 if is_part else 1.0))
+        ax.set_xlim(-0.6, len(keys) - 0.4)
+    for ax in axes[2:]:
+        ax.set_xlabel("nodes of the job" + (" × components" if any(key[1] for key in keys) else ""))
+    if len(series) > 1:
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(series)))
+    return figure
+
+
+Key = tuple[int, int | None]
+
+
+def _series(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
+    """Of one run each priority, of several each run, by sizes."""
+    found: list[tuple[str, list[Json]]] = []
+    for label, report in runs:
+        jobs = [job for job in report["jobs"] if job["state"] in ("succeeded", "failed")]
+        if len(runs) > 1:
+            found.append((label, jobs))
+        else:
+            found += [(f"{priority} priority", own) for priority, own in grouped(jobs, _priority).items()]
+    split = len(runs) == 1
+
+    def key(job: Json) -> Key:
+        return job["nodes"], job["components"] if split else None
+
+    return [(label, grouped(jobs, key)) for label, jobs in found if jobs]
+
+
+def _priority(job: Json) -> str:
+    return str(job["priority"])
+
+
+def _size_name(key: Key) -> str:
+    nodes, components = key
+    return f"{nodes}" if not components else f"{nodes}×{components}"

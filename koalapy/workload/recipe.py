@@ -1,0 +1,154 @@
+"""What a workload is made of, and the workloads of the papers."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from koalapy.model.errors import UsageError
+from koalapy.workload.programs import PROGRAMS, SLEEP
+
+Form = Literal["nonfixed", "flexible"]
+
+FORM_OF_POLICY: dict[str, Form] = {
+    "worst-fit": "nonfixed", "close-to-files": "nonfixed", "best-fit": "nonfixed", "fastest-one": "nonfixed",
+    "cluster-minimization": "flexible", "communication-aware": "flexible", "larger-first": "flexible",
+    "faster-first": "flexible", "resource-matching": "flexible",
+}  # fmt: skip
+"""The kind of request that a policy serves; one that is not named here serves the recipe's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Of each aspect of a job what it is drawn from, uniformly unless weights are given; times in seconds."""
+
+    sizes: tuple[int, ...] = (1, 2, 4)
+    """Nodes of a job in all, before scaling."""
+    components: tuple[int, ...] = (1,)
+    """Into how many components a non-fixed job is split, as equal as can be."""
+    least: int = 1
+    """Nodes that a component has at least, before scaling."""
+    request: Form = "nonfixed"
+    policy: str = ""
+    priorities: tuple[tuple[str, float], ...] = (("low", 1.0),)
+    applications: tuple[tuple[str, float], ...] = ((SLEEP, 1.0),)
+    arguments: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Of applications, in place of the program's own."""
+    estimates: tuple[tuple[str, float], ...] = ()
+    """Seconds that applications take on one cluster: from them the arrival rate for a utilisation is computed."""
+    run_times: tuple[float, float] = (5.0, 15.0)
+    """Of ``sleep``, uniformly."""
+    inputs: tuple[str, ...] = ()
+    """Logical files; each job reads one."""
+    utilisation: float = 0.4
+    """The fraction of all nodes that the jobs would use."""
+    rate: float | None = None
+    """Jobs per second, in place of a utilisation."""
+    jobs: int | None = 100
+    duration: float | None = None
+    """Seconds of arrivals."""
+    scale: float | None = None
+    """Times the sizes; None: as the preset fits the grid."""
+    compress: float = 1.0
+    """How many times as fast as given everything goes: run times of ``sleep``, and all times of a trace."""
+    fields: tuple[tuple[str, Any], ...] = ()
+    """Further fields of every submission."""
+    paper_nodes: int | None = None
+    """Nodes of the paper's grid, of which sizes are a part."""
+    paper_smallest: int | None = None
+    """Nodes of the paper's smallest cluster, where every job is to fit on any cluster."""
+
+    def check(self) -> None:
+        """``UsageError`` for the first thing that makes no sense."""
+        if not self.sizes or min(self.sizes) < 1:
+            _refuse("--sizes", self.sizes, "give whole numbers, 1 or more")
+        if not self.components or min(self.components) < 1:
+            _refuse("--components", self.components, "give whole numbers, 1 or more")
+        for option, value in (("--utilisation", self.utilisation), ("--compress", self.compress)):
+            _check_positive(option, value)
+        for option, given in (("--rate", self.rate), ("--scale", self.scale), ("--duration", self.duration)):
+            if given is not None:
+                _check_positive(option, given)
+        if self.jobs is not None and self.jobs < 1:
+            _refuse("--jobs", self.jobs, "give 1 or more")
+        low, high = self.run_times
+        if not 0 < low <= high:
+            _refuse("--run-times", f"{low:g}-{high:g}", "give seconds as LOW-HIGH, above 0")
+        for name, _ in self.applications:
+            check_application("--applications", name)
+        for option, named in (("--arguments", self.arguments), ("--estimate", self.estimates)):
+            for name, _ in named:
+                check_application(option, name)
+        for name, seconds in self.estimates:
+            _check_positive(f"--estimate {name}", seconds)
+        for option, weighted in (("--applications", self.applications), ("--priorities", self.priorities)):
+            if not weighted:
+                _refuse(option, "", "name one or more")
+            for name, weight in weighted:
+                _check_positive(f"{option} {name}", weight)
+        for name, _ in self.priorities:
+            if name not in ("high", "low"):
+                _refuse("--priorities", name, "use high and low")
+
+    def seconds_of(self, application: str) -> float:
+        """What an application takes on one cluster, as far as known."""
+        if application == SLEEP:
+            return sum(self.run_times) / 2 / self.compress
+        return dict(self.estimates).get(application, PROGRAMS[application].estimate)
+
+
+def check_application(option: str, name: str) -> None:
+    if name not in PROGRAMS:
+        _refuse(option, name, f"known: {', '.join(sorted(PROGRAMS))}")
+
+
+def _check_positive(option: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        _refuse(option, value, "give a number above 0")
+
+
+def _refuse(option: str, value: object, hint: str) -> None:
+    shown = ",".join(str(one) for one in value) if isinstance(value, tuple) else value
+    raise UsageError(f"{option} is {shown!r}", field=option, value=value, hint=hint)
+
+
+PRESETS: dict[str, Recipe] = {
+    # mohamed-2005 4.2: 500 jobs of 36 or 72 processors in 3, 4, 6 or 8 components of more than 8; 310 processors
+    "m05": Recipe(
+        sizes=(36, 72), components=(3, 4, 6, 8), least=9, request="nonfixed", policy="close-to-files",
+        priorities=(("high", 1.0), ("low", 1.0)), run_times=(30.0, 192.0), utilisation=0.6, jobs=500,
+        fields=(("claiming", "incremental"),), paper_nodes=310,
+    ),
+    # sonmez-2010 VI-B.1: sizes that fit on any cluster; the smallest, Leiden's, has 32 nodes
+    "s10-vi": Recipe(
+        sizes=(8, 16, 32), request="flexible", policy="cluster-minimization", applications=(("prime", 1.0),),
+        run_times=(200.0, 200.0), utilisation=0.4, jobs=None, duration=4 * 3600.0, paper_nodes=204, paper_smallest=32,
+    ),
+    # sonmez-2010 VII-A.1: jobs of 64 nodes of the Wave application
+    "s10-vii": Recipe(
+        sizes=(64,), request="flexible", policy="communication-aware", applications=(("wave", 1.0),),
+        run_times=(200.0, 200.0), utilisation=0.4, jobs=None, duration=4 * 3600.0, paper_nodes=204,
+    ),
+}  # fmt: skip
+
+DEFAULT = Recipe()
+
+
+@dataclass(frozen=True, slots=True)
+class GridSize:
+    """The grid for which a workload is made: nodes of each cluster."""
+
+    clusters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.clusters.values())
+
+
+def scale_of(recipe: Recipe, grid: GridSize) -> float:
+    """What sizes are multiplied with, so that the jobs are as large a part of this grid as of the paper's."""
+    if recipe.scale is not None:
+        return recipe.scale
+    if recipe.paper_smallest and grid.clusters:
+        return min(grid.clusters.values()) / recipe.paper_smallest
+    if recipe.paper_nodes and grid.total:
+        return grid.total / recipe.paper_nodes
+    return 1.0

@@ -1,0 +1,109 @@
+"""Traces in the Standard Workload Format of the Parallel Workloads Archive."""
+
+import gzip
+import lzma
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from koalapy.model.errors import UsageError
+
+FIELDS = 18
+NAMES = {
+    0: "job number", 1: "submit time", 2: "wait time", 3: "run time", 4: "allocated processors",
+    7: "requested processors", 10: "status",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One line; times in seconds, -1 where unknown."""
+
+    number: int
+    submitted: float
+    ran: float
+    processors: int
+    """Requested, or else allocated ones."""
+    status: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """The jobs in the order of their submission, and what the header says (``MaxProcs: 128``)."""
+
+    jobs: list[TraceJob] = field(default_factory=list)
+    header: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def processors(self) -> int:
+        """Of the machine; where the header does not say, as many as the widest job has."""
+        for name in ("MaxProcs", "MaxNodes"):
+            text = self.header.get(name, "").split(" ")[0]
+            if text.isdecimal() and int(text) > 0:
+                return int(text)
+        return max((job.processors for job in self.jobs), default=1)
+
+
+def read(path: Path) -> Trace:
+    """A trace, also packed as ``.gz`` or ``.xz``; ``UsageError`` that says what is wrong in which line."""
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        with opener(path, "rt", encoding="utf-8", errors="replace") as file:  # type: ignore[operator]
+            return parse(file, str(path))
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except (EOFError, lzma.LZMAError, zlib.error) as error:
+        problem = f"it is damaged: {error}"
+    raise UsageError(f"cannot read {path}: {problem}", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
+
+
+def parse(text: Iterable[str], name: str) -> Trace:
+    """The same of lines; ``name`` is for messages."""
+    trace = Trace()
+    for number, line in enumerate(text, 1):
+        words = line.split()
+        if not words:
+            continue
+        if words[0].startswith(";"):
+            key, colon, value = line.lstrip("; \t").partition(":")
+            if colon:
+                trace.header.setdefault(key.strip(), value.strip())
+            continue
+        trace.jobs.append(_job(words, f"{name} line {number}"))
+    if not trace.jobs:
+        raise UsageError(f"{name} holds no jobs", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
+    trace.jobs.sort(key=lambda job: (job.submitted, job.number))
+    return trace
+
+
+def _job(words: list[str], where: str) -> TraceJob:
+    if len(words) != FIELDS:
+        hint = f"each job is one line of {FIELDS} numbers; see the Parallel Workloads Archive"
+        raise UsageError(f"{where} has {len(words)} fields, not {FIELDS}", field="--swf", hint=hint)
+    number, submitted, ran, allocated, requested, status = (
+        _number(words, place, where) for place in (0, 1, 3, 4, 7, 10)
+    )
+    processors = requested if requested > 0 else allocated
+    return TraceJob(int(number), submitted, ran, int(processors), int(status))
+
+
+def _number(words: list[str], place: int, where: str) -> float:
+    try:
+        value = float(words[place])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(
+            f"{where}: field {place + 1}, the {NAMES[place]}, is {words[place]!r}", field="--swf",
+            hint="give a number, or -1 where it is not known",
+        )  # fmt: skip
+    return value
+
+
+def usable(jobs: Iterable[TraceJob], status: int | None) -> Iterator[TraceJob]:
+    """Those of which is known how wide they were and how long they ran; ``status`` 1 are the completed ones."""
+    for job in jobs:
+        if job.processors > 0 and job.ran > 0 and job.submitted >= 0 and status in (None, job.status):
+            yield job

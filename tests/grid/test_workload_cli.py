@@ -1,0 +1,92 @@
+"""A workload made and run by the command line against a real daemon: the report is what happened there."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grid.embedded import Embedded
+from tests.grid.world import until
+
+pytestmark = pytest.mark.grid
+
+JOBS = 15
+RUN = ("--background", "0.2", "--background-seconds", "3")
+NAMES = {
+    "queue_time": "queue_time", "wait_time": "wait_time", "response_time": "response_time",
+    "startup_overhead": "startup_overhead", "start_delay": "start_delay", "placement_tries": "placement_tries",
+    "claiming_tries": "claiming_tries", "restarts": "restarts", "state": "state", "priority": "priority",
+}  # fmt: skip
+
+
+def generated(grid: Embedded, file: Path, *options: str) -> str:
+    made = grid.run(
+        "workload", "generate", "--sizes", "1,2,4", "--components", "1,2", "--run-times", "0.5-2", "--rate", "0.5",
+        "--policy", "worst-fit", "--priorities", "high,low", "-o", str(file), *options,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return str(file)
+
+
+def test_a_run_with_background_load(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+    grid = make_grid(KOALA_BACKGROUND_LOAD="true")
+    file = generated(grid, tmp_path / "w.jsonl", "--jobs", str(JOBS))
+    done = grid.run("workload", "run", file, *RUN, timeout=110)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "w.jsonl.report"
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    assert report["summary"]["states"] == {"succeeded": JOBS}
+    told = {job["id"]: job for job in grid.http.get("/api/v1/jobs", params={"limit": 100}).json()["jobs"]}
+    assert sorted(told) == sorted(job["id"] for job in report["jobs"])
+    for job in report["jobs"]:
+        daemon = told[job["id"]]
+        assert {name: job[name] for name in NAMES} == {name: daemon[other] for name, other in NAMES.items()}
+        places: dict[str, int] = {}
+        for component in daemon["components"]:
+            places[component["cluster"]] = places.get(component["cluster"], 0) + component["size"]
+        assert (job["clusters"], job["coallocated"]) == (places, len(places) > 1)
+        assert job["execution_time"] == pytest.approx(daemon["response_time"] - daemon["wait_time"])
+    mean = sum(job["response_time"] for job in told.values()) / JOBS
+    assert report["summary"]["response_time"] == pytest.approx(mean)
+    used = report["utilisation"]
+    assert set(used["clusters"]) == {"north", "south"}
+    assert 0.05 < used["all"]["background"] < 0.35
+    assert 0 < used["all"]["ours"] < 1
+    for name in ("response", "coallocated", "utilisation", "cdf", "sizes"):
+        assert (folder / f"{name}.png").stat().st_size > 5000
+        assert f"{name}.png" in done.stdout
+    grid.settle()
+
+
+def test_a_daemon_that_is_killed_and_comes_back(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+    grid = make_grid()
+    port = int(grid.url.rpartition(":")[2])
+    file = generated(grid, tmp_path / "w.jsonl", "--jobs", "8")
+    run = subprocess.Popen(
+        [*grid.koala, "workload", "run", file, "--plots", "none"], env=grid.environment | {"KOALA_URL": grid.url},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: len(grid.http.get("/api/v1/jobs").json()["jobs"]) >= 2, "two jobs to be submitted")
+        grid.kill()
+        grid.start(port)
+        out, errors = run.communicate(timeout=100)
+    finally:
+        run.kill()
+    assert run.returncode == 0, errors
+    assert "the daemon is away" in errors
+    assert "the daemon is back" in errors
+    assert "8 succeeded" in out
+    grid.settle()
+
+
+def test_the_load_is_refused_where_it_is_not_allowed(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+    grid = make_grid()
+    file = generated(grid, tmp_path / "w.jsonl", "--jobs", "2")
+    done = grid.run("workload", "run", file, *RUN)
+    assert done.returncode == 4
+    assert "background_load: true" in done.stderr
+    assert grid.http.get("/api/v1/jobs").json()["jobs"] == []

@@ -1,0 +1,141 @@
+"""The law by which a fraction of a cluster is kept busy, on a simulated cluster that our jobs use too."""
+
+from collections import deque
+from random import Random
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koalapy.workload.background import LONGEST, Keeper, LocalJob
+
+
+class Cluster:
+    """First come, first served; a step is a second."""
+
+    def __init__(self, total: int, ours: Random | None) -> None:
+        self.total, self._draws = total, ours
+        self.now = 0.0
+        self._running: list[tuple[float, int]] = []
+        self._ours: list[tuple[float, int]] = []
+        self._queue: deque[LocalJob] = deque()
+
+    @property
+    def background(self) -> int:
+        return sum(nodes for _, nodes in self._running)
+
+    @property
+    def idle(self) -> int:
+        return self.total - self.background - sum(nodes for _, nodes in self._ours)
+
+    def submit(self, job: LocalJob) -> None:
+        self._queue.append(job)
+
+    def step(self) -> None:
+        self.now += 1.0
+        self._running = [one for one in self._running if one[0] > self.now]
+        self._ours = [one for one in self._ours if one[0] > self.now]
+        while self._queue and self._queue[0].nodes <= self.idle:
+            job = self._queue.popleft()
+            self._running.append((self.now + job.seconds, job.nodes))
+        if self._draws is not None and not self._queue and self._draws.random() < 0.1:
+            nodes = self._draws.randint(1, max(1, self.total // 2))
+            if nodes <= self.idle:
+                self._ours.append((self.now + self._draws.uniform(5, 15), nodes))
+
+
+def mean_background(
+    total: int, target: float, seed: int, *, lasts: int = 600, seconds: float = 20.0, told_every: int = 1
+) -> float:  # fmt: skip
+    """The mean fraction of nodes that local users had; the cluster tells its counts every so many seconds."""
+    cluster = Cluster(total, Random(f"{seed}/ours"))
+    keeper = Keeper(target, Random(seed), seconds=seconds)
+    seen, told = [], 0
+    for step in range(lasts):
+        if step % told_every == 0:
+            told = cluster.background
+        keeper.look(cluster.now, total, told)
+        for job in keeper.due(1.0):
+            assert 1 <= job.nodes <= total
+            assert 0 < job.seconds <= LONGEST
+            cluster.submit(job)
+        cluster.step()
+        seen.append(cluster.background)
+    return fmean(seen) / total
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 64), st.sampled_from([0.1, 0.2, 0.3]), st.integers(0, 10**6), st.sampled_from([1, 5]))
+def test_the_mean_is_within_five_points_of_what_is_asked_for(
+    total: int, target: float, seed: int, told_every: int
+) -> None:
+    assert abs(mean_background(total, target, seed, told_every=told_every) - target) <= 0.05
+
+
+@pytest.mark.parametrize("target", [0.1, 0.3])
+def test_over_many_runs_there_is_no_bias(target: float) -> None:
+    means = [mean_background(4, target, seed, lasts=300, seconds=10.0, told_every=5) for seed in range(30)]
+    assert fmean(means) == pytest.approx(target, abs=0.015)
+
+
+def test_arrivals_are_scattered_and_not_in_step() -> None:
+    cluster = Cluster(32, None)
+    keeper = Keeper(0.3, Random(1), seconds=20.0)
+    arrivals = []
+    for _ in range(2000):
+        keeper.look(cluster.now, 32, cluster.background)
+        jobs = list(keeper.due(1.0))
+        arrivals.append(len(jobs))
+        for job in jobs:
+            cluster.submit(job)
+        cluster.step()
+    mean = fmean(arrivals)
+    variance = fmean((n - mean) ** 2 for n in arrivals)
+    # Of a Poisson process both are equal; the correction makes it a little more even, or bursts a little larger.
+    assert 0.4 < variance / mean < 2.0
+
+
+def test_nothing_is_asked_for_where_local_users_have_enough() -> None:
+    keeper = Keeper(0.2, Random(1), seconds=20.0)
+    asked = []
+    for second in range(300):
+        keeper.look(float(second), 10, 5)
+        asked += list(keeper.due(1.0)) if second > 60 else []
+    assert asked == []
+
+
+def test_what_waits_for_nodes_is_not_asked_for_again_and_again() -> None:
+    keeper = Keeper(0.2, Random(1), seconds=20.0)
+    asked: list[LocalJob] = []
+    for second in range(100):
+        keeper.look(float(second), 10, 0)  # our jobs have all nodes
+        asked += keeper.due(1.0)
+    # What is owed grows by two node-seconds a second; no more than that is ever on its way.
+    assert sum(job.nodes * job.seconds for job in asked) <= 2 * (100 + 2 * 20) + 3 * 60
+
+
+def test_what_was_refused_is_asked_for_again() -> None:
+    keeper = Keeper(0.2, Random(1), seconds=5.0)
+    asked = []
+    for second in range(60):
+        keeper.look(float(second), 10, 0)
+        for job in keeper.due(1.0):
+            asked.append(job)
+            keeper.refused(job)
+    assert sum(job.nodes * job.seconds for job in asked) > 2 * 60
+
+
+def test_a_cluster_without_nodes_is_left_alone() -> None:
+    keeper = Keeper(0.2, Random(1), seconds=5.0)
+    assert list(keeper.due(10.0)) == []
+    keeper.look(0.0, 0, 0)
+    assert list(keeper.due(1000.0)) == []
+
+
+def test_a_time_in_which_nobody_looked_is_not_made_up_for() -> None:
+    keeper = Keeper(0.2, Random(1), seconds=5.0)
+    keeper.look(0.0, 10, 2)
+    keeper.look(5000.0, 10, 2)
+    work = sum(job.nodes * job.seconds for job in keeper.due(1.0))
+    assert work < 100

@@ -1,0 +1,111 @@
+"""Files that are read: workloads and traces, whole and broken."""
+
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.errors import UsageError
+from koalapy.workload import plan, swf
+
+numbers = st.integers(-1, 10**6)
+rows = st.lists(st.lists(numbers, min_size=swf.FIELDS, max_size=swf.FIELDS), min_size=1, max_size=20)
+HEAD = '{"koala_workload": 1, "seed": 1}'
+JOB = '{"at": %s, "job": {"request": {"type": "flexible", "total_size": 2}, "command": ["true"]}}'
+LINE = "1 0 -1 60 4 -1 -1 4 -1 -1 1 1 1 -1 1 -1 -1 -1\n"
+
+
+@given(rows, st.sampled_from([" ", "\t", "  "]))
+def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
+    text = ["; Version: 2.2\n", ";MaxProcs: 128\n", "\n", *(gap.join(map(str, row)) + "\n" for row in table)]
+    trace = swf.parse(text, "x")
+    assert trace.header == {"Version": "2.2", "MaxProcs": "128"}
+    assert trace.processors == 128
+    expected = sorted((row[1], row[0], row[3], row[7] if row[7] > 0 else row[4], row[10]) for row in table)
+    found = sorted((j.submitted, j.number, j.ran, j.processors, j.status) for j in trace.jobs)
+    assert found == expected
+    assert [j.submitted for j in trace.jobs] == sorted(j.submitted for j in trace.jobs)
+    for job in swf.usable(trace.jobs, None):
+        assert job.processors > 0
+        assert job.ran > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("1 2 3\n", "line 3 has 3 fields, not 18"),
+        (LINE.replace("60", "abc"), "line 3: field 4, the run time, is 'abc'"),
+        (LINE.replace("1 0", "1 nan"), "line 3: field 2, the submit time, is 'nan'"),
+        (LINE.replace("\n", " 7\n"), "line 3 has 19 fields, not 18"),
+    ],
+)
+def test_a_malformed_line_is_named(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match="trace " + said):
+        swf.parse(["; Version: 2\n", LINE, line], "trace")
+
+
+@given(st.text())
+def test_no_text_is_more_than_refused(text: str) -> None:
+    for read in (swf.parse, plan.parse):
+        try:
+            read(text.splitlines(keepends=True), "x")
+        except UsageError as error:
+            assert error.hint  # noqa: PT017
+
+
+def test_packed_traces_are_read(tmp_path: Path) -> None:
+    text = ("; MaxProcs: 8\n" + LINE).encode()
+    for name, packed in (("a.swf", text), ("a.swf.gz", gzip.compress(text)), ("a.swf.xz", lzma.compress(text))):
+        (tmp_path / name).write_bytes(packed)
+        assert swf.read(tmp_path / name).jobs == [swf.TraceJob(1, 0.0, 60.0, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("absent.swf", None),
+        ("a.swf.gz", b"no gzip"),
+        ("a.swf.gz", gzip.compress(LINE.encode() * 500)[:-12]),
+        ("a.swf.xz", b"no xz"),
+        ("a.swf", b"; only a header\n"),
+        ("a.swf", b"\xff\xfe\x00"),
+    ],
+)
+def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError) as refused:
+        swf.read(tmp_path / name)
+    assert name in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "is empty"),
+        ([HEAD], "holds no jobs"),
+        (["{"], "line 1 is no JSON"),
+        (['{"a": 1}'], "line 1 is no header"),
+        (['{"koala_workload": 2}'], "line 1: its version is 2"),
+        ([HEAD, "[]"], "line 2: it is"),
+        ([HEAD, JOB % "-1"], "line 2: at is -1"),
+        ([HEAD, JOB % "true"], "line 2: at is true"),
+        ([HEAD, JOB % "NaN"], "line 2: at is NaN"),
+        ([HEAD, JOB % "0", '{"at": 1}'], "line 3: job is null"),
+        ([HEAD, '{"at": 1, "job": {"request": {}}}'], "line 2: job.request is"),
+        ([HEAD, '{"at": 1, "application": 3, "job": {}}'], "line 2: application is 3"),
+    ],
+)
+def test_a_broken_workload_is_refused_with_its_line(lines: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan.parse(lines, "w.jsonl")
+
+
+def test_jobs_are_sorted_by_their_arrival() -> None:
+    found = plan.parse([HEAD, JOB % "5", "", JOB % "1"], "w")
+    assert [arrival.at for arrival in found.jobs] == [1.0, 5.0]
+    assert found.jobs[0].application == "job"

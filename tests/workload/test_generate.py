@@ -1,0 +1,170 @@
+"""Workloads are what their recipe says, the same for the same seed, and can run on the grid they were made for."""
+
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koalapy.api.conversion import spec_of
+from koalapy.api.schemas import JobSubmission
+from koalapy.model.errors import UsageError
+from koalapy.model.validation import ClusterLimits, check
+from koalapy.workload.generate import from_trace, generate
+from koalapy.workload.plan import Workload, components_of, lines, nodes_of, parse
+from koalapy.workload.recipe import DEFAULT, FORM_OF_POLICY, PRESETS, GridSize, Recipe
+from koalapy.workload.swf import Trace, TraceJob
+
+GRID = GridSize({"north": 16, "south": 16, "east": 8})
+recipes = st.builds(
+    Recipe,
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple),
+    components=st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple),
+    least=st.integers(1, 4),
+    request=st.sampled_from(["nonfixed", "flexible"]),
+    policy=st.sampled_from(["", "worst-fit", "cluster-minimization"]),
+    priorities=st.sampled_from([(("high", 1.0), ("low", 2.0)), (("low", 1.0),)]),
+    applications=st.sampled_from([(("sleep", 1.0),), (("prime", 2.0), ("wave", 1.0))]),
+    inputs=st.sampled_from([(), ("a", "b")]),
+    jobs=st.integers(1, 30),
+    rate=st.none() | st.floats(0.01, 100),
+    scale=st.none() | st.floats(0.1, 2),
+    fields=st.sampled_from([(), (("claiming", "incremental"), ("processes_per_node", 2))]),
+).map(lambda r: replace(r, request=FORM_OF_POLICY.get(r.policy, r.request)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(recipes, st.integers(0, 2**32))
+def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed: int) -> None:
+    made = generate(recipe, GRID, seed)
+    assert len(made.jobs) == recipe.jobs
+    limits = [ClusterLimits(name, nodes) for name, nodes in GRID.clusters.items()]
+    for arrival in made.jobs:
+        check(spec_of(JobSubmission.model_validate(arrival.job)), limits)
+        assert 1 <= nodes_of(arrival.job) <= GRID.total
+    assert [a.at for a in made.jobs] == sorted(a.at for a in made.jobs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(recipes, st.integers(0, 2**32))
+def test_the_same_seed_gives_the_same_file_and_the_file_gives_it_back(recipe: Recipe, seed: int) -> None:
+    one, other = (list(lines(generate(recipe, GRID, seed))) for _ in range(2))
+    assert one == other
+    again = parse(one, "file")
+    assert list(lines(again)) == one
+
+
+def test_another_policy_meets_the_same_jobs_at_the_same_moments() -> None:
+    recipe = replace(DEFAULT, sizes=(2, 4, 8), applications=(("prime", 1.0), ("wave", 1.0)), jobs=200)
+
+    def seen(made: Workload) -> list[tuple[Any, ...]]:
+        return [(a.at, a.application, nodes_of(a.job), a.job["command"], a.job["priority"]) for a in made.jobs]
+
+    split = generate(replace(recipe, policy="worst-fit", components=(2,)), GRID, 7)
+    flexible = generate(replace(recipe, policy="cluster-minimization", request="flexible"), GRID, 7)
+    assert seen(split) == seen(flexible)
+    assert {components_of(a.job) for a in split.jobs} == {2}
+    assert seen(generate(recipe, GRID, 8)) != seen(split)
+
+
+def test_arrivals_and_sizes_have_the_means_that_were_asked_for() -> None:
+    recipe = replace(DEFAULT, sizes=(1, 2, 4), run_times=(10.0, 30.0), utilisation=0.4, jobs=5000)
+    made = generate(recipe, GRID, 3)
+    sizes = [nodes_of(a.job) for a in made.jobs]
+    times = [float(a.job["command"][1]) for a in made.jobs]
+    assert fmean(sizes) == pytest.approx(7 / 3, rel=0.05)
+    assert fmean(times) == pytest.approx(20, rel=0.05)
+    assert min(times) >= 10
+    assert max(times) <= 30
+    work = sum(n * t for n, t in zip(sizes, times, strict=True))
+    assert work / (GRID.total * made.lasts) == pytest.approx(0.4, rel=0.06)
+    gaps = [b.at - a.at for a, b in zip(made.jobs, made.jobs[1:], strict=False)]
+    # Of an exponential distribution mean and standard deviation are equal.
+    assert fmean(g**2 for g in gaps) == pytest.approx(2 * fmean(gaps) ** 2, rel=0.1)
+
+
+def test_the_preset_of_mohamed_2005_splits_as_the_paper_says() -> None:
+    jobs = generate(replace(PRESETS["m05"], scale=1.0), GridSize({"a": 100, "b": 100, "c": 110}), 1).jobs
+    assert len(jobs) == 500
+    split = {(nodes_of(a.job), components_of(a.job)) for a in jobs}
+    assert split == {(36, 3), (36, 4), (72, 3), (72, 4), (72, 6), (72, 8)}
+    assert all(min(c["size"] for c in a.job["request"]["components"]) > 8 for a in jobs)
+    assert {a.job["priority"] for a in jobs} == {"high", "low"}
+    assert {(a.job["policy"], a.job["claiming"]) for a in jobs} == {("close-to-files", "incremental")}
+    assert all(30 <= float(a.job["command"][1]) <= 192 for a in jobs)
+
+
+def test_the_presets_of_sonmez_2010_fit_the_grid() -> None:
+    das3 = GridSize({"amsterdam": 85, "uva": 41, "multimedian": 46, "leiden": 32})
+    first = replace(PRESETS["s10-vi"], estimates=(("prime", 200.0),))
+    assert {nodes_of(a.job) for a in generate(first, das3, 1).jobs} == {8, 16, 32}
+    second = replace(PRESETS["s10-vii"], estimates=(("wave", 200.0),))
+    made = generate(second, das3, 1)
+    assert {nodes_of(a.job) for a in made.jobs} == {64}
+    assert {a.application for a in made.jobs} == {"wave"}
+    # 0.4 of 204 nodes, 64 nodes for 200 s each: one job in 157 s
+    assert made.header["rate"] == pytest.approx(0.4 * 204 / (64 * 200), rel=1e-3)
+    small = generate(replace(first, jobs=50, duration=None), GridSize({"a": 4, "b": 8}), 1)
+    assert {nodes_of(a.job) for a in small.jobs} == {1, 2, 4}
+
+
+def test_each_job_reads_one_of_the_files() -> None:
+    made = generate(replace(DEFAULT, inputs=("a", "b"), jobs=50), GRID, 1)
+    assert {a.job["inputs"][0]["file"] for a in made.jobs} == {"a", "b"}
+    assert all(len(a.job["inputs"]) == 1 for a in made.jobs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sizes": (0,)}, "--sizes"),
+        ({"sizes": ()}, "--sizes"),
+        ({"components": (0,)}, "--components"),
+        ({"rate": 0.0}, "--rate"),
+        ({"rate": float("nan")}, "--rate"),
+        ({"utilisation": -1.0}, "--utilisation"),
+        ({"scale": 0.0}, "--scale"),
+        ({"compress": float("inf")}, "--compress"),
+        ({"jobs": 0}, "--jobs"),
+        ({"run_times": (5.0, 1.0)}, "--run-times"),
+        ({"applications": (("x", 1.0),)}, "--applications"),
+        ({"applications": (("sleep", 0.0),)}, "--applications"),
+        ({"priorities": (("medium", 1.0),)}, "--priorities"),
+        ({"estimates": (("x", 1.0),)}, "--estimate"),
+        ({"sizes": (40,), "request": "nonfixed"}, "--sizes"),
+        ({"duration": 1e-9, "jobs": None}, "--duration"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_option(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        generate(replace(DEFAULT, **changes), GRID, 1)
+    assert refused.value.field.startswith(named)
+    assert refused.value.hint
+
+
+def test_a_utilisation_needs_to_know_the_grid() -> None:
+    with pytest.raises(UsageError, match="the grid"):
+        generate(DEFAULT, GridSize(), 1)
+    assert len(generate(replace(DEFAULT, rate=1.0, jobs=3), GridSize(), 1).jobs) == 3
+
+
+def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
+    trace = Trace(
+        [TraceJob(1, 100.0, 60.0, 64, 1), TraceJob(2, 160.0, 30.0, 1, 5), TraceJob(3, 220.0, 0.0, 8, 1),
+         TraceJob(4, 400.0, 120.0, 128, 1)],
+        {"MaxProcs": "128"},
+    )  # fmt: skip
+    recipe = replace(DEFAULT, request="flexible", compress=10.0, jobs=None)
+    made = from_trace(recipe, trace, GRID, 1, name="a.swf")
+    assert [(a.at, nodes_of(a.job), a.job["command"]) for a in made.jobs] == [
+        (0.0, 20, ["sleep", "6.000"]), (6.0, 1, ["sleep", "3.000"]), (30.0, 40, ["sleep", "12.000"]),
+    ]  # fmt: skip
+    assert made.header["trace"] == {"file": "a.swf", "jobs": 4, "used": 3, "processors": 128}
+    completed = from_trace(recipe, trace, GRID, 1, status=1)
+    assert len(completed.jobs) == 2
+    assert len(from_trace(replace(recipe, duration=10.0), trace, GRID, 1).jobs) == 2
+    assert len(from_trace(replace(recipe, jobs=1), trace, GRID, 1).jobs) == 1
+    with pytest.raises(UsageError, match="no job that ran"):
+        from_trace(recipe, trace, GRID, 1, status=3)

@@ -1,0 +1,61 @@
+"""Plots are drawn for whatever a report holds, and the same report gives the same file."""
+
+from pathlib import Path
+
+import pytest
+
+from koalapy.workload.measures import Samples, planned, report_of
+from koalapy.workload.plan import Arrival
+from tests.workload.test_measures import Json, a_report, cluster, job
+
+plots = pytest.importorskip("koalapy.workload.plots", reason="no plots without matplotlib")
+ALL = ["response", "coallocated", "utilisation", "cdf", "sizes"]
+RUN = {"complete": False, "interrupted": "interrupted", "background_target": 0.0}
+
+
+def drawn(runs: list[tuple[str, Json]], folder: Path, form: str = "svg") -> list[str]:
+    folder.mkdir(exist_ok=True)
+    paths: list[Path] = plots.draw(runs, folder, form)
+    assert all(path.stat().st_size > 1000 for path in paths)
+    return [path.stem for path in paths]
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_one_run_and_several_have_all_figures(tmp_path: Path, form: str) -> None:
+    runs = [("worst-fit", a_report("worst-fit", 10.0)), ("cluster-minimization", a_report("x", 15.0))]
+    assert drawn(runs[:1], tmp_path, form) == ALL
+    assert drawn(runs, tmp_path, form) == ALL
+    assert drawn(runs * 5, tmp_path, form) == ALL
+
+
+def test_the_same_report_gives_the_same_file(tmp_path: Path) -> None:
+    runs = [("worst-fit", a_report("worst-fit", 10.0))]
+    for name in ("one", "other"):
+        drawn(runs, tmp_path / name)
+    for name in ALL:
+        one, other = ((tmp_path / folder / f"{name}.svg").read_text() for folder in ("one", "other"))
+        assert one == other
+
+
+def test_axes_say_what_they_show(tmp_path: Path) -> None:
+    with plots.mpl.rc_context(plots.STYLE):
+        figures = [
+            figure([("a", a_report("worst-fit", 10.0)), ("b", a_report("worst-fit", 9.0))])
+            for figure in (plots.response, plots.coallocated, plots.utilisation, plots.cdf, plots.sizes)
+        ]
+    for figure in figures:
+        assert all(ax.get_ylabel() for ax in figure.axes)
+    assert "(s)" in figures[0].axes[0].get_ylabel()
+    assert "(s)" in figures[2].axes[-1].get_xlabel()
+
+
+def test_a_run_in_which_nothing_ran_has_no_bars(tmp_path: Path) -> None:
+    arrival = Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})
+    empty = report_of([planned(1, arrival)], Samples(), {}, RUN)
+    assert drawn([("a", empty)], tmp_path) == []
+    samples = Samples()
+    for at in (0.0, 1.0):
+        samples.add(at, [cluster("north", 4, 1, 1), cluster("south", 0, 0, 0)])
+    waiting = report_of([planned(1, arrival), job(2, wait=None, response=None, state="queued")], samples, {}, RUN)
+    assert drawn([("a", waiting)], tmp_path) == ["utilisation"]
+    assert drawn([("a", waiting), ("b", a_report("worst-fit", 10.0))], tmp_path) == ALL

@@ -1,0 +1,225 @@
+"""Runs against a daemon in memory, in virtual time: what is submitted when, and what an ill daemon does to it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from koalapy.workload.daemon import Away, Busy, Json, Refused
+from koalapy.workload.plan import Arrival, Workload
+from koalapy.workload.run import Options, Progress, Run
+
+
+class MemoryDaemon:
+    """Each job runs as long as its command says, at once; one cluster of 4 nodes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.jobs: dict[int, Json] = {}
+        self.keys: dict[str, int] = {}
+        self.submissions: list[float] = []
+        self.loads: list[tuple[str, int, float]] = []
+        self.unloaded: list[str] = []
+        self.cancelled: list[int] = []
+        self.limit: int | None = None
+        self.away: Callable[[float], bool] = lambda _: False
+        self.lose_answer_at: float | None = None
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _check(self) -> None:
+        if self.away(self.now):
+            raise Away("nobody answers")
+
+    def submit(self, job: Json, key: str) -> Json:
+        self._check()
+        if key in self.keys:
+            return self.job(self.keys[key])
+        if self.limit is not None and len(self.active()) >= self.limit:
+            raise Busy("the queue is full", 3.0)
+        if job["command"] == ["wrong"]:
+            raise Refused("it can never run")
+        ident = self.keys[key] = len(self.jobs) + 1
+        self.jobs[ident] = {**job, "id": ident, "submitted": self.now, "lasts": float(job["command"][1])}
+        self.submissions.append(round(self.now, 3))
+        if self.lose_answer_at is not None and self.now >= self.lose_answer_at:
+            self.lose_answer_at = None
+            raise Away("the answer was lost")
+        return self.job(ident)
+
+    def _over(self, job: Json) -> bool:
+        return job["id"] in self.cancelled or bool(self.now >= job["submitted"] + job["lasts"])
+
+    def clusters(self) -> Sequence[Json]:
+        self._check()
+        used = min(4, len(self.active()))
+        return [{"name": "north", "state": "usable", "total": 4, "used": used, "background": 0, "idle": 4 - used,
+                 "down": 0}]  # fmt: skip
+
+    def active(self) -> Mapping[int, str]:
+        self._check()
+        return {job["id"]: "running" for job in self.jobs.values() if not self._over(job)}
+
+    def job(self, job: int) -> Json:
+        self._check()
+        found = self.jobs[job]
+        over = self._over(found)
+        state = "cancelled" if job in self.cancelled else "succeeded" if over else "running"
+        return {
+            "id": job, "request": found["request"], "policy": "worst-fit", "state": state,
+            "ended_at": "then" if over else None, "wait_time": 0.5, "queue_time": 0.25, "startup_overhead": 0.25,
+            "response_time": found["lasts"] if over else None, "start_delay": 0.0, "placement_tries": 1,
+            "claiming_tries": 1, "restarts": 0, "components": [{"cluster": "north", "size": 1}],
+        }  # fmt: skip
+
+    def attempts(self, job: int) -> Sequence[Json]:
+        return []
+
+    def cancel(self, job: int) -> None:
+        self._check()
+        self.cancelled.append(job)
+
+    def load(self, cluster: str, nodes: int, seconds: float) -> None:
+        self.loads.append((cluster, nodes, seconds))
+
+    def unload(self, cluster: str) -> None:
+        self.unloaded.append(cluster)
+
+
+def workload(*jobs: tuple[float, float]) -> Workload:
+    """Jobs by arrival and run time."""
+    request = {"type": "flexible", "total_size": 1}
+    return Workload(
+        {"seed": 1}, tuple(Arrival(at, "sleep", {"request": request, "command": ["sleep", str(s)]}) for at, s in jobs)
+    )
+
+
+def play(
+    daemon: MemoryDaemon, work: Workload, show: Callable[[Progress], None] = lambda _: None, **options: Any
+) -> tuple[Json, list[str]]:
+    told: list[str] = []
+    run = Run(
+        work, daemon, Options(**options), tell=told.append, show=show, clock=lambda: daemon.now, sleep=daemon.sleep
+    )  # fmt: skip
+    return run.run(), told
+
+
+def test_jobs_are_submitted_when_they_arrive_and_waited_for() -> None:
+    daemon, shown = MemoryDaemon(), []
+    report, told = play(daemon, workload((0.0, 5.0), (2.0, 5.0), (2.5, 20.0)), shown.append)
+    assert daemon.submissions == pytest.approx([0.0, 2.0, 2.5], abs=0.15)
+    assert report["summary"]["states"] == {"succeeded": 3}
+    assert report["summary"]["response_time"] == 10.0
+    assert report["run"]["complete"] is True
+    assert (report["run"]["late"], told) == (0, [])
+    assert 22.5 <= report["run"]["seconds"] <= 25
+    # One node for 2 s, two for 0.5 s, three for 2.5 s, two for 2 s, one for 15.5 s of 4 for 22.5 s
+    assert report["utilisation"]["all"]["ours"] == pytest.approx(30 / 90, abs=0.05)
+    assert shown[-1].ended == {"succeeded": 3}
+    assert max(p.states["running"] for p in shown) == 3
+
+
+def test_a_full_queue_is_tried_again_when_it_says_so() -> None:
+    daemon = MemoryDaemon()
+    daemon.limit = 1
+    report, told = play(daemon, workload((0.0, 4.0), (1.0, 4.0)))
+    assert daemon.submissions == pytest.approx([0.0, 4.0], abs=0.3)
+    assert report["summary"]["states"] == {"succeeded": 2}
+    assert report["run"]["late"] == 1
+    assert report["run"]["latest"] == pytest.approx(3.0, abs=0.3)
+    assert any("waits 3 s" in line for line in told)
+    assert any("3.0 s late" in line or "late" in line for line in told)
+
+
+def test_a_refused_job_does_not_stop_the_others() -> None:
+    work = workload((0.0, 1.0), (1.0, 1.0))
+    wrong = Arrival(0.5, "sleep", {"request": {"type": "flexible", "total_size": 1}, "command": ["wrong"]})
+    report, told = play(MemoryDaemon(), Workload({}, (work.jobs[0], wrong, work.jobs[1])))
+    assert report["summary"]["states"] == {"refused": 1, "succeeded": 2}
+    assert report["jobs"][1]["reason"] == "it can never run"
+    assert any("refused" in line for line in told)
+
+
+def test_a_daemon_that_is_gone_for_a_while_is_waited_for() -> None:
+    daemon = MemoryDaemon()
+    daemon.away = lambda now: 2.0 <= now < 30.0
+    report, told = play(daemon, workload((0.0, 10.0), (5.0, 10.0)))
+    assert report["summary"]["states"] == {"succeeded": 2}
+    assert daemon.submissions == pytest.approx([0.0, 30.0], abs=1.2)
+    assert report["run"]["daemon_away"] == pytest.approx(28, abs=1.5)
+    assert [line.split(":")[0] for line in told][:2] == ["the daemon is away", "the daemon is back after 28 s"]
+
+
+def test_a_daemon_that_never_comes_back_ends_the_run() -> None:
+    daemon = MemoryDaemon()
+    daemon.away = lambda now: now >= 2.0
+    report, _ = play(daemon, workload((0.0, 10.0), (5.0, 10.0)), patience=20.0)
+    assert report["run"]["complete"] is False
+    assert "away for 20 s" in report["run"]["interrupted"]
+    assert report["summary"]["states"] == {"not submitted": 1, "running": 1}
+
+
+def test_an_answer_that_was_lost_makes_no_second_job() -> None:
+    daemon = MemoryDaemon()
+    daemon.lose_answer_at = 1.0
+    report, _ = play(daemon, workload((0.0, 2.0), (1.0, 2.0)))
+    assert len(daemon.jobs) == 2
+    assert report["summary"]["states"] == {"succeeded": 2}
+
+
+def interrupt_at(daemon: MemoryDaemon, at: float) -> Callable[[Progress], None]:
+    def show(_: Progress) -> None:
+        if daemon.now >= at:
+            raise KeyboardInterrupt
+
+    return show
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_an_interrupt_cancels_nothing_unless_asked(cancels: bool) -> None:
+    daemon = MemoryDaemon()
+    report, told = play(
+        daemon, workload((0.0, 1.0), (0.5, 50.0), (30.0, 1.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=cancels
+    )
+    assert daemon.cancelled == ([2] if cancels else [])
+    states = {"succeeded": 1, "not submitted": 1, "cancelled" if cancels else "running": 1}
+    assert report["summary"]["states"] == states
+    assert report["run"]["interrupted"] == "interrupted"
+    assert any("are cancelled" in line if cancels else "go on" in line for line in told)
+
+
+def test_a_run_has_a_time_of_its_own() -> None:
+    report, _ = play(MemoryDaemon(), workload((0.0, 500.0)), timeout=10.0)
+    assert report["run"]["interrupted"] == "not done within 10 s"
+    assert 10 <= report["run"]["seconds"] <= 11
+
+
+def test_the_background_is_asked_for_and_ended() -> None:
+    daemon = MemoryDaemon()
+    play(daemon, workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
+    assert daemon.loads
+    assert {cluster for cluster, _, _ in daemon.loads} == {"north"}
+    assert daemon.unloaded == ["north"]
+
+
+def test_a_cluster_that_takes_no_background_is_told_once() -> None:
+    class Grudging(MemoryDaemon):
+        def load(self, cluster: str, nodes: int, seconds: float) -> None:
+            raise Refused("not here")
+
+    report, told = play(Grudging(), workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
+    assert [line for line in told if "background" in line] == ["no background load on north: not here"]
+    assert report["summary"]["states"] == {"succeeded": 1}
+
+
+def test_a_daemon_that_refuses_to_tell_ends_the_run_with_what_is_known() -> None:
+    class Closed(MemoryDaemon):
+        def active(self) -> Mapping[int, str]:
+            if self.now > 3:
+                raise Refused("the token is not known")
+            return super().active()
+
+    report, _ = play(Closed(), workload((0.0, 1.0), (1.0, 50.0)))
+    assert report["run"]["interrupted"] == "the daemon refuses to tell more: the token is not known"
+    assert report["summary"]["states"] == {"running": 1, "succeeded": 1}
