@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check format bench experiment clean testbed testbed-down
+.PHONY: help demo test check format bench experiment experiment-live clean testbed testbed-down
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -45,6 +45,9 @@ bench: $(STAMP)  ## speed: start-up overhead and throughput, as JSON
 
 experiment: $(STAMP)  ## the workload of mohamed-2005 on an embedded grid whose starts fail: about half an hour
 	$(BIN)/python -m tests.experiments.koala_m05 --jobs 500 --threshold 0 --threshold 1 --failures 0.3
+
+experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on the grid at KOALA_URL: about twenty minutes
+	KOALA=$(BIN)/koala docs/experiments/live/run
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

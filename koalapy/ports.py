@@ -1,12 +1,16 @@
 """What the rooms ask of each other across the edges: the Protocols that ``bootstrap`` fills with adapters."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
+from koalapy.model.advice import Advised, Run
 from koalapy.model.cluster import Drain
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, Token
+from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 
 
@@ -102,6 +106,8 @@ class Batch:
     submitted: list[Submitted] = field(default_factory=list)
     output: list[tuple[JobId, "OutputChunk"]] = field(default_factory=list)
     clusters: list[ClusterRecord] = field(default_factory=list)
+    advised: list[Advised] = field(default_factory=list)
+    """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -197,6 +203,166 @@ class Store(Protocol):
 
     def output_size(self, job: JobId, generation: int, component: int) -> int:
         """Bytes stored so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """A submitter's own files as they are kept: bytes of the archive, files in it, and when it was last wanted."""
+
+    id: str
+    size: int
+    files: int
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """What one component of one attempt has brought; bytes of the archive, and files in it."""
+
+    job: JobId
+    generation: int
+    rank: int
+    cluster: ClusterName
+    size: int
+    files: int
+    at: float
+
+
+class AdviceStore(Protocol):
+    """What is kept of the advisor. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def record(self, application: str, limit: int) -> list[Advised]:
+        """What was advised, newest first; of all applications when none is named."""
+        ...
+
+    def runs(self, limit: int) -> list[Run]:
+        """The last jobs that succeeded and whose application is known, from the oldest to the newest."""
+        ...
+
+
+class FileStore(Protocol):
+    """What is kept of files outside the jobs themselves. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def replicas(self) -> list[Replica]: ...
+
+    def save_replicas(self, replicas: Sequence[Replica]) -> None:
+        """All or none; each replaces that of the same name and cluster."""
+        ...
+
+    def remove_replicas(self, name: str, clusters: Sequence[ClusterName]) -> None:
+        """No error for those that are not there."""
+        ...
+
+    def bundles(self) -> list[StoredBundle]: ...
+
+    def save_bundles(self, bundles: Sequence[StoredBundle]) -> None: ...
+
+    def remove_bundle(self, bundle: str) -> None: ...
+
+    def results(self, job: JobId, generation: int) -> list[StoredResult]:
+        """Of one attempt, in order of rank."""
+        ...
+
+    def save_result(self, result: StoredResult) -> None: ...
+
+    def remove_results(self, before: float) -> list[JobId]:
+        """Forget those of jobs that ended before a moment; the jobs they were of."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A replica after it was looked at; ``problem`` says why it could not be, and is empty when it was."""
+
+    replica: Replica
+    problem: str = ""
+
+
+class FileService(Protocol):
+    """What the REST API may ask about files; errors are those of ``model.errors``."""
+
+    def list(self, name: str | None = None) -> Sequence[Replica]:
+        """In order of name and cluster; ``NotFoundError`` for a name that the catalogue does not have."""
+        ...
+
+    async def add(self, name: str, cluster: ClusterName, path: str) -> Replica: ...
+
+    async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]: ...
+
+    async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
+        """Forget replicas, whose files stay where they are; answers what was forgotten."""
+        ...
+
+
+class BundleService(Protocol):
+    """Submitters' own files."""
+
+    async def put(self, content: AsyncIterator[bytes]) -> tuple[StoredBundle, bool]:
+        """Keep an archive; False when it was there already."""
+        ...
+
+    def get(self, bundle: str) -> StoredBundle:
+        """``NotFoundError`` when there is none."""
+        ...
+
+    def touch(self, bundle: str) -> StoredBundle:
+        """The same, of one that is to be kept for a while."""
+        ...
+
+    def path(self, bundle: str) -> Path:
+        """Where the archive is."""
+        ...
+
+
+class ResultService(Protocol):
+    """What components have brought."""
+
+    async def put(self, cluster: ClusterName, token: Token, content: AsyncIterator[bytes]) -> StoredResult: ...
+
+    async def archive(self, job: JobId) -> Iterator[bytes]:
+        """One archive of what the components of the last attempt brought, a folder for each."""
+        ...
+
+
+class MeasurementKind(StrEnum):
+    """Whence something is known of the network between two clusters, or within one."""
+
+    PINGPONG = "pingpong"
+    """An MPI ping-pong between two nodes; one with an error: they could not reach each other."""
+    TRANSFER = "transfer"
+    """Files that were moved; the bandwidth is the smoothed one, after it."""
+    INCONCLUSIVE = "inconclusive"
+    """A ping-pong that never came to measure anything, for reasons that say nothing of the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One line of a link's history; ``one`` <= ``other``. Latency in seconds, bandwidth in bytes per second."""
+
+    one: ClusterName
+    other: ClusterName
+    kind: MeasurementKind
+    at: float
+    latency: float | None = None
+    bandwidth: float | None = None
+    job: JobId | None = None
+    error: str = ""
+
+
+class MeasurementStore(Protocol):
+    """The history of links. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep it, and the last thousand of its pair and kind."""
+        ...
+
+    def latest(self) -> list[Measurement]:
+        """Of each pair the newest of each kind; of ping-pongs the newest that went well and the newest that failed."""
+        ...
+
+    def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+        """Of one pair, newest first."""
         ...
 
 

@@ -148,6 +148,22 @@ class ClusterSection(Section):
     runner_address: str | None = None
     """Address of the head node on which the agent listens for its nodes; by default the head's own."""
 
+    # Files
+    replica_directories: list[str] = []
+    """Folders below which replicas may lie, as the head node sees them; nothing else is read for other sites.
+
+    Of the kind ``local``, by default the folder ``replicas`` in the cluster's directory.
+    """
+    stage_directory: str | None = None
+    """Where components get folders of their own for the files they need, which the nodes must see under this path.
+
+    By default the folder ``stages`` in the agent's directory.
+    """
+    transfer_address: str | None = None
+    """Address at which other sites' head nodes reach this one to pull files; by default the head's own."""
+    transfer_port: int | None = Field(default=None, ge=1, le=65535)
+    """For that, too; by default any free one."""
+
     @property
     def is_embedded(self) -> bool:
         return self.kind == "local" if self.embedded is None else self.embedded
@@ -157,6 +173,14 @@ class ClusterSection(Section):
     def _embedded_only(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("kind") != "local":
             raise ValueError("only clusters of the kind local fail on purpose")
+        return value
+
+    @field_validator("replica_directories", "stage_directory")
+    @classmethod
+    def _absolute_folders(cls, value: list[str] | str | None) -> list[str] | str | None:
+        for path in [value] if isinstance(value, str) else value or []:
+            if not path.startswith("/"):
+                raise ValueError(f"{path} is not an absolute path")
         return value
 
     @field_validator("paths")
@@ -191,6 +215,21 @@ class LinkSection(Section):
         return Link(self.latency, self.bandwidth)
 
 
+class NetworkSection(Section):
+    """How links are measured: by MPI ping-pongs, which are jobs of low priority like any other. Times in seconds."""
+
+    interval: float | None = Field(default=None, ge=60, allow_inf_nan=False)
+    """How often each link is measured; never by itself when there is none."""
+    stale_after: float = Field(default=7 * 86400.0, gt=0, allow_inf_nan=False)
+    """From when on a measurement is shown as stale; it is used all the same."""
+    parallel: int = Field(default=1, ge=1)
+    """How many links are measured at once; more than one disturb each other where they share a network."""
+    patience: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """How long a measurement waits for its nodes."""
+    command: tuple[str, ...] = Field(default=("python", "-m", "koalapy.apps.pingpong", "--json"), min_length=1)
+    """What measures, on one node each of two clusters or two of one."""
+
+
 class Settings(BaseSettings):
     """Everything a daemon or an agent is told."""
 
@@ -204,8 +243,17 @@ class Settings(BaseSettings):
     """Seconds without a word from its agent after which a runner ends itself."""
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0)
     """Bytes of output kept per component; the rest stays in the cluster's own files."""
+    bundle_limit: int = Field(default=1024**3, ge=0)
+    """Bytes that a submitter may send along with a job (``--stage``), as one archive."""
+    collect_limit: int = Field(default=1024**3, ge=0)
+    """Bytes that a component may bring back (``--collect``), as one archive."""
+    results_keep: float | None = Field(default=None, gt=0)
+    """Seconds after a job's end for which these are kept; by default as long as the job is known."""
+    background_load: bool = False
+    """Whether experiments may load clusters past the scheduler, as local users do."""
     rules: RulesSection = RulesSection()
     links: list[LinkSection] = []
+    network: NetworkSection = NetworkSection()
     clusters: dict[str, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),

@@ -11,6 +11,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.scheduling.rules import Rules
+from koalapy.service.network import Measuring
 from koalapy.settings import RulesSection, Settings, load
 
 
@@ -121,3 +122,21 @@ def test_bytes_per_second_with_units(text: float | str, amount: float) -> None:
 def test_what_is_no_time_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="give seconds"):
         seconds_of(text)
+
+
+def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Measuring(**load_yaml().network.model_dump()) == Measuring()
+    assert load_yaml(network={"interval": 3600, "command": ["pp"]}).network.command == ("pp",)
+    monkeypatch.setenv("KOALA_NETWORK__PATIENCE", "5")
+    assert load_yaml().network.patience == 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("interval", 1), ("interval", "soon"), ("stale_after", 0), ("parallel", 0), ("patience", float("nan")),
+     ("command", []), ("patiens", 1)],
+)  # fmt: skip
+def test_measuring_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(network={name: value})
+    assert refusal.value.field == f"network.{name}"

@@ -53,9 +53,9 @@ def agents_router(hub: AgentHub, tokens: Mapping[str, str | None]) -> APIRouter:
     async def connect(socket: WebSocket, cluster: str) -> None:
         await socket.accept()
         connection = AgentConnection(socket)
-        refused = _refused(socket, cluster, tokens)
-        if cluster in tokens and refused:
-            await socket.close(REFUSED, refused)
+        why = refused(socket, cluster, tokens)
+        if cluster in tokens and why:
+            await socket.close(REFUSED, why)
         else:
             await hub.serve(cluster, connection)
 
@@ -64,15 +64,15 @@ def agents_router(hub: AgentHub, tokens: Mapping[str, str | None]) -> APIRouter:
         """Whether an agent that shows this token would be let in."""
         if cluster not in tokens:
             return problem(404, f"there is no cluster {cluster}", hint="add it to the daemon's configuration")
-        if refused := _refused(request, cluster, tokens):
+        if why := refused(request, cluster, tokens):
             hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
-            return problem(401, refused, hint=hint, headers={"WWW-Authenticate": "Bearer"})
+            return problem(401, why, hint=hint, headers={"WWW-Authenticate": "Bearer"})
         return Response(status_code=204)
 
     return router
 
 
-def _refused(asking: HTTPConnection, cluster: str, tokens: Mapping[str, str | None]) -> str:
+def refused(asking: HTTPConnection, cluster: str, tokens: Mapping[str, str | None]) -> str:
     """Why an agent is not let in; empty when it is."""
     expected = tokens.get(cluster)
     if expected is None:

@@ -17,7 +17,10 @@ from koalapy.ports import JobService
 
 TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them, and act on them."},
+    {"name": "files", "description": "Input files on the clusters, files of the submitter, and files that jobs bring."},
     {"name": "clusters", "description": "The clusters of the grid."},
+    {"name": "network", "description": "What is known of the network between clusters, and measuring it."},
+    {"name": "advisor", "description": "What is known of applications, and what was predicted of their jobs."},
     {"name": "policies", "description": "The placement policies there are."},
     {"name": "health", "description": "Whether the daemon is well."},
 ]
@@ -50,6 +53,9 @@ def _describe(app: FastAPI) -> None:
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS
             )
+            operations = [operation for path in schema["paths"].values() for operation in path.values()]
+            used = {tag for operation in operations for tag in operation.get("tags", ())}
+            schema["tags"] = [tag for tag in TAGS if tag["name"] in used]
             components = schema.setdefault("components", {})
             schemas = components.setdefault("schemas", {})
             schemas["Problem"] = Problem.model_json_schema()

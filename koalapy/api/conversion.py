@@ -7,10 +7,13 @@ from typing import Any
 from koalapy.api import schemas
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, TimelineEntry
 from koalapy.model.request import (
+    Bundle,
     ComponentRequest,
+    Distribution,
     Environment,
     FixedRequest,
     FlexibleRequest,
+    InputFile,
     NonFixedRequest,
     Request,
 )
@@ -41,6 +44,11 @@ def spec_of(submission: schemas.JobSubmission) -> JobSpec:
         max_placement_tries=submission.max_placement_tries,
         max_claiming_tries=submission.max_claiming_tries,
         retry_on_exit=tuple(submission.retry_on_exit),
+        inputs=tuple(InputFile(i.file, distribution=i.distribution, target=i.as_) for i in submission.inputs),
+        bundle=Bundle(submission.bundle, 0, 0) if submission.bundle is not None else None,
+        collect=tuple(submission.collect),
+        application=submission.application,
+        communication=submission.communication,
     )
 
 
@@ -59,7 +67,13 @@ def _component_of(component: schemas.FixedComponent | schemas.NonFixedComponent)
         command=tuple(component.command) if component.command is not None else None,
         environment=_pairs(component.environment),
         output=component.output,
+        inputs=tuple(_own_input(file) for file in component.inputs),
     )
+
+
+def _own_input(file: schemas.ComponentInput) -> InputFile:
+    distribution: Distribution = "whole" if file.part is None else "partitioned"
+    return InputFile(file.file, distribution=distribution, part=file.part, target=file.as_)
 
 
 def _pairs(environment: dict[str, str]) -> Environment:
@@ -76,8 +90,14 @@ def request_view(request: Request) -> dict[str, Any]:
         view = {"size": component.size, "cluster": component.cluster, "output": component.output}
         view["command"] = list(component.command) if component.command is not None else None
         view["environment"] = dict(component.environment) or None
+        view["inputs"] = [_own_input_view(file) for file in component.inputs] or None
         components.append({name: value for name, value in view.items() if value is not None})
     return {"type": request.type, "components": components}
+
+
+def _own_input_view(file: InputFile) -> dict[str, Any]:
+    view = {"file": file.name, "part": file.part, "as": file.target or None}
+    return {name: value for name, value in view.items() if value is not None}
 
 
 def job_view(record: JobRecord) -> dict[str, Any]:
@@ -110,6 +130,11 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "max_placement_tries": spec.max_placement_tries,
         "max_claiming_tries": spec.max_claiming_tries,
         "retry_on_exit": list(spec.retry_on_exit),
+        "inputs": [{"file": f.name, "distribution": f.distribution, "as": f.target} for f in spec.inputs],
+        "bundle": spec.bundle.id if spec.bundle else None,
+        "collect": list(spec.collect),
+        "application": spec.application,
+        "communication": spec.communication,
         "submitted_at": moment(job.submitted_at),
         "placed_at": moment(job.placed_at),
         "started_at": moment(job.started_at),
@@ -142,6 +167,18 @@ def _component_view(component: Component) -> dict[str, Any]:
         "exit_code": component.exit_code,
         "error": component.error,
         "unknown_since": moment(component.unknown_since),
+        **_stage_view(component),
+    }
+
+
+def _stage_view(component: Component) -> dict[str, Any]:
+    """The files that are brought to a component."""
+    return {
+        "sources": list(component.sources),
+        "staging": component.staging,
+        "stage_size": component.stage_size,
+        "staged": component.staged,
+        "staged_at": moment(component.staged_at),
     }
 
 
@@ -182,6 +219,7 @@ def _attempt_component_view(component: Component) -> dict[str, Any]:
         "ended_at": moment(component.ended_at),
         "file_site": component.file_site,
         "transfer_time": component.transfer_time,
+        **_stage_view(component),
         "superseded": component.superseded,
     }
 

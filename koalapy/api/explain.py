@@ -82,4 +82,4 @@ def submission_of(spec: JobSpec) -> dict[str, Any]:
         spec = replace(spec, policy="")
     view = job_view(JobRecord(Job(0, spec, 0.0), ""))
     fields = {name: view[name] for name in schemas.JobSubmission.model_fields}
-    return schemas.JobSubmission.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
+    return schemas.JobSubmission.model_validate(fields).model_dump(mode="json", exclude_defaults=True, by_alias=True)

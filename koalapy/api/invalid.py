@@ -37,6 +37,11 @@ BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
 }
 
+LENGTHS = {
+    "string_too_long": ("max_length", "at most"),
+    "string_too_short": ("min_length", "at least"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
@@ -75,6 +80,9 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
     if kind in BOUNDS:
         bound, words = BOUNDS[kind]
         return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]}")
+    if kind in LENGTHS:
+        bound, words = LENGTHS[kind]
+        return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]} characters")
     said = str(first["msg"])
     return Invalid(f"{field} is {shown(value)}: {said[:1].lower()}{said[1:]}", field, value)
 
@@ -99,10 +107,12 @@ def field_of(location: Sequence[int | str]) -> str:
 def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
     """Which fields there are where an unknown one was found."""
     tag = str(location[2]) if len(location) > 3 else ""
-    if tag in COMPONENTS and len(location) > 4:
+    if "inputs" in location[:-1]:
+        model = schemas.ComponentInput if tag in COMPONENTS else schemas.JobInput
+    elif tag in COMPONENTS and len(location) > 4:
         model = COMPONENTS[tag]
     elif tag in REQUESTS:
         model = REQUESTS[tag]
     if model is schemas.NonFixedComponent and location[-1] == "cluster":
         return "leave it out, or make the request fixed"
-    return known_names(str(location[-1]), model.model_fields)
+    return known_names(str(location[-1]), (field.alias or name for name, field in model.model_fields.items()))

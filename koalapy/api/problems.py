@@ -13,7 +13,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from koalapy.api import schemas
+from koalapy.api.background_schemas import BackgroundOrder
+from koalapy.api.file_schemas import ReplicaChoice, ReplicaOrder
 from koalapy.api.invalid import explain
+from koalapy.api.network_schemas import MeasureOrder
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -23,12 +26,14 @@ from koalapy.model.errors import (
     SiteError,
     SiteUnavailable,
     StoreUnavailable,
+    TooLargeError,
     UsageError,
 )
 
 log = structlog.get_logger()
 
 STATUS: dict[type[KoalaError], int] = {
+    TooLargeError: 413,
     UsageError: 422,
     NotFoundError: 404,
     ConflictError: 409,
@@ -122,6 +127,8 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
         return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
     bodies: dict[str, type[BaseModel]] = {
         "jobs": schemas.JobSubmission, "explain": schemas.JobSubmission, "drain": schemas.DrainOrder,
+        "background": BackgroundOrder, "replicas": ReplicaOrder, "verify": ReplicaChoice,
+        "measure": MeasureOrder,
     }  # fmt: skip
     found = explain(error.errors(), bodies.get(request.url.path.rstrip("/").rpartition("/")[2], schemas.Why))
     return problem(422, found.detail, field=found.field, value=found.value, hint=found.hint)

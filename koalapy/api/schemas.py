@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Launcher, Priority
+from koalapy.model.request import Distribution
 
 
 class Input(BaseModel):
@@ -100,7 +101,28 @@ FileName = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 Cluster = Annotated[str, Field(min_length=1, max_length=100)]
 
 
+LogicalName = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_one_line)]
+Pattern = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
+
+
 # Submissions
+
+
+class JobInput(Input):
+    """A logical file of the replica catalogue for every component: the whole, or of a folder one entry for each."""
+
+    file: LogicalName
+    distribution: Distribution = "whole"
+    as_: Name = Field("", alias="as")
+    """What it is called in the component's folder; by default the last part of its logical name."""
+
+
+class ComponentInput(Input):
+    """A logical file of the replica catalogue for one component, or one entry of it."""
+
+    file: LogicalName
+    part: FileName | None = None
+    as_: Name = Field("", alias="as")
 
 
 class FixedComponent(Input):
@@ -111,6 +133,7 @@ class FixedComponent(Input):
     command: list[str] | None = None
     environment: dict[str, str] = {}
     output: FileName | None = None
+    inputs: list[ComponentInput] = []
 
 
 class NonFixedComponent(Input):
@@ -120,6 +143,7 @@ class NonFixedComponent(Input):
     command: list[str] | None = None
     environment: dict[str, str] = {}
     output: FileName | None = None
+    inputs: list[ComponentInput] = []
 
 
 class Fixed(Input):
@@ -186,6 +210,15 @@ class JobSubmission(Input):
     max_placement_tries: Number | None = None
     max_claiming_tries: Number | None = None
     retry_on_exit: list[Number] = []
+    inputs: list[JobInput] = []
+    bundle: Name | None = None
+    """The id of a bundle, whose files every component finds in its folder."""
+    collect: list[Pattern] = []
+    """Patterns of the files that are brought together when the program has ended."""
+    application: Name = ""
+    """What the program is known as, so that its runs can be compared; by default its own name."""
+    communication: Fraction | None = None
+    """The share of communication in its run time, from 0 to 1."""
 
 
 class Why(Input):
@@ -204,6 +237,22 @@ class DrainOrder(Input):
 # Answers
 
 
+class JobInputView(Output):
+    """An input of every component."""
+
+    file: str
+    distribution: Distribution
+    as_: str = Field(alias="as")
+
+
+class ComponentInputView(Output):
+    """An input of one component; only what was given."""
+
+    file: str
+    part: str | None = None
+    as_: str | None = Field(None, alias="as")
+
+
 class RequestedComponentView(Output):
     """A component as it was asked for; only what was given."""
 
@@ -212,6 +261,7 @@ class RequestedComponentView(Output):
     command: list[str] | None = None
     environment: dict[str, str] | None = None
     output: str | None = None
+    inputs: list[ComponentInputView] | None = None
 
 
 class ComponentsView(Output):
@@ -244,6 +294,15 @@ class ComponentView(Output):
     exit_code: int | None
     error: str
     unknown_since: str | None
+    sources: list[str]
+    """Where each of its inputs comes from, in their order."""
+    staging: bool
+    """Whether files must be brought to it before it can start."""
+    stage_size: int
+    """Bytes that must be brought, as far as known."""
+    staged: int
+    """Of these, bytes that are there."""
+    staged_at: str | None
 
 
 class TimelineView(Output):
@@ -284,6 +343,12 @@ class JobView(Output):
     max_placement_tries: int | None
     max_claiming_tries: int | None
     retry_on_exit: list[int]
+    inputs: list[JobInputView]
+    """Of a flexible request; the components of the others have their own."""
+    bundle: str | None
+    collect: list[str]
+    application: str
+    communication: float | None
     submitted_at: str
     placed_at: str | None
     started_at: str | None
@@ -335,6 +400,11 @@ class AttemptComponentView(Output):
     ended_at: str | None
     file_site: str | None
     transfer_time: float
+    sources: list[str]
+    staging: bool
+    stage_size: int
+    staged: int
+    staged_at: str | None
     superseded: bool
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.logs import configure_logging
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
@@ -40,16 +41,34 @@ async def _serve(
     settings: Settings, host: str, port: int, data_dir: Path, config: Path | None, announce: Callable[[str], None]
 ) -> None:  # fmt: skip
     # Imported here, so that an agent, which also comes through this module, does not pay for them.
+    from koalapy.api.advisor import advisor_router
     from koalapy.api.agents import agents_router
     from koalapy.api.app import create_app
+    from koalapy.api.background import background_router
+    from koalapy.api.files import agent_files_router, files_router
+    from koalapy.api.network import network_router
+    from koalapy.scheduling.experience import Experience
     from koalapy.scheduling.scheduler import Scheduler
+    from koalapy.service.advisor import LEARNED_FROM, Advisor
+    from koalapy.service.bundles import Bundles
+    from koalapy.service.catalogue import Catalogue
     from koalapy.service.daemon import Daemon
+    from koalapy.service.duties import Duty
     from koalapy.service.embedded import AgentProcess, EmbeddedAgents
     from koalapy.service.engine import Engine
+    from koalapy.service.feedback import TransferFeedback
+    from koalapy.service.files import Files
+    from koalapy.service.housekeeping import INTERVAL, Housekeeping
     from koalapy.service.hub import Hub
     from koalapy.service.jobs import Jobs
+    from koalapy.service.links import LinkBook
+    from koalapy.service.network import LOOK_EVERY, Measuring, Network
     from koalapy.service.outbox import Outbox
+    from koalapy.service.results import Results
+    from koalapy.store.advice import SqlAdvice
+    from koalapy.store.measurements import SqlMeasurements
     from koalapy.store.migrate import migrate
+    from koalapy.store.replicas import SqlFiles
     from koalapy.store.sql import SqlStore, make_engine
 
     links = settings.known_links()
@@ -58,11 +77,20 @@ async def _serve(
     migrate(database)
     store = SqlStore(database, time.time())
     saved = store.load()
-    scheduler = Scheduler(settings.rules.build(), policies(), _books(settings, saved), links)
+    measurements = SqlMeasurements(database)
+    link_book = LinkBook(settings.clusters, links, measurements.latest())
+    advice = SqlAdvice(database)
+    experience = Experience({n: section.speed for n, section in settings.clusters.items()}, advice.runs(LEARNED_FROM))
+    books = _books(settings, saved)
+    scheduler = Scheduler(settings.rules.build(), policies(), books, link_book.links(), experience)
+    file_store = SqlFiles(database)
+    catalogue = Catalogue(file_store.replicas())
+    for name in {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}:
+        scheduler.grid.set_replicas(name, catalogue.sites(name))
     scheduler.restore(saved.jobs, time.time())
     describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
     outbox = Outbox(saved.outbox, store.epoch)
-    engine = Engine(scheduler, store, outbox, epoch=store.epoch, describe=describe)
+    engine = Engine(scheduler, store, outbox, epoch=store.epoch, describe=describe, catalogue=catalogue)
     hub = Hub(engine, store, instance=store.instance, lease=settings.lease, output_limit=settings.output_limit)
     engine.dispatcher = hub
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
@@ -70,11 +98,27 @@ async def _serve(
         AgentProcess(name, _agent_command(name, data_dir, config), _agent_environment(tokens[name]))
         for name, section in settings.clusters.items() if section.is_embedded
     ])  # fmt: skip
-    jobs = Jobs(engine, store, saved.next_job, describe)
-    app = create_app(jobs, tokens=settings.tokens, routers=[agents_router(hub, tokens)])
+    bundles = Bundles(file_store, data_dir / "bundles", limit=settings.bundle_limit, clock=engine.clock)
+    files = Files(engine, file_store, hub.questions, bundles)
+    jobs = Jobs(engine, store, saved.next_job, describe, files.resolve)
+    results = Results(
+        file_store, data_dir / "results", limit=settings.collect_limit, clock=engine.clock, attempts=jobs.attempts
+    )
+    housekeeping = Housekeeping(engine, bundles, results, settings.results_keep)
+    network = Network(engine, jobs, measurements, link_book, Measuring(**settings.network.model_dump()))
+    hub.feedback = TransferFeedback(files, network)
+    duties = [Duty("tidy", INTERVAL, housekeeping.tidy), Duty("network", LOOK_EVERY, network.measure_what_is_due)]
+    routers = [
+        agents_router(hub, tokens), background_router(jobs, hub.questions, settings.background_load),
+        files_router(files, bundles, results), agent_files_router(bundles, results, tokens),
+        network_router(network), advisor_router(Advisor(experience, advice)),
+    ]  # fmt: skip
+    app = create_app(jobs, tokens=settings.tokens, routers=routers)
+    network.start()
     try:
-        await Daemon(engine, store, hub, app, listener, agents, announce).run()
+        await Daemon(engine, store, hub, app, listener, agents, announce, duties).run()
     finally:
+        await network.stop()
         store.close()
 
 
@@ -122,7 +166,9 @@ def _describer(
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
         details: dict[str, object] = {}
         if section.kind == "local":
-            details["directory"] = str(_local_directory(data_dir, name))
+            directory = _local_directory(data_dir, name)
+            details["directory"] = str(directory)
+            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
         return ClusterRecord(
             name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.available,
             used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.why,

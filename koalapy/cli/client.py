@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit
@@ -28,6 +28,7 @@ class Client:
         import httpx2
 
         self._errors = httpx2.TransportError
+        self._patience = httpx2.Timeout(None, connect=LONG_POLL)
         self._answered = False
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -47,8 +48,14 @@ class Client:
     def get(self, path: str, **query: Any) -> Json:
         return self._json("GET", path, params={k: v for k, v in query.items() if v not in (None, "", [], ())})
 
-    def post(self, path: str, body: Json | None = None, headers: dict[str, str] | None = None) -> Json:
-        return self._json("POST", path, json=body, headers=headers)
+    def post(
+        self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
+    ) -> Json:  # fmt: skip
+        """A ``patient`` one waits for the answer however long it takes."""
+        return self._json("POST", path, json=body, headers=headers, **({"timeout": self._patience} if patient else {}))
+
+    def delete(self, path: str, **query: Any) -> Json:
+        return self._json("DELETE", path, params={k: v for k, v in query.items() if v is not None})
 
     def submit(self, body: Json, key: str) -> Json:
         """Submit once, however often it has to be sent: the key makes a repetition harmless."""
@@ -113,9 +120,30 @@ class Client:
     def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
         """The output of a job, piece by piece."""
         query: Json = {"follow": follow} | ({} if component is None else {"component": component})
-        timeout = None if follow else LONG_POLL
+        return self._pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL)
+
+    def results(self, job: int) -> Iterator[bytes]:
+        """The archive of what a job brought, piece by piece."""
+        return self._pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL)
+
+    def has_bundle(self, bundle: str) -> bool:
+        """Whether the daemon has the archive of this SHA-256; it then keeps it for a while."""
         try:
-            with self._http.stream("GET", f"/api/v1/jobs/{job}/logs", params=query, timeout=timeout) as answer:
+            self.get(f"/api/v1/bundles/{bundle}")
+        except CliError as error:
+            if error.code is not Exit.NOT_FOUND:
+                raise
+            return False
+        return True
+
+    def upload(self, archive: IO[bytes], size: int) -> Json:
+        """Give the daemon an archive of so many bytes."""
+        headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
+        return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=self._patience)
+
+    def _pieces(self, path: str, query: Json, timeout: float | None) -> Iterator[bytes]:
+        try:
+            with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
                 if answer.is_error:
                     answer.read()
                     raise _refusal(answer)
@@ -151,6 +179,9 @@ def _refusal(answer: "httpx2.Response") -> CliError:
         detail, hint, field = str(problem["detail"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     except (ValueError, KeyError, TypeError):
         return CliError(f"HTTP status {answer.status_code}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
-    if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and (pause := answer.headers.get("Retry-After", "")):
+    pause = answer.headers.get("Retry-After", "")
+    if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and pause:
         hint = f"{hint or 'try again'} (in {pause} s)"
-    return CliError(detail, CODE_OF_STATUS.get(answer.status_code, Exit.FAILED), hint, field)
+    error = CliError(detail, CODE_OF_STATUS.get(answer.status_code, Exit.FAILED), hint, field)
+    error.status, error.retry_after = answer.status_code, float(pause) if pause.isdecimal() else 0.0
+    return error

@@ -4,13 +4,26 @@ import json
 import sys
 import time
 import uuid
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from koalapy.cli import explain, grid, processes, submission, tables
+from koalapy.cli import (
+    advisor,
+    explain,
+    files,
+    grid,
+    network,
+    processes,
+    staging,
+    submission,
+    tables,
+    transfers,
+    workload,
+)
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import EPILOG, CliError, Exit, printable
@@ -75,6 +88,11 @@ def submit(
     max_placement_tries: Annotated[int | None, typer.Option(help="give up after so many tries to place it")] = None,
     max_claiming_tries: Annotated[int | None, typer.Option(help="give up after so many claiming tries")] = None,
     retry_on_exit: Annotated[list[int] | None, typer.Option(help="exit code after which to try again")] = None,
+    input_: Annotated[list[str] | None, typer.Option("--input", help="NAME[:partitioned][:as=FILE]")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="a file or folder to be sent along")] = None,
+    collect: Annotated[list[str] | None, typer.Option(help="files to bring back, as 'out/*.csv'")] = None,
+    application: Annotated[str | None, typer.Option(help="what the program is known as; default: its name")] = None,
+    communication: Annotated[float | None, typer.Option(help="its share of communication, 0 to 1")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="a job in YAML; options override it")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="the same key never makes a second job")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show where it would go now; submit nothing")] = False,
@@ -106,14 +124,23 @@ def submit(
         "max_placement_tries": max_placement_tries,
         "max_claiming_tries": max_claiming_tries,
         "retry_on_exit": retry_on_exit,
+        "inputs": submission.inputs_of(input_ or []),
+        "stage": stage,
+        "collect": collect,
+        "application": application,
+        "communication": communication,
     }
     body = submission.body_of(file, options, submission.environment_of(env or []))
+    options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage or [])
     deadline = None if timeout is None else time.monotonic() + timeout
     client = Client(url, token)
     if dry_run:
         explain.refuse_with_dry_run(wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
-        explain.dry_run(client, body, options, as_json=as_json)
+        with staging.packed(paths) if paths else nullcontext():
+            explain.dry_run(client, body, options, as_json=as_json)
         return
+    if paths:
+        body["bundle"] = staging.stage(client, paths)
     try:
         job = client.submit(body, idempotency_key or str(uuid.uuid4()))
     except CliError as error:
@@ -123,7 +150,7 @@ def submit(
     elif not as_json:
         _announce(job, wait)
     if wait:
-        _end_with(client, job["id"], deadline, as_json=as_json, show_output=not quiet)
+        _end_with(client, job, deadline, as_json=as_json, show_output=not quiet)
     if as_json:
         show_json(client.get(f"/api/v1/jobs/{job['id']}"))
 
@@ -137,9 +164,14 @@ def _announce(job: dict[str, Any], wait: bool) -> None:
         print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")
 
 
-def _end_with(client: Client, job: int, deadline: float | None, *, as_json: bool, show_output: bool) -> None:
+def _end_with(
+    client: Client, submitted: dict[str, Any], deadline: float | None, *, as_json: bool, show_output: bool
+) -> None:  # fmt: skip
     """Wait for a job and exit with its code."""
+    job = submitted["id"]
     try:
+        if show_output and not as_json:
+            _show_transfers(client, submitted, deadline)
         whole = not show_output or as_json or _print_output(client, job, deadline)
         over = client.wait(job, deadline)
     except KeyboardInterrupt:
@@ -152,6 +184,17 @@ def _end_with(client: Client, job: int, deadline: float | None, *, as_json: bool
         said = f"job {job} {over['state']}: {over['reason']}"
         print(f"koala: {printable(said)}", file=sys.stderr)
     raise typer.Exit(_code_of(over))
+
+
+def _show_transfers(client: Client, job: dict[str, Any], deadline: float | None) -> None:
+    """How far its files are, for who sits at a terminal; a daemon that is away meanwhile is nobody's loss."""
+    try:
+        transfers.follow_on_terminal(client, job, deadline)
+    except TimeIsUp:
+        return
+    except CliError as error:
+        if error.code is not Exit.UNREACHABLE:
+            raise
 
 
 def _print_output(client: Client, job: int, deadline: float | None) -> bool:
@@ -218,18 +261,22 @@ def queue(
 def show(
     job: Job,
     attempts: Annotated[int, typer.Option(help="how many attempts to chart, the last ones", min=1, max=10**6)] = 5,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="first show how its files come")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
     """Everything about one job: where it is, and what happened to it."""
     client = Client(url, token)
+    if follow and not as_json:
+        transfers.follow(client, job, sys.stderr)
     found = client.get(f"/api/v1/jobs/{job}")
     if as_json:
         show_json(found)
     else:
         # With one more, for the chart begins where that ended.
-        print(tables.job_page(found, client.attempts(job, attempts + 1), attempts))
+        under_way = transfers.lines(found, unicode=tables.is_unicode())
+        print(tables.job_page(found, client.attempts(job, attempts + 1), attempts, under_way))
 
 
 @app.command()
@@ -309,5 +356,9 @@ def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Clie
 
 
 grid.register(app)
+network.register(app)
+advisor.register(app)
 explain.register(app)
+files.register(app)
 processes.register(app)
+workload.register(app)

@@ -26,7 +26,13 @@ EPILOG = (
 
 
 class CliError(Exception):
-    """Ends the command with a line on standard error: what is wrong, and the way out; ``field`` is the API's."""
+    """Ends the command with a line on standard error: what is wrong, and the way out; ``field`` is the API's.
+
+    ``status`` is the daemon's answer, 0 without one; ``retry_after`` how many seconds it asks to wait.
+    """
+
+    status = 0
+    retry_after = 0.0
 
     def __init__(self, message: str, code: Exit, hint: str = "", field: str = "") -> None:
         super().__init__(message)

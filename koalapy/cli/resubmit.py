@@ -4,13 +4,15 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from koalapy.cli.submission import brings_files
+
 Json = dict[str, Any]
 PLAIN = {
     "policy": "--policy", "coallocation": "--coallocation", "speed_ratio_min": "--speed-ratio-min",
     "claiming": "--claiming", "claim_threshold": "--claim-threshold", "priority": "--priority",
     "processes_per_node": "--ppn", "name": "--name", "launcher": "--launcher", "walltime": "--walltime",
     "output": "--output", "max_restarts": "--max-restarts", "max_placement_tries": "--max-placement-tries",
-    "max_claiming_tries": "--max-claiming-tries",
+    "max_claiming_tries": "--max-claiming-tries", "application": "--application", "communication": "--communication",
 }  # fmt: skip
 """Fields with an option of one value."""
 
@@ -18,14 +20,15 @@ PLAIN = {
 def command_for(body: Json, here: str) -> str | None:
     """``koala submit …`` for a body, run in the folder ``here``; None when it takes a file to say it."""
     request = _request(body["request"])
-    if request is None or not body.get("command"):
+    if request is None or not body.get("command") or body.get("bundle"):
         return None
     words = ["koala", "submit", *request]
     for field, option in PLAIN.items():
         if body.get(field) not in (None, ""):
             value = body[field]
             words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
-    if body.get("workdir") not in (None, here):
+    # Where files are brought, the folder of these is where the program starts, and not the one that one is in.
+    if body.get("workdir") not in (None, "" if brings_files(body) else here):
         words += ["--chdir", body["workdir"]]
     words += _repeated(body)
     text = shlex.join([*words, "--", *body["command"]])
@@ -52,5 +55,10 @@ def _repeated(body: Json) -> Iterator[str]:
     for field, option in (("environment", "--env"), ("policy_options", "--policy-option")):
         for name, value in (body.get(field) or {}).items():
             yield from (option, f"{name}={value}")
+    for file in body.get("inputs") or []:
+        options = [":partitioned"] if file.get("distribution") == "partitioned" else []
+        yield from ("--input", "".join([file["file"], *options, f":as={file['as']}" if file.get("as") else ""]))
+    for pattern in body.get("collect") or []:
+        yield from ("--collect", pattern)
     for code in body.get("retry_on_exit") or []:
         yield from ("--retry-on-exit", str(code))

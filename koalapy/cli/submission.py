@@ -90,6 +90,44 @@ def coallocation_of(text: str | None) -> str | int | None:
     return int(text)
 
 
+def inputs_of(texts: list[str]) -> list[Json] | None:
+    """``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both; None when there are none."""
+    inputs = []
+    for text in texts:
+        name, found = text, Json()
+        while name.rpartition(":")[1] and (option := INPUT_OPTION.fullmatch(name.rpartition(":")[2])):
+            field = "as" if option[1] is not None else "distribution"
+            if field in found:
+                raise CliError(f"--input {text} says {field} twice", Exit.USAGE, "drop one")
+            found[field] = option[0] if option[1] is None else option[1]
+            name = name.rpartition(":")[0]
+        if not name:
+            raise CliError(f"--input is {text!r}", Exit.USAGE, "give a logical name: --input climate/2026.nc")
+        inputs.append({"file": name, **found})
+    return inputs or None
+
+
+INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
+
+
+def brings_files(body: Json) -> bool:
+    """Whether components have folders of their own, in which their programs start."""
+    request = body.get("request")
+    components = request.get("components") if isinstance(request, dict) else None
+    own = [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
+    return any([body.get("inputs"), body.get("bundle"), body.get("stage"), body.get("collect"), *own])
+
+
+def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]:
+    """What is to be sent along: what the options say, or the job file, whose paths are relative to its folder."""
+    told = body.pop("stage", None)
+    if given or told is None:
+        return given
+    if not isinstance(told, list) or not all(isinstance(path, str) for path in told):
+        raise CliError("stage of the job file is no list of paths", Exit.USAGE, "give files and folders")
+    return [str((file or Path()).parent / path) for path in told]
+
+
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
     """What a job file says, overridden by what the options say."""
     body = _read(file) if file else {}
@@ -102,7 +140,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
         if given:
             body[field] = of_file | given
     body.setdefault("owner", current_user())
-    if "workdir" not in body and (here := _here()):
+    if "workdir" not in body and not brings_files(body) and (here := _here()):
         body["workdir"] = here
     if "request" not in body:
         raise CliError("no nodes are asked for", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
@@ -163,6 +201,9 @@ OPTIONS = {
     "name": "--name",
     "walltime": "--walltime",
     "output": "--output",
+    "bundle": "--stage",
+    "application": "--application",
+    "communication": "--communication",
 }
 
 
@@ -181,8 +222,8 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
         named = f"--{request['type']}: the components"
     elif field.startswith("policy_options."):
         named = f"--policy-option {field.removeprefix('policy_options.')}"
-    elif field.startswith("retry_on_exit["):
-        named = "--retry-on-exit"
+    elif repeated := re.match(r"(retry_on_exit|inputs|collect)\[", field):
+        named = {"retry_on_exit": "--retry-on-exit", "inputs": "--input", "collect": "--collect"}[repeated[1]]
     elif field in OPTIONS:
         named = OPTIONS[field]
     else:

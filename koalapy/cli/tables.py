@@ -128,8 +128,8 @@ def timeline(job: Json) -> str:
     return table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
 
 
-def job_page(job: Json, attempts: Sequence[Json], limit: int = 5) -> str:
-    """Everything about one job; its attempts as a chart of the last ``limit`` ones."""
+def job_page(job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = ()) -> str:
+    """Everything about one job; its attempts as a chart of the last ``limit`` ones, ``transfers`` as they are given."""
     request = job["request"]
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
@@ -154,15 +154,17 @@ def job_page(job: Json, attempts: Sequence[Json], limit: int = 5) -> str:
             for c in job["components"]
         ]
         parts.append(table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+    if transfers:
+        parts.append("\n".join(["files", *(f"  {line}" for line in transfers)]))
     if attempts:
         width = shutil.get_terminal_size().columns
         now = datetime.now(UTC).timestamp()
-        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=_is_unicode()))
+        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=is_unicode()))
     parts.append(timeline(job))
     return "\n\n".join(parts)
 
 
-def _is_unicode() -> bool:
+def is_unicode() -> bool:
     return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
 
 

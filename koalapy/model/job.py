@@ -232,6 +232,12 @@ class JobSpec:
         own = self.component(request_index)
         return own.inputs if own else self.inputs
 
+    @property
+    def all_inputs(self) -> tuple[InputFile, ...]:
+        """The inputs of all components."""
+        own = () if isinstance(self.request, FlexibleRequest) else self.request.components
+        return (*self.inputs, *(file for component in own for file in component.inputs))
+
     def has_stage(self, request_index: int | None) -> bool:
         """Whether a component needs a folder of its own, for files that are brought to it or collected from it."""
         return bool(self.bundle or self.collect or self.inputs_of(request_index))

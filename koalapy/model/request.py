@@ -35,7 +35,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Files of the submitter that are sent to every execution site: an archive kept by the daemon, named by its SHA-256."""
+    """Files of the submitter for every execution site: an archive that the daemon keeps, named by its SHA-256."""
 
     id: str
     size: int

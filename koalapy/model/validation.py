@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from koalapy.model.errors import UsageError
 from koalapy.model.fitting import ClusterLimits, Totals, check_fits, refuse
+from koalapy.model.inputs import pattern_problem
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_used, lacks, series_differ, texts_of
 from koalapy.model.request import (
@@ -65,6 +66,13 @@ def _check_options(spec: JobSpec) -> None:
     for index, code in enumerate(spec.retry_on_exit):
         if not 1 <= code <= 255:
             refuse(f"retry_on_exit[{index}]", code, f"is {code}", "give exit codes from 1 to 255")
+    for index, pattern in enumerate(spec.collect):
+        if problem := pattern_problem(pattern):
+            hint = "give a pattern of files below the folder, as out/*.csv or **/*.log"
+            refuse(f"collect[{index}]", pattern, f"is {pattern!r}, {problem}", hint)
+    share = spec.communication
+    if share is not None and not 0 <= share <= 1:
+        refuse("communication", share, f"is {share:g}", "give a fraction of the run time from 0 to 1, or leave it out")
     if spec.walltime is not None and not (isfinite(spec.walltime) and spec.walltime > 0):
         refuse("walltime", spec.walltime, f"is {spec.walltime:g}", "give more than 0 seconds, or leave it out")
     _check_command("command", spec.command)

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import structlog
 import uvicorn
 
 from koalapy.ports import Store
-from koalapy.service.duties import Duties
+from koalapy.service.duties import Duties, Duty
 from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import Engine
 from koalapy.service.hub import Hub
@@ -47,7 +47,7 @@ class Daemon:
 
     def __init__(
         self, engine: Engine, store: Store, hub: Hub, app: Any, listener: socket.socket, agents: EmbeddedAgents,
-        announce: Callable[[str], None],
+        announce: Callable[[str], None], duties: Sequence[Duty] = (),
     ) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
@@ -57,7 +57,7 @@ class Daemon:
         self._announce = announce
         self._end = asyncio.Event()
         self._server = HttpServer(app, self._started)
-        self._duties = Duties(engine, store, self._end.set)
+        self._duties = Duties(engine, store, self._end.set, duties)
         host, port = listener.getsockname()[:2]
         self.url = f"http://{host}:{port}"
 

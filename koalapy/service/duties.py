@@ -1,7 +1,8 @@
-"""What comes by the calendar: the safety-net scan and the renewal of the lease (APScheduler)."""
+"""What comes by the calendar (APScheduler): the safety-net scan, the renewal of the lease, and duties of others."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -17,10 +18,22 @@ LEASE_RENEWAL = 10.0
 """Seconds between renewals; a third of the lease."""
 
 
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """Something that is to be done every ``interval`` seconds, never twice at once."""
+
+    name: str
+    interval: float
+    work: Callable[[], Awaitable[None]]
+
+
 class Duties:
     """Starts and stops the periodic duties of one daemon."""
 
-    def __init__(self, engine: Engine, store: Store, on_lease_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], others: Sequence[Duty] = ()
+    ) -> None:  # fmt: skip
+        self._others = others
         self._engine = engine
         self._store = store
         self._on_lease_lost = on_lease_lost
@@ -32,6 +45,8 @@ class Duties:
         interval = self._engine.scheduler.rules.scan_interval
         self._calendar.add_job(self.scan, "interval", seconds=interval, id="scan")
         self._calendar.add_job(self.renew_lease, "interval", seconds=LEASE_RENEWAL, id="lease")
+        for duty in self._others:
+            self._calendar.add_job(duty.work, "interval", seconds=duty.interval, id=duty.name)
         self._calendar.start()
 
     def stop(self) -> None:

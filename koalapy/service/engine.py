@@ -188,6 +188,7 @@ class Engine:
             submitted=[i.submitted for i in this.items if i.submitted],
             output=[i.output for i in this.items if i.output],
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
+            advised=effects.advised,
         )
         return batch, messages
 

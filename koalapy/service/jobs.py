@@ -32,8 +32,12 @@ from koalapy.service.explain import dry_run, explain_job
 class Jobs:
     """Checks what users ask, hands it to the engine, and tells them how things stand."""
 
-    def __init__(self, engine: Engine, store: Store, next_job: JobId, describe: Callable[[str], ClusterRecord]) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, next_job: JobId, describe: Callable[[str], ClusterRecord],
+        resolve: Callable[[JobSpec], JobSpec] = lambda spec: spec,
+    ) -> None:  # fmt: skip
         self._engine = engine
+        self._resolve = resolve
         self._store = store
         self._next_job = next_job
         self._describe = describe
@@ -64,6 +68,7 @@ class Jobs:
 
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
+        spec = self._resolve(spec)
         check(spec, self._limits())
         policy = engine.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options).name
         owner = spec.owner or getpass.getuser()
@@ -164,6 +169,7 @@ class Jobs:
         return await explain_job(self._engine, self._store, (await self.get(job)).job)
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
+        spec = self._resolve(spec)
         check(spec, self._limits())
         return dry_run(self._engine, spec)
 

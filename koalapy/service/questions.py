@@ -14,6 +14,9 @@ PATIENCE = 30.0
 
 LOST = "lost"
 
+BETWEEN_AGENTS = frozenset({"export", "unexport"})
+"""What agents may ask each other; all else is the daemon's to ask."""
+
 Send = Callable[[ClusterName, Ask | Answer], bool]
 """Gives a message to a cluster's agent; False when it is not connected."""
 
@@ -55,6 +58,10 @@ class Questions:
 
     def asked(self, cluster: ClusterName, message: Ask) -> None:
         """An agent asks another."""
+        if message.what not in BETWEEN_AGENTS:
+            error = f"agents do not ask each other for {message.what!r}"
+            self._send(cluster, Answer(ident=message.ident, error=error, fault="refused", cluster=message.cluster))
+            return
         forwarded = message.model_copy(update={"cluster": cluster})
         if not self._send(message.cluster, forwarded):
             error = f"{message.cluster} is out of reach"

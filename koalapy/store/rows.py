@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain
 from koalapy.model.job import (
     Attempt,
@@ -138,7 +139,7 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
         "name": spec.name,
         "owner": spec.owner,
         "priority": spec.priority.value,
-        "application": spec.application,
+        "application": application_of(spec),
         "spec": spec_to_json(spec),
     }
 

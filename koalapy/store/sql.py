@@ -13,6 +13,7 @@ from sqlalchemy.sql import bindparam
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
 from koalapy.ports import Batch, JobFilter, OutboxEntry, OutputChunk, Saved, Submitted, Usage
 from koalapy.store import rows, tables
+from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
 from koalapy.store.lease import Lease
 from koalapy.store.usage import usage_between
@@ -68,6 +69,8 @@ class SqlStore:
                 for job, c in batch.output
             ])  # fmt: skip
             self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
+            write_advised(connection, batch.advised)
+            complete_advised(connection, batch.jobs.values())
         for job in batch.jobs.values():
             (self._known.discard if job.state.is_final else self._known.add)(job.id)
 

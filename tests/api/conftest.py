@@ -10,30 +10,54 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from koalapy.api.advisor import advisor_router
 from koalapy.api.app import create_app
+from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.network import network_router
+from koalapy.model.advice import Run, Size
+from koalapy.model.cluster import Link
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
+from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.advisor import Advisor
+from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
+from koalapy.service.files import Files
 from koalapy.service.jobs import Jobs
+from koalapy.service.links import LinkBook
+from koalapy.service.network import Measuring, Network
 from koalapy.service.outbox import Outbox
+from koalapy.service.results import Results
+from koalapy.store.advice import SqlAdvice
+from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
+from koalapy.store.replicas import SqlFiles
 from koalapy.store.sql import SqlStore, make_engine
+from tests.service.sites import Sites
 
 Open = Callable[..., Any]
 
+BUNDLE_LIMIT = 2 * 1024 * 1024
+AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
+
+LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5e-4)}
+
 
 @asynccontextmanager
-async def serving(path: Path, tokens: list[str], rules: Rules) -> AsyncIterator[httpx2.AsyncClient]:
+async def serving(
+    path: Path, tokens: list[str], rules: Rules, sites: Sites | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
     database = make_engine(f"sqlite:///{path}")
     migrate(database)
     store = SqlStore(database, 0.0)
     books = [ClusterBook("north"), ClusterBook("south")]
     for book in books:
         book.total = 4
-    scheduler = Scheduler(rules, builtin(), books)
+    experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
+    scheduler = Scheduler(rules, builtin(), books, experience=experience)
 
     def describe(name: str) -> ClusterRecord:
         book = scheduler.grid[name]
@@ -41,10 +65,23 @@ async def serving(path: Path, tokens: list[str], rules: Rules) -> AsyncIterator[
                              unusable=book.unusable, drained=book.drained)  # fmt: skip
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
-    app = create_app(Jobs(engine, store, 1, describe), tokens)
+    file_store = SqlFiles(database)
+    bundles = Bundles(file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, clock=engine.clock)
+    files = Files(engine, file_store, sites or Sites(), bundles)
+    jobs = Jobs(engine, store, 1, describe, files.resolve)
+    results = Results(
+        file_store, path.parent / "results", limit=BUNDLE_LIMIT, clock=engine.clock, attempts=jobs.attempts
+    )
+    network = Network(engine, jobs, SqlMeasurements(database), LinkBook(("north", "south"), LINKS), Measuring())
+    routers = [
+        network_router(network), files_router(files, bundles, results),
+        agent_files_router(bundles, results, AGENT_TOKENS), advisor_router(Advisor(experience, SqlAdvice(database))),
+    ]  # fmt: skip
+    app = create_app(jobs, tokens, routers)
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala") as client:
         yield client
+    await network.stop()
     engine.drain()
     engine.stop()
     await loop
@@ -55,8 +92,11 @@ async def serving(path: Path, tokens: list[str], rules: Rules) -> AsyncIterator[
 async def open_api(tmp_path: Path) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def start(tokens: list[str] | None = None, **rules: Any) -> httpx2.AsyncClient:
-            return await stack.enter_async_context(serving(tmp_path / "koala.db", tokens or [], Rules(**rules)))
+        async def start(
+            tokens: list[str] | None = None, sites: Sites | None = None, **rules: Any
+        ) -> httpx2.AsyncClient:  # fmt: skip
+            serve = serving(tmp_path / "koala.db", tokens or [], Rules(**rules), sites)
+            return await stack.enter_async_context(serve)
 
         yield start
 

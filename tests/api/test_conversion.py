@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from koalapy.api.conversion import job_view, spec_of
 from koalapy.api.schemas import JobSubmission, seconds
 from koalapy.model.job import Job, JobSpec
-from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobRecord
 from tests.store.test_rows import specs
 
@@ -29,7 +30,18 @@ def _acceptable(spec: JobSpec) -> JobSpec:
         environment=tuple(sorted(dict(spec.environment).items())),
         policy_options=tuple(sorted(dict(spec.policy_options).items())),
         workdir=spec.workdir and spec.workdir.replace("\0", ""), output=spec.output and spec.output.replace("\0", ""),
+        inputs=tuple(_acceptable_input(file, may_be_partitioned=True) for file in spec.inputs),
+        bundle=spec.bundle and Bundle(_printable(spec.bundle.id), 0, 0),
+        collect=tuple(pattern.replace("\0", "") for pattern in spec.collect),
+        application=_printable(spec.application),
     )  # fmt: skip
+
+
+def _acceptable_input(file: InputFile, *, may_be_partitioned: bool) -> InputFile:
+    """What a user says of an input; its size and sites are what the catalogue says."""
+    part = None if may_be_partitioned or file.part is None else file.part.replace("\0", "")
+    distribution = file.distribution if may_be_partitioned else "whole" if part is None else "partitioned"
+    return InputFile(_printable(file.name) or "x", distribution=distribution, part=part, target=_printable(file.target))
 
 
 def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> ComponentRequest:
@@ -38,11 +50,26 @@ def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> Compon
         cluster=(component.cluster or "north") if is_fixed else None,
         environment=tuple(sorted(dict(component.environment).items())),
         output=component.output and component.output.replace("\0", ""),
-        inputs=(),
+        inputs=tuple(_acceptable_input(file, may_be_partitioned=False) for file in component.inputs),
     )
 
 
-@given(specs.map(_acceptable))
+words = st.text(max_size=8)
+inputs = st.builds(
+    InputFile, name=words, distribution=st.sampled_from(["whole", "partitioned"]), part=st.none() | words, target=words
+)
+with_files = st.builds(
+    replace,
+    specs,
+    inputs=st.lists(inputs, max_size=2).map(tuple),
+    bundle=st.none() | st.builds(Bundle, words, st.integers(0), st.integers(0)),
+    collect=st.lists(words, max_size=2).map(tuple),
+    application=words,
+    communication=st.none() | st.floats(0, 1),
+)
+
+
+@given(with_files.map(_acceptable))
 def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
     shown = json.loads(json.dumps(job_view(JobRecord(Job(1, spec, 0.0), ""))))
     assert shown["coallocation"] == {None: "allowed", 1: "never"}.get(spec.coallocation, spec.coallocation)

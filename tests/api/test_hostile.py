@@ -104,6 +104,10 @@ HUGE = "9" * 30
         ("/jobs/1/logs?component=-1", 422, "component"),
         ("/clusters/nroth", 404, "cluster"),
         ("/jobs/", 404, ""),
+        ("/network/north/nroth/history", 404, "cluster"),
+        (f"/network/north/{HUGE}/history", 404, "cluster"),
+        ("/network/north/south/history?limit=1001", 422, "limit"),
+        ("/network?cluster=north", 422, "cluster"),
     ],
 )
 async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: str, status: int, field: str) -> None:

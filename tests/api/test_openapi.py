@@ -6,8 +6,10 @@ from typing import Any
 import httpx2
 import pydantic
 
-from koalapy.api import explain_schemas, grid_schemas, schemas
-from tests.api.conftest import Open
+from koalapy.api import advisor_schemas, explain_schemas, file_schemas, grid_schemas, network_schemas, schemas
+from tests.api.conftest import BUNDLE_LIMIT, Open
+from tests.service.archives import GOOD, archive_of
+from tests.service.sites import Sites, sha
 
 Json = dict[str, Any]
 
@@ -33,15 +35,16 @@ class Declared:
         kind = answer.headers["content-type"].partition(";")[0]
         assert kind in declared["content"], where
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
-        if kind != "text/plain":
+        if kind not in ("text/plain", "application/x-tar"):
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
-            modules = (schemas, grid_schemas, explain_schemas)
+            modules = (schemas, file_schemas, grid_schemas, explain_schemas, network_schemas, advisor_schemas)
             model: type[pydantic.BaseModel] = next(getattr(m, name) for m in modules if hasattr(m, name))
             model.model_validate_json(answer.content, strict=True)
 
 
 async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
-    api = await open_api(placement_queue_limit=4)
+    sites = Sites({("north", "/m"): b"mesh", ("south", "/m"): b"mash", ("north", "/f"): {"a": b"1", "b": b"2"}})
+    api = await open_api(placement_queue_limit=4, sites=sites)
     declared = Declared((await api.get("/openapi.json")).json())
     api.event_hooks = {"response": [declared.check]}
     coupled = {
@@ -80,8 +83,37 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post(f"/api/v1/clusters/north/{action}")
     await api.post("/api/v1/clusters/north/drain", json={"by": 1})
     await api.get("/healthz")
+    for path in ("/network", "/network/north/south/history", "/network/x/y/history", "/network?x=1",
+                 "/network/north/south/history?limit=0"):  # fmt: skip
+        await api.get(f"/api/v1{path}")
+    for order in (None, {"clusters": ["north"]}, {"pairs": [["north", "x"]]}):
+        await api.post("/api/v1/network/measure", json=order)
+    for path in ("/advisor", "/advisor?x=1", "/advisor/record", "/advisor/record?application=wave&limit=0"):
+        await api.get(f"/api/v1{path}")
+    await _files(api, sites)
     known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.seen == known
+
+
+async def _files(api: Any, sites: Sites) -> None:
+    """The part of the tour that goes to files."""
+    for order in ({"name": "m", "cluster": "north", "path": "/m"}, {"name": "m", "cluster": "south", "path": "/m"},
+                  {"name": "f", "cluster": "north", "path": "/f"}, {"name": "x", "cluster": "north", "path": "/x"},
+                  {"nmae": "x"}):  # fmt: skip
+        await api.post("/api/v1/replicas", json=order)
+    sites.away = {"north"}
+    await api.post("/api/v1/replicas", json={"name": "x", "cluster": "north", "path": "/x"})
+    for choice in (None, {"name": "m"}, {"name": "x"}, {"cluster": "w"}):
+        await api.post("/api/v1/replicas/verify", json=choice)
+    for path in ("/replicas", "/replicas?name=f", "/replicas?name=x", "/replicas?name=", f"/bundles/{'a' * 64}",
+                 "/jobs/1/results", "/jobs/x/results"):  # fmt: skip
+        await api.get(f"/api/v1{path}")
+    for query in ("name=m&cluster=north", "name=m", ""):
+        await api.delete(f"/api/v1/replicas?{query}")
+    for body in (archive_of(GOOD), archive_of(GOOD), b"x" * 1000, b"x" * (BUNDLE_LIMIT + 1)):
+        found = await api.post("/api/v1/bundles", content=body)
+    assert found.status_code == 413
+    assert (await api.get(f"/api/v1/bundles/{sha(archive_of(GOOD))}")).status_code == 200
 
 
 async def test_the_document_is_whole(open_api: Open) -> None:

@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 import pytest
 import uvicorn
 
+from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.app import create_app
+from koalapy.api.files import files_router
+from koalapy.api.network import network_router
 from koalapy.cli.main import main
 from tests.cli.memory import MemoryService
+from tests.cli.memory_advisor import MemoryAdvisor
+from tests.cli.memory_files import MemoryBundles, MemoryFiles, MemoryResults
+from tests.cli.memory_network import MemoryNetwork
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,11 @@ class Server:
     """A daemon's face on a free port, in a thread; it may be ended and started again on the same port."""
 
     service: MemoryService = field(default_factory=MemoryService)
+    files: MemoryFiles = field(default_factory=MemoryFiles)
+    bundles: MemoryBundles = field(default_factory=MemoryBundles)
+    results: MemoryResults = field(default_factory=MemoryResults)
+    network: MemoryNetwork = field(default_factory=MemoryNetwork)
+    advisor: MemoryAdvisor = field(default_factory=MemoryAdvisor)
     tokens: tuple[str, ...] = ()
     agents: dict[str, str | None] = field(default_factory=dict)
     """What each cluster's agent must show."""
@@ -45,7 +56,11 @@ class Server:
     def start(self) -> None:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        app = create_app(self.service, self.tokens, [agents_router(NoHub(), self.agents)])
+        routers = [
+            agents_router(NoHub(), self.agents), network_router(self.network), advisor_router(self.advisor.advisor),
+            files_router(self.files, self.bundles, self.results),
+        ]  # fmt: skip
+        app = create_app(self.service, self.tokens, routers)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
         # Connections that come before the server is ready wait in the listener's queue.

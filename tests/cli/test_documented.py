@@ -12,7 +12,8 @@ from koalapy.cli.commands import app
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 COMMANDS = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-COMMANDS |= {f"clusters {name}": command for name, command in COMMANDS["clusters"].commands.items()}
+for group in [name for name, command in COMMANDS.items() if hasattr(command, "commands")]:
+    COMMANDS |= {f"{group} {name}": command for name, command in COMMANDS[group].commands.items()}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -13,7 +13,7 @@ from tests.grid.world import World
 WORLDS = ["embedded", *(["testbed"] if is_up() else [])]
 
 # The tests of a testbed cannot be played without one; a machine that must have it says so, and they are not left out.
-collect_ignore = [] if is_up() else ["test_testbed.py"]
+collect_ignore = [] if is_up() else ["test_testbed.py", "test_testbed_data.py"]
 if os.environ.get("KOALA_REQUIRE_TESTBED") and not is_up():
     raise pytest.UsageError(f"there is no {ENVIRONMENT}: make testbed")
 

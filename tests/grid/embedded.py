@@ -54,9 +54,10 @@ class Embedded(World):
     def environment(self) -> dict[str, str]:
         return super().environment | self._more
 
-    def start(self) -> "Embedded":
+    def start(self, port: int = 0) -> "Embedded":
+        """``port`` 0: any free one."""
         self.daemon = subprocess.Popen(
-            [*self.koala, "serve", "--port", "0", "--data-dir", str(self.directory)],
+            [*self.koala, "serve", "--port", str(port), "--data-dir", str(self.directory)],
             stdout=subprocess.PIPE, stderr=(self.directory.parent / "daemon.log").open("a"),
             text=True, env=self.environment, start_new_session=True,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from koalapy.agents import protocol as wire
 from koalapy.model.errors import NotFoundError
 from koalapy.model.job import ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
+from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -54,11 +55,12 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
 
 
 async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
-    async with north_and_jobs(tmp_path) as (_, north, jobs):
+    async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC)
         await job_when(jobs, JobState.CLAIMING, 1)
         north.says(wire.Status(token="1.1.0", state="claimed", hosts=["a", "b"]))
         job = await job_when(jobs, JobState.STARTING, 1)
+        await daemon.engine.commit(Item())  # what memory says is written then
         metrics = await jobs.metrics(3600.0)
         assert job.attempt is not None
         claimed = job.attempt.components[0].claimed_at
@@ -67,6 +69,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
         north.says(wire.Status(token="1.1.0", state="ended", hosts=["a", "b"], program_exit=0))
         over = await job_when(jobs, JobState.SUCCEEDED, 1)
+        await daemon.engine.commit(Item())
         assert over.attempt is not None
         assert over.attempt.components[0].state is ComponentState.ENDED
         ended = over.attempt.components[0].ended_at

@@ -1,0 +1,142 @@
+"""The routes of files: the replica catalogue, submitters' bundles, and what jobs brought."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from koalapy.api import file_schemas as schemas
+from koalapy.api.agents import refused
+from koalapy.api.conversion import moment
+from koalapy.api.jobs import Id
+from koalapy.api.problems import declared, problem
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.replica import Replica
+from koalapy.ports import BundleService, FileService, ResultService, StoredBundle, Verified
+
+TAR = "application/x-tar"
+BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
+Name = Annotated[str | None, Query(min_length=1, max_length=1000, description="only of this logical file")]
+Needed = Annotated[str, Query(min_length=1, max_length=1000, description="the logical file")]
+Where = Annotated[str | None, Query(min_length=1, max_length=100, description="only on this cluster")]
+BundleId = Annotated[str, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
+
+
+def files_router(files: FileService, bundles: BundleService, results: ResultService) -> APIRouter:
+    """For users."""
+    router = APIRouter(prefix="/api/v1", tags=["files"], dependencies=[Depends(refuse_unknown)])
+    _add_replicas(router, files)
+    _add_bundles(router, bundles)
+
+    @router.get("/jobs/{job}/results", operation_id="fetch_results", response_class=StreamingResponse,
+                responses={200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"},
+                           **declared(401, 404, 422, 503)})  # fmt: skip
+    async def fetch(job: Id) -> StreamingResponse:
+        """What the components of the job's last attempt brought, as one tar archive."""
+        return StreamingResponse(await results.archive(job), media_type=TAR)
+
+    return router
+
+
+def _add_replicas(router: APIRouter, files: FileService) -> None:
+    @router.get("/replicas", response_model=schemas.ReplicaList, operation_id="list_replicas",
+                responses=declared(401, 404, 422))  # fmt: skip
+    async def replicas(name: Name = None) -> Any:
+        """The replica catalogue: which logical files there are, and where."""
+        return {"replicas": [replica_view(replica) for replica in files.list(name)]}
+
+    @router.post("/replicas", status_code=201, response_model=schemas.ReplicaView, operation_id="add_replica",
+                 responses=declared(400, 401, 409, 413, 422, 503))  # fmt: skip
+    async def add(order: schemas.ReplicaOrder) -> Any:
+        """Enter a file or folder on a cluster in the catalogue, once its agent has read it: that may take long."""
+        return replica_view(await files.add(order.name, order.cluster, order.path))
+
+    @router.post("/replicas/verify", response_model=schemas.VerifiedList, operation_id="verify_replicas",
+                 responses=declared(400, 401, 404, 413, 422, 503))  # fmt: skip
+    async def verify(choice: schemas.ReplicaChoice | None = None) -> Any:
+        """Have agents look at replicas again, and use again what is good again: that may take long."""
+        chosen = choice or schemas.ReplicaChoice()
+        return {"replicas": [_verified_view(v) for v in await files.verify(chosen.name, chosen.cluster)]}
+
+    @router.delete("/replicas", response_model=schemas.ReplicaList, operation_id="remove_replicas",
+                   responses=declared(401, 404, 422, 503))  # fmt: skip
+    async def remove(name: Needed, cluster: Where = None) -> Any:
+        """Forget replicas of a logical file; the files themselves stay where they are. Answers what was forgotten."""
+        return {"replicas": [replica_view(replica) for replica in await files.remove(name, cluster)]}
+
+
+def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
+    @router.post("/bundles", status_code=201, response_model=schemas.BundleView, operation_id="upload_bundle",
+                 openapi_extra=BODY,
+                 responses={200: {"model": schemas.BundleView, "description": "it was there already"},
+                            **declared(400, 401, 413, 422, 503)})  # fmt: skip
+    async def upload(request: Request) -> Response:
+        """Keep an uncompressed tar of regular files and folders for jobs to come; its id is for their ``bundle``."""
+        try:
+            bundle, created = await bundles.put(request.stream())
+        except ClientDisconnect:
+            return problem(400, "the body ended too early", field="body", hint="send it again")
+        return JSONResponse(bundle_view(bundle), 201 if created else 200)
+
+    @router.get("/bundles/{bundle}", response_model=schemas.BundleView, operation_id="show_bundle",
+                responses=declared(401, 404, 422))  # fmt: skip
+    async def show(bundle: BundleId) -> Any:
+        """Whether the daemon has a bundle."""
+        return bundle_view(bundles.touch(bundle))
+
+    @router.head("/bundles/{bundle}", include_in_schema=False)
+    async def is_there(bundle: BundleId) -> Response:
+        bundles.touch(bundle)
+        return Response()
+
+
+def agent_files_router(
+    bundles: BundleService, results: ResultService, tokens: Mapping[str, str | None]
+) -> APIRouter:  # fmt: skip
+    """For agents, who show the tokens of their clusters."""
+    router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
+
+    def sent_away(request: Request, cluster: str) -> Response | None:
+        if cluster not in tokens:
+            return problem(404, f"there is no cluster {cluster}", field="cluster")
+        said = refused(request, cluster, tokens)
+        return problem(401, said, headers={"WWW-Authenticate": "Bearer"}) if said else None
+
+    @router.get("/bundles/{bundle}")
+    async def download(request: Request, cluster: str, bundle: BundleId) -> Response:
+        """A bundle, or the rest of it (Range)."""
+        if answer := sent_away(request, cluster):
+            return answer
+        bundles.get(bundle)
+        return FileResponse(bundles.path(bundle), media_type=TAR)
+
+    @router.put("/results/{token}")
+    async def put(request: Request, cluster: str, token: str) -> Response:
+        """What a component brought; again, in place of what came before."""
+        if answer := sent_away(request, cluster):
+            return answer
+        try:
+            result = await results.put(cluster, token, request.stream())
+        except ClientDisconnect:
+            return problem(400, "the body ended too early", field="body", hint="send it again")
+        view = asdict(result)
+        return JSONResponse({name: view[name] for name in schemas.ResultView.model_fields})
+
+    return router
+
+
+def replica_view(replica: Replica) -> dict[str, Any]:
+    view = {name: getattr(replica, name) for name in Replica.__slots__}
+    times = {name: moment(view[name]) for name in ("added_at", "verified_at")}
+    return view | times | {"parts": None if replica.parts is None else len(replica.parts)}
+
+
+def _verified_view(verified: Verified) -> dict[str, Any]:
+    return replica_view(verified.replica) | {"problem": verified.problem}
+
+
+def bundle_view(bundle: StoredBundle) -> dict[str, Any]:
+    return {"id": bundle.id, "size": bundle.size, "files": bundle.files}

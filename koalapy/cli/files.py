@@ -1,0 +1,139 @@
+"""The commands for files: where input files are, and what jobs brought."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from koalapy.cli import unpacking
+from koalapy.cli.client import FINAL, Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
+from koalapy.cli.tables import table
+from koalapy.model.quantities import bytes_text
+from koalapy.model.wording import listed
+
+Json = dict[str, Any]
+Name = Annotated[str, typer.Argument(help="the logical file")]
+OptionalName = Annotated[str | None, typer.Argument(help="the logical file; default: all")]
+Cluster = Annotated[str | None, typer.Option("--cluster", help="only on this cluster")]
+Place = Annotated[
+    str, typer.Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")
+]
+
+replicas_app = typer.Typer(help="Where input files are.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(replicas_app, name="replicas")
+    app.command()(fetch)
+
+
+@replicas_app.command()
+def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Enter a file or folder on a cluster in the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
+    cluster, colon, path = place.partition(":")
+    if not colon or not cluster or not path:
+        raise CliError(f"{place!r} is no CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
+    order = {"name": name, "cluster": cluster, "path": path}
+    replica = Client(url, token).post("/api/v1/replicas", order, patient=True)
+    if as_json:
+        show_json(replica)
+        return
+    entries = "" if replica["parts"] is None else f", a folder of {_entries(replica['parts'])}"
+    said = f"{cluster} has {name}: {bytes_text(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
+    print(printable(said))
+
+
+@replicas_app.command("list")
+def list_(name: OptionalName = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Show the catalogue."""
+    answer = Client(url, token).get("/api/v1/replicas", name=name)
+    if as_json:
+        show_json(answer)
+    else:
+        print(_page(answer["replicas"]))
+
+
+@replicas_app.command()
+def verify(
+    name: OptionalName = None, cluster: Cluster = None,
+    as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None,
+) -> None:  # fmt: skip
+    """Look again at what the catalogue has; what is not good any more is not used until it is good again."""
+    choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
+    answer = Client(url, token).post("/api/v1/replicas/verify", choice, patient=True)
+    if as_json:
+        show_json(answer)
+    else:
+        print(_page(answer["replicas"]))
+    replicas = answer["replicas"]
+    if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
+        told = listed([f"{replica['name']} on {replica['cluster']}" for replica in bad])
+        raise CliError(f"not all are good: {told}", Exit.FAILED, "see the reasons above" if not as_json else "")
+
+
+@replicas_app.command()
+def remove(
+    name: Name, cluster: Cluster = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
+) -> None:  # fmt: skip
+    """Take a logical file out of the catalogue; the files on the clusters stay where they are."""
+    answer = Client(url, token).delete("/api/v1/replicas", name=name, cluster=cluster)
+    if as_json:
+        show_json(answer)
+        return
+    for replica in answer["replicas"]:
+        said = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
+        print(printable(said))
+
+
+def _page(replicas: list[Json]) -> str:
+    rows = [
+        [r["name"], r["cluster"], r["state"], bytes_text(r["size"]), "-" if r["parts"] is None else r["parts"],
+         r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"]
+        for r in replicas
+    ]  # fmt: skip
+    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def fetch(
+    job: Job,
+    to: Annotated[Path | None, typer.Option(help="folder for the files; default: job-JOB")] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite files that are there")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Bring here what a job's components brought together (koala submit --collect)."""
+    folder = to or Path(f"job-{job}")
+    if not force and _is_taken(folder):
+        raise CliError(
+            f"{folder} is there already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
+        )
+    client = Client(url, token)
+    found = client.get(f"/api/v1/jobs/{job}")
+    came = unpacking.unpack(client.results(job), folder, force=force)
+    parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(found["components"])}
+    missing = sorted(parts - came.keys())
+    if as_json:
+        components = {name: {"files": some.files, "size": some.size} for name, some in came.items()}
+        show_json({"to": str(folder), "components": components, "missing": missing})
+    else:
+        for name, some in came.items():
+            files = f"{some.files} file{'' if some.files == 1 else 's'}"
+            print(printable(f"{folder / name}: {files}, {bytes_text(some.size)}"))
+    if missing:
+        why = "the job is not over" if found["state"] not in FINAL else f"see koala show {job}"
+        raise CliError(f"nothing came of {', '.join(missing)}", Exit.FAILED, why)
+
+
+def _is_taken(folder: Path) -> bool:
+    """Whether there is anything that could be overwritten."""
+    try:
+        return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise CliError(f"cannot look into {folder}: {error.strerror}", Exit.USAGE, "give another --to") from error

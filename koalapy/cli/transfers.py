@@ -1,0 +1,116 @@
+"""The files that are brought to a job's components, in lines for people."""
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from koalapy.cli.client import FINAL, Client
+from koalapy.cli.deadline import TimeIsUp
+from koalapy.cli.errors import printable
+from koalapy.cli.tables import seconds_since
+from koalapy.model.quantities import bytes_text
+
+Json = dict[str, Any]
+BAR = 20
+"""Characters."""
+LOOK = 0.5
+"""Seconds between two looks at a job whose files are on their way."""
+UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
+"""States of a job in which files may still be brought."""
+
+
+def has_stages(job: Json) -> bool:
+    """Whether files may be brought to any of its components."""
+    own = any(component.get("inputs") for component in job["request"].get("components", ()))
+    return bool(own or job["inputs"] or job["bundle"])
+
+
+def lines(job: Json, *, unicode: bool) -> list[str]:
+    """A line for each component to which files are brought, or were."""
+    staged = [
+        (printable(f"{i} {c['cluster']}"), c) for i, c in enumerate(job["components"]) if c["staging"] and _is_told(c)
+    ]
+    width = max((len(where) for where, _ in staged), default=0)
+    return [f"{where.ljust(width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
+
+
+def _is_told(component: Json) -> bool:
+    return bool(component["stage_size"] or component["staged_at"] is None)
+
+
+def _progress(job: Json, component: Json, unicode: bool) -> str:
+    """``120 of 200 MB from north, 45 MB/s`` with a bar, or how long it took."""
+    size, there = component["stage_size"], component["staged"]
+    away = sorted({source for source in component["sources"] if source != component["cluster"]})
+    where = f" from {', '.join(away)}" if away else ""
+    if component["staged_at"]:
+        took = seconds_since(_began(job, component), component["staged_at"])
+        return f"{bytes_text(size)}{where} in {took:.3g} s{_speed(size, took)}"
+    if not size:
+        return f"waits for its files{where}"
+    now = job["ended_at"] or datetime.now(UTC).isoformat()
+    passed = seconds_since(_began(job, component), now)
+    return f"{_bar(there / size, unicode)} {_of(there, size)}{where}{_speed(there, passed)}"
+
+
+def _of(there: int, size: int) -> str:
+    """``120 of 200 MB``, or with both units where they differ."""
+    (some, unit), (everything, whole) = bytes_text(there).split(" "), bytes_text(size).split(" ")
+    return f"{some} of {everything} {whole}" if unit == whole else f"{some} {unit} of {everything} {whole}"
+
+
+def _speed(size: int, seconds: float) -> str:
+    return f", {bytes_text(size / seconds)}/s" if size and seconds >= 0.05 else ""
+
+
+def _bar(fraction: float, unicode: bool) -> str:
+    full = int(min(1.0, fraction) * BAR)
+    return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR - full) + "]"
+
+
+def _began(job: Json, component: Json) -> str:
+    """When the transfer was ordered, the last time; else when the job was placed."""
+    began = [
+        entry["at"] for entry in job.get("timeline", ())
+        if entry["event"] == "transfer" and entry["component"] == component["index"]
+        and entry["generation"] == job["generation"]
+    ]  # fmt: skip
+    return str(began[-1] if began else job["placed_at"] or job["submitted_at"])
+
+
+def follow(client: Client, job: int, stream: TextIO, deadline: float | None = None) -> None:
+    """Show how far a job's files are until they are all there, or the job is over; in place on a terminal.
+
+    Raises ``TimeIsUp`` at ``deadline`` (monotonic seconds).
+    """
+    shown: list[str] = []
+    while True:
+        found = client.get(f"/api/v1/jobs/{job}")
+        told = lines(found, unicode=False) if found["state"] not in ("queued", "held") else []
+        if told != shown:
+            _redraw(told, shown, stream)
+            shown = told
+        waits = any(component["staging"] and not component["staged_at"] for component in found["components"])
+        if found["state"] in FINAL or found["state"] not in UNDER_WAY or not has_stages(found):
+            return
+        if found["state"] not in ("queued", "held") and not waits:
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeIsUp
+        time.sleep(LOOK)
+
+
+def _redraw(told: list[str], shown: list[str], stream: TextIO) -> None:
+    if stream.isatty() and shown:
+        stream.write(f"\x1b[{len(shown)}F\x1b[J")
+    for line in told:
+        if stream.isatty() or line not in shown:
+            stream.write(f"{line}\n")
+    stream.flush()
+
+
+def follow_on_terminal(client: Client, job: Json, deadline: float | None) -> None:
+    """``follow`` on standard error for who sits before it, of a job that has files to wait for."""
+    if has_stages(job) and sys.stderr.isatty():
+        follow(client, job["id"], sys.stderr, deadline)

@@ -1,0 +1,123 @@
+"""What a job brought, unpacked: nothing outside the folder is touched, whatever the archive says."""
+
+import contextlib
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import IO, Any
+
+from koalapy.cli.errors import CliError, Exit
+
+PIECE = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Came:
+    """What came for one component; bytes."""
+
+    files: int = 0
+    size: int = 0
+
+
+class _Pieces(RawIOBase):
+    """Pieces of bytes as a file that is read from its beginning to its end."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._held:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._held = piece
+        size = min(len(buffer), len(self._held))
+        buffer[:size], self._held = self._held[:size], self._held[size:]
+        return size
+
+
+def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]:
+    """Write an archive's files below a folder; what came, by the folders directly in it.
+
+    ``CliError`` for what is no plain file or folder, and for files that are there already, unless forced.
+    """
+    came: dict[str, Came] = {}
+    root = -1
+    try:
+        with tarfile.open(fileobj=BufferedReader(_Pieces(pieces), PIECE), mode="r|") as archive:
+            to.mkdir(parents=True, exist_ok=True)
+            root = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
+            for member in archive:
+                parts = _parts(member)
+                counted = came.setdefault(parts[0], Came())
+                if member.isdir():
+                    os.close(_folder(root, parts, to))
+                    continue
+                _write(archive, member, parts, root, to, force=force)
+                counted.files += 1
+                counted.size += member.size
+    except tarfile.TarError as error:
+        raise CliError(f"the archive broke off: {error}", Exit.FAILED, "try again with --force") from error
+    except OSError as error:
+        raise CliError(f"cannot write to {to}: {error.strerror or error}", Exit.FAILED, "give another --to") from error
+    finally:
+        if root >= 0:
+            os.close(root)
+    return came
+
+
+def _parts(member: tarfile.TarInfo) -> list[str]:
+    """A member's name as folders and a file, all below the folder that is unpacked in."""
+    parts = member.name.rstrip("/").split("/")
+    if not (member.isreg() or member.isdir()) or member.issparse() or any(p in ("", ".", "..") for p in parts):
+        raise CliError(f"the archive has {member.name!r} in it", Exit.FAILED, "a daemon of another kind made it")
+    return parts
+
+
+def _folder(root: int, parts: list[str], to: Path) -> int:
+    """The folder at these parts, made where it is missing, never by way of a link; a file descriptor."""
+    found = os.dup(root)
+    for depth, part in enumerate(parts):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, 0o755, dir_fd=found)
+        try:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=found)
+        except OSError as error:
+            where = to.joinpath(*parts[: depth + 1])
+            raise CliError(f"{where} is no folder", Exit.FAILED, "remove it, or give another --to") from error
+        finally:
+            os.close(found)
+        found = below
+    return found
+
+
+def _write(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str], root: int, to: Path, *, force: bool
+) -> None:  # fmt: skip
+    content = archive.extractfile(member)
+    folder = _folder(root, parts[:-1], to)
+    try:
+        if force:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(parts[-1], dir_fd=folder)
+        mode = 0o755 if member.mode & 0o100 else 0o644
+        handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
+        with open(handle, "wb") as file:
+            _copy(content, file)
+            os.utime(file.fileno(), (member.mtime, member.mtime))
+    except FileExistsError as error:
+        raise CliError(f"{to.joinpath(*parts)} is there already", Exit.USAGE, "--force overwrites it") from error
+    finally:
+        os.close(folder)
+
+
+def _copy(content: IO[bytes] | None, file: IO[bytes]) -> None:
+    while content is not None and (piece := content.read(PIECE)):
+        file.write(piece)

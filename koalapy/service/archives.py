@@ -1,0 +1,146 @@
+"""Archives that come over HTTP: kept in a file as they come, and looked at before anybody trusts them.
+
+A good one is an uncompressed tar of regular files and folders, with relative names below the folder it is unpacked in.
+"""
+
+import asyncio
+import hashlib
+import os
+import tarfile
+import uuid
+from collections.abc import AsyncIterator, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from koalapy.model.errors import TooLargeError, UsageError
+from koalapy.model.quantities import bytes_text
+
+PIECE = 1024 * 1024
+"""Bytes that are written at a time."""
+INCOMING = ".incoming-"
+"""How the names of files begin that are not whole yet."""
+WAY_OUT = "send an uncompressed tar of regular files and folders with relative names"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive that came whole: its SHA-256, its bytes, and the names of what is in it, true for folders."""
+
+    digest: str
+    size: int
+    names: dict[str, bool]
+
+    @property
+    def files(self) -> int:
+        """How many regular files."""
+        return sum(not is_folder for is_folder in self.names.values())
+
+
+def discard(directory: Path, known: Container[str]) -> None:
+    """Remove what an earlier daemon did not get whole, or did not come to write down."""
+    for path in directory.glob("*"):
+        if path.is_file() and path.name not in known:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def incoming(directory: Path) -> Iterator[Path]:
+    """A new file's path in a folder; what is still there at the end is removed."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = directory / f"{INCOMING}{uuid.uuid4().hex}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+async def receive(content: AsyncIterator[bytes], path: Path, limit: int) -> Archive:
+    """Write an archive to a file and check it.
+
+    ``TooLargeError`` for more than ``limit`` bytes, ``UsageError`` for what is no good archive.
+    """
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        async for piece in _pieces(content):
+            size += len(piece)
+            if size > limit:
+                hint = f"send at most {bytes_text(limit)}; files on clusters can be added with koala replicas add"
+                raise TooLargeError(f"the archive is larger than {bytes_text(limit)}", field="body", hint=hint)
+            await asyncio.to_thread(_keep, file, digest, piece)
+        await asyncio.to_thread(_sync, file)
+    return Archive(digest.hexdigest(), size, await asyncio.to_thread(check, path))
+
+
+async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in larger pieces, for each costs a change of threads."""
+    held = bytearray()
+    async for piece in content:
+        held += piece
+        if len(held) >= PIECE:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _keep(file: BinaryIO, digest: "hashlib._Hash", piece: bytes) -> None:
+    digest.update(piece)
+    file.write(piece)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def check(path: Path) -> dict[str, bool]:
+    """The names of everything in an archive, and whether it is a folder; ``UsageError`` when it is no good one."""
+    kinds: dict[str, bool] = {}
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                _check_member(member, kinds)
+            file.seek(archive.offset)
+            if any(file.read(tarfile.BLOCKSIZE)):
+                raise UsageError("the body is a broken tar archive", field="body", hint=WAY_OUT)
+    except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
+        raise UsageError(f"the body is no whole tar archive: {error}", field="body", hint=WAY_OUT) from error
+    return kinds
+
+
+def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
+    name = plain_name(member.name)
+    if name is None:
+        _refuse(member, "is no name of a file below a folder")
+    if not (member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.isdir()) or member.issparse():
+        _refuse(member, "is neither a regular file nor a folder")
+    if not name:
+        if not member.isdir():
+            _refuse(member, "is no name of a file below a folder")
+        return
+    parts = name.split("/")
+    for depth in range(1, len(parts)):
+        if not kinds.setdefault("/".join(parts[:depth]), True):
+            _refuse(member, "is below a file")
+    if name in kinds and not (kinds[name] and member.isdir()):
+        _refuse(member, "comes twice")
+    kinds[name] = member.isdir()
+
+
+def _refuse(member: tarfile.TarInfo, problem: str) -> None:
+    name = member.name[:100].encode(errors="backslashreplace").decode()
+    raise UsageError(f"{name!r} in the archive {problem}", field="body", value=name, hint=WAY_OUT)
+
+
+def plain_name(name: str) -> str | None:
+    """A member's name without leading ``./``; empty for the folder itself, None for one that leads elsewhere."""
+    while name.startswith("./"):
+        name = name[2:]
+    if name in ("", "."):
+        return ""
+    parts = name.removesuffix("/").split("/")
+    if "\0" in name or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
+        return None
+    return "/".join(parts)

@@ -1,0 +1,120 @@
+"""What components brought (``--collect``): one archive for each, and one of all for who asks."""
+
+import asyncio
+import shutil
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+
+from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.job import Attempt, JobId, parse_token
+from koalapy.model.request import ClusterName
+from koalapy.ports import FileStore, JobRecord, StoredResult
+from koalapy.service.archives import PIECE, discard, incoming, plain_name, receive
+
+Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
+"""A job and all its attempts; ``NotFoundError`` when there is no such job."""
+
+
+class Results:
+    """Takes the archives of components, and puts them together."""
+
+    def __init__(
+        self, store: FileStore, directory: Path, *, limit: int, clock: Callable[[], float], attempts: Attempts
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._directory = directory
+        self._limit = limit
+        self._clock = clock
+        self._attempts = attempts
+        discard(directory, ())
+
+    async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
+        """Keep what a component brought, in place of what it brought before; ``token`` is that of its stage."""
+        job, generation, rank = await self._component(cluster, token)
+        directory = self._directory / str(job)
+        with incoming(self._directory) as path:
+            archive = await receive(content, path, self._limit)
+            directory.mkdir(exist_ok=True)
+            path.rename(directory / f"{generation}.{rank}.tar")
+        result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
+        await asyncio.to_thread(self._store.save_result, result)
+        return result
+
+    async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int]:
+        """The job, generation and rank of a stage on this very cluster from which files are collected."""
+        try:
+            job, generation, rank = parse_token(token)
+        except ValueError:
+            raise NotFoundError(f"{token[:60]!r} is no stage", field="token", value=token) from None
+        record, attempts = await self._attempts(job)
+        attempt = next((attempt for attempt in attempts if attempt.generation == generation), None)
+        gang = attempt.gang if attempt else ()
+        if not any((component.rank, component.cluster) == (rank, cluster) for component in gang):
+            raise NotFoundError(f"{token} is no component on {cluster}", field="token", value=token)
+        if not record.job.spec.collect:
+            raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
+        return job, generation, rank
+
+    async def archive(self, job: JobId) -> Iterator[bytes]:
+        """One archive of all that the last attempt brought: a folder ``RANK-CLUSTER`` for each component.
+
+        ``NotFoundError`` when there is nothing, with the reason.
+        """
+        record, _ = await self._attempts(job)
+        spec, state = record.job.spec, record.job.state
+        found = await asyncio.to_thread(self._store.results, job, record.job.generation)
+        there = [result for result in found if self._path(result).is_file()]
+        if there:
+            return _joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there])
+        if not spec.collect:
+            hint = "name the files at submission: koala submit --collect PATTERN"
+            raise NotFoundError(f"nothing is collected of job {job}", field="job", value=job, hint=hint)
+        if not state.is_final:
+            why, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
+        elif found:
+            why, hint = f"the files of job {job} are not kept any more", "set results_keep for a longer time"
+        else:
+            why, hint = f"job {job} {state} and brought no files", f"see why: koala show {job}"
+        raise NotFoundError(why, field="job", value=job, hint=hint)
+
+    def _path(self, result: StoredResult) -> Path:
+        return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
+
+    async def tidy(self, before: float) -> list[JobId]:
+        """Remove what jobs brought that ended before a moment; their ids."""
+        old = await asyncio.to_thread(self._store.remove_results, before)
+        for job in old:
+            await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
+        return old
+
+
+def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
+    """The members of several archives as one, each below a folder of its own."""
+    for path, folder in archives:
+        yield _header(tarfile.TarInfo(folder), tarfile.DIRTYPE, 0o755)
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                name = plain_name(member.name)
+                if not name:
+                    continue
+                member.name = f"{folder}/{name}"
+                yield _header(member, tarfile.DIRTYPE if member.isdir() else tarfile.REGTYPE, member.mode & 0o755)
+                yield from _content(archive, member)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
+    plain = tarfile.TarInfo(member.name)
+    plain.type, plain.mode, plain.size = kind, mode, member.size if kind == tarfile.REGTYPE else 0
+    plain.mtime = int(member.mtime) if isfinite(member.mtime) else 0
+    return plain.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    content = archive.extractfile(member) if member.isreg() else None
+    while content is not None and (piece := content.read(PIECE)):
+        yield piece
+    if content is not None and (rest := member.size % tarfile.BLOCKSIZE):
+        yield bytes(tarfile.BLOCKSIZE - rest)

@@ -1,0 +1,107 @@
+"""The replica catalogue, the submitters' bundles and the collected results in SQL, beside the jobs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Engine, RowMapping, Table, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from koalapy.model.job import JobId
+from koalapy.model.replica import Part, Replica, ReplicaState
+from koalapy.model.request import ClusterName
+from koalapy.ports import StoredBundle, StoredResult
+from koalapy.store import tables
+from koalapy.store.engine import reading, unavailable_is_known, writing
+
+
+class SqlFiles:
+    """The ``FileStore`` port on a migrated database; ``StoreUnavailable`` when it does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._writer = writing(engine)
+        self._reader = reading(engine)
+
+    # Replicas
+
+    def replicas(self) -> list[Replica]:
+        """In order of name and cluster."""
+        order = tables.replicas.c.name, tables.replicas.c.cluster
+        return [_replica(row) for row in self._read(select(tables.replicas).order_by(*order))]
+
+    def save_replicas(self, replicas: Sequence[Replica]) -> None:
+        self._upsert(tables.replicas, [_replica_row(replica) for replica in replicas])
+
+    def remove_replicas(self, name: str, clusters: Sequence[ClusterName]) -> None:
+        replicas = tables.replicas.c
+        statement = delete(tables.replicas).where(replicas.name == name, replicas.cluster.in_(clusters))
+        with unavailable_is_known(), self._writer.begin() as connection:
+            connection.execute(statement)
+
+    # Bundles
+
+    def bundles(self) -> list[StoredBundle]:
+        return [StoredBundle(**row) for row in self._read(select(tables.bundles))]
+
+    def save_bundles(self, bundles: Sequence[StoredBundle]) -> None:
+        self._upsert(tables.bundles, [asdict(bundle) for bundle in bundles])
+
+    def remove_bundle(self, bundle: str) -> None:
+        with unavailable_is_known(), self._writer.begin() as connection:
+            connection.execute(delete(tables.bundles).where(tables.bundles.c.id == bundle))
+
+    # Results
+
+    def results(self, job: JobId, generation: int) -> list[StoredResult]:
+        """Of one attempt, in order of rank."""
+        results = tables.results.c
+        query = select(tables.results).where(results.job_id == job, results.generation == generation)
+        return [_result(row) for row in self._read(query.order_by(results.rank))]
+
+    def save_result(self, result: StoredResult) -> None:
+        row = asdict(result)
+        self._upsert(tables.results, [row | {"job_id": row.pop("job")}])
+
+    def remove_results(self, before: float) -> list[JobId]:
+        """Of jobs that ended before a moment."""
+        results, jobs = tables.results.c, tables.jobs.c
+        old = (
+            select(results.job_id).distinct().join(tables.jobs, jobs.id == results.job_id).where(jobs.ended_at < before)
+        )
+        with unavailable_is_known(), self._writer.begin() as connection:
+            found = list(connection.execute(old.where(jobs.ended_at < before)).scalars())
+            for start in range(0, len(found), 500):
+                some = found[start : start + 500]
+                connection.execute(delete(tables.results).where(results.job_id.in_(some)))
+        return found
+
+    def _read(self, query: Any) -> Sequence[RowMapping]:
+        with unavailable_is_known(), self._reader.connect() as connection:
+            return connection.execute(query).mappings().all()
+
+    def _upsert(self, table: Table, values: list[dict[str, Any]]) -> None:
+        if not values:
+            return
+        dialect = sqlite if self._writer.dialect.name == "sqlite" else postgresql
+        statement = dialect.insert(table)
+        keys = [column.name for column in table.primary_key]
+        changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
+        with unavailable_is_known(), self._writer.begin() as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), values)
+
+
+def _replica_row(replica: Replica) -> dict[str, Any]:
+    row = asdict(replica) | {"state": replica.state.value}
+    if replica.parts is not None:
+        row["parts"] = [[part.name, part.size, part.checksum] for part in replica.parts]
+    return row
+
+
+def _replica(row: RowMapping) -> Replica:
+    parts = None if row["parts"] is None else tuple(Part(*part) for part in row["parts"])
+    return Replica(**{**row, "parts": parts, "state": ReplicaState(row["state"])})
+
+
+def _result(row: RowMapping) -> StoredResult:
+    values = dict(row)
+    return StoredResult(job=values.pop("job_id"), **values)

@@ -1,0 +1,122 @@
+"""The routes of background load: only where it is allowed, and every wrong order by its field."""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from koalapy.api import background_schemas
+from koalapy.api.app import create_app
+from koalapy.api.background import background_router
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.cli.memory import MemoryService
+
+Json = dict[str, Any]
+PATH = "/api/v1/clusters/north/background"
+ORDER = {"nodes": 1, "seconds": 5}
+
+
+class Questions:
+    """An agent that starts whatever it is asked to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Json]] = []
+        self.fault: Exception | None = None
+
+    async def ask(self, cluster: str, what: str, payload: dict[str, object], timeout: float = 30.0) -> Json:
+        self.asked.append((cluster, what, payload))
+        if self.fault is not None:
+            raise self.fault
+        return {"stopped": 2} if what == "background-stop" else {"name": "local-1", "lrm_job": "7"}
+
+
+def client(questions: Questions, allowed: bool) -> httpx2.AsyncClient:
+    service = MemoryService()
+    app = create_app(service, routers=[background_router(service, questions, allowed)])
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala")
+
+
+@pytest.fixture
+def questions() -> Questions:
+    return Questions()
+
+
+@pytest_asyncio.fixture
+async def api(questions: Questions) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client(questions, True) as api:
+        yield api
+
+
+async def test_the_clusters_agent_is_asked(api: httpx2.AsyncClient, questions: Questions) -> None:
+    started = await api.post(PATH, json={"nodes": 3, "seconds": "1m"})
+    assert (started.status_code, started.json()) == (201, {"name": "local-1", "lrm_job": "7"})
+    stopped = await api.delete(PATH)
+    assert (stopped.status_code, stopped.json()) == (200, {"stopped": 2})
+    assert questions.asked == [
+        ("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {}),
+    ]  # fmt: skip
+    background_schemas.BackgroundStarted.model_validate(started.json())
+
+
+async def test_a_daemon_does_not_do_it_unless_told(questions: Questions) -> None:
+    async with client(questions, False) as api:
+        for answer in (await api.post(PATH, json=ORDER), await api.delete(PATH)):
+            told = answer.json()
+            assert (answer.status_code, told["field"]) == (403, "background_load")
+            assert "background_load: true" in told["hint"]
+            assert answer.headers["content-type"] == "application/problem+json"
+    assert questions.asked == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"nodes": 0}, "nodes"),
+        ({"nodes": 5}, "nodes"),
+        ({"nodes": True}, "nodes"),
+        ({"nodes": 1.5}, "nodes"),
+        ({"nodes": 2**40}, "nodes"),
+        ({"seconds": 0}, "seconds"),
+        ({"seconds": -1}, "seconds"),
+        ({"seconds": 601}, "seconds"),
+        ({"seconds": "soon"}, "seconds"),
+        ({"second": 1}, "second"),
+    ],
+)
+async def test_a_wrong_order_is_refused_by_its_field(
+    api: httpx2.AsyncClient, questions: Questions, change: Json, field: str
+) -> None:
+    answer = await api.post(PATH, json=ORDER | change)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert answer.json()["hint"]
+    assert questions.asked == []
+
+
+async def test_a_missing_field_an_unknown_one_and_no_json(api: httpx2.AsyncClient) -> None:
+    assert (await api.post(PATH, json={"nodes": 1})).json()["field"] == "seconds"
+    assert (await api.post(PATH, content=b"{", headers={"content-type": "application/json"})).status_code == 400
+    unknown = await api.post(PATH.replace("north", "nroth"), json=ORDER)
+    assert (unknown.status_code, "north" in unknown.json()["hint"]) == (404, True)
+    assert (await api.delete(PATH, params={"all": "yes"})).status_code == 422
+
+
+@pytest.mark.parametrize(("fault", "status"), [(SiteUnavailable("no answer"), 503), (SiteRejected("not here"), 502)])
+async def test_what_the_cluster_says_is_told(
+    api: httpx2.AsyncClient, questions: Questions, fault: Exception, status: int
+) -> None:
+    questions.fault = fault
+    answer = await api.post(PATH, json=ORDER)
+    assert (answer.status_code, answer.json()["detail"]) == (status, str(fault))
+
+
+async def test_the_document_declares_what_is_answered(api: httpx2.AsyncClient) -> None:
+    document = (await api.get("/openapi.json")).json()
+    operations = document["paths"]["/api/v1/clusters/{name}/background"]
+    assert {"201", "400", "403", "404", "422", "502", "503"} <= set(operations["post"]["responses"])
+    assert {"200", "403", "404", "422", "502", "503"} <= set(operations["delete"]["responses"])
+    assert all(op["tags"] == ["clusters"] and op["description"] for op in operations.values())
+    references = set(re.findall(r"'#/components/schemas/([^']+)'", str(operations)))
+    assert references <= set(document["components"]["schemas"])

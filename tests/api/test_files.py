@@ -1,0 +1,287 @@
+"""Replicas, bundles and results over HTTP: whatever is sent, the answer says what is wrong with it."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from koalapy.api.schemas import JobSubmission
+from koalapy.model.errors import SiteRejected
+from tests.api.conftest import BUNDLE_LIMIT, Open
+from tests.service.archives import GOOD, archive_of, pieces
+from tests.service.sites import Sites, sha
+
+Json = dict[str, Any]
+ARCHIVE = archive_of(GOOD)
+NORTH = {"Authorization": "Bearer north's"}
+SOUTH = {"Authorization": "Bearer south's"}
+
+
+async def added(api: httpx2.AsyncClient, name: str, cluster: str, path: str) -> httpx2.Response:
+    return await api.post("/api/v1/replicas", json={"name": name, "cluster": cluster, "path": path})
+
+
+@pytest.fixture
+def sites() -> Sites:
+    mesh = {(cluster, "/m"): b"mesh" for cluster in ("north", "south")}
+    return Sites(mesh | {("north", "/f"): {"a": b"1", "b": b"22"}})
+
+
+# Replicas
+
+
+async def test_a_replica_is_shown_as_it_is(open_api: Open, sites: Sites) -> None:
+    api = await open_api(sites=sites)
+    answer = await added(api, "climate/m", "north", "/m")
+    shown = answer.json()
+    assert answer.status_code == 201
+    assert {name: shown[name] for name in ("name", "cluster", "path", "size", "checksum", "parts", "state")} == {
+        "name": "climate/m", "cluster": "north", "path": "/m", "size": 4, "checksum": sha(b"mesh"), "parts": None,
+        "state": "good",
+    }  # fmt: skip
+    assert (await added(api, "f", "north", "/f")).json()["parts"] == 2
+    assert (await api.get("/api/v1/replicas", params={"name": "climate/m"})).json() == {"replicas": [shown]}
+
+
+NAMES = [
+    "climate/2026/m",
+    "-rf",
+    "a b",
+    "ünïcode/ä",
+    "a/../b",
+    "%2e%2e",
+    "a?b=c",
+    "a:as=b",
+    "'; drop table replicas; --",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_strange_names_go_all_the_way(open_api: Open, sites: Sites, name: str) -> None:
+    api = await open_api(sites=sites)
+    assert (await added(api, name, "north", "/m")).status_code == 201
+    assert [r["name"] for r in (await api.get("/api/v1/replicas", params={"name": name})).json()["replicas"]] == [name]
+    verified = await api.post("/api/v1/replicas/verify", json={"name": name, "cluster": "north"})
+    assert [(r["state"], r["problem"]) for r in verified.json()["replicas"]] == [("good", "")]
+    gone = await api.delete("/api/v1/replicas", params={"name": name})
+    assert [r["name"] for r in gone.json()["replicas"]] == [name]
+    assert (await api.get("/api/v1/replicas")).json() == {"replicas": []}
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "field"),
+    [
+        ({"name": "m", "cluster": "north"}, 422, "path"),
+        ({"name": "m", "cluster": "north", "path": "/m", "size": 4}, 422, "size"),
+        ({"nmae": "m", "cluster": "north", "path": "/m"}, 422, "nmae"),
+        ({"name": "..", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "a/.", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "a\nb", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "a\0", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "\x1b[31m", "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "x" * 1001, "cluster": "north", "path": "/m"}, 422, "name"),
+        ({"name": "m", "cluster": "nroth", "path": "/m"}, 422, "cluster"),
+        ({"name": "m", "cluster": "north", "path": "m"}, 422, "path"),
+        ({"name": "m", "cluster": "north", "path": "/m\0"}, 422, "path"),
+        ({"name": "m", "cluster": "north", "path": "/nothing"}, 422, "path"),
+        ({"name": "m", "cluster": "north", "path": "/etc/shadow"}, 422, "path"),
+        ({"name": "m", "cluster": "south", "path": "/other"}, 409, "path"),
+        ([], 422, "body"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_order_is_refused_by_its_field(
+    open_api: Open, sites: Sites, order: Json, status: int, field: str
+) -> None:
+    sites.content |= {
+        ("north", "/etc/shadow"): SiteRejected("/etc/shadow is not below a replica directory", fault="outside"),
+        ("south", "/other"): b"other",
+    }
+    api = await open_api(sites=sites)
+    await added(api, "m", "north", "/m")
+    answer = await api.post("/api/v1/replicas", json=order)
+    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["hint"]
+    assert len((await api.get("/api/v1/replicas")).json()["replicas"]) == 1
+
+
+async def test_a_cluster_out_of_reach_is_to_be_asked_later(open_api: Open, sites: Sites) -> None:
+    sites.away = {"north"}
+    answer = await added(await open_api(sites=sites), "m", "north", "/m")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "field"),
+    [("GET", "/replicas?nmae=m", "nmae"), ("DELETE", "/replicas", "name"), ("DELETE", "/replicas?name=m&all=1", "all"),
+     ("GET", "/replicas?name=", "name")],
+)  # fmt: skip
+async def test_a_wrong_question_is_refused_by_its_field(open_api: Open, method: str, path: str, field: str) -> None:
+    answer = await (await open_api()).request(method, f"/api/v1{path}")
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+# Submissions
+
+PAIR = {"type": "nonfixed", "components": [{"size": 1}, {"size": 1}]}
+SIX = {"type": "flexible", "total_size": 6}
+OWN = {"type": "nonfixed", "components": [{"size": 1, "inputs": [{"flie": "m"}]}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "hint"),
+    [
+        ({"inputs": [{"file": "mash"}]}, "inputs[0].file", "did you mean mesh? known: f, m, mesh; add it with koala"),
+        ({"inputs": [{"file": "m"}, {"file": "m"}]}, "inputs[1].as", "another name"),
+        ({"inputs": [{"file": "m", "as": "../m"}]}, "inputs[0].as", "plain file name"),
+        ({"inputs": [{"file": "m", "as_": "x"}]}, "inputs[0].as_", "did you mean as?"),
+        ({"inputs": [{"file": "f", "part": "a"}]}, "inputs[0].part", "known: as, distribution, file"),
+        ({"inputs": [{"file": "f", "distribution": "partitioned"}], "request": SIX}, "inputs[0].distribution", "fixed"),
+        ({"inputs": [{"file": "f", "distribution": "half"}]}, "inputs[0].distribution", "'whole' or 'partitioned'"),
+        ({"inputs": [{"file": ""}]}, "inputs[0].file", "at least 1 characters"),
+        ({"inputs": ["m"]}, "inputs[0]", "give fields and values"),
+        ({"request": OWN}, "request.components[0].inputs[0].flie", "did you mean file?"),
+        ({"bundle": "a" * 64}, "bundle", "koala submit --stage"),
+        ({"bundle": "../../etc/passwd"}, "bundle", "koala submit --stage"),
+        ({"collect": ["/etc/*"]}, "collect[0]", "below the folder"),
+        ({"collect": ["ok", "a/../../b"]}, "collect[1]", "below the folder"),
+        ({"collect": [""]}, "collect[0]", "below the folder"),
+        ({"collect": "out"}, "collect", "give a list"),
+        ({"communication": 1.5}, "communication", "from 0 to 1"),
+        ({"communication": -0.1}, "communication", "from 0 to 1"),
+        ({"communication": "much"}, "communication", "give a number"),
+        ({"application": "x" * 201}, "application", "at most 200 characters"),
+        ({"application": "a\nb"}, "application", "leave them out"),
+    ],
+)
+async def test_a_wrong_submission_is_refused_by_its_field(
+    open_api: Open, sites: Sites, change: Json, field: str, hint: str
+) -> None:
+    api = await open_api(sites=sites)
+    await added(api, "m", "north", "/m")
+    await added(api, "f", "north", "/f")
+    await added(api, "mesh", "north", "/m")
+    body = {"request": PAIR, "command": ["true"]} | change
+    for path in ("jobs", "explain"):
+        answer = await api.post(f"/api/v1/{path}", json=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+        assert hint in answer.json()["hint"]
+    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
+
+
+@pytest.mark.parametrize("request_", [PAIR, SIX])
+async def test_a_shown_job_with_files_submitted_again_asks_for_the_same(
+    open_api: Open, sites: Sites, request_: Json
+) -> None:
+    api = await open_api(sites=sites)
+    await added(api, "climate/m", "north", "/m")
+    await added(api, "f", "north", "/f")
+    bundle = (await api.post("/api/v1/bundles", content=ARCHIVE)).json()["id"]
+    inputs: list[Json] = [{"file": "climate/m", "as": "mesh"}]
+    inputs += [{"file": "f", "distribution": "partitioned"}] if request_ is PAIR else []
+    files = {"inputs": inputs, "bundle": bundle, "collect": ["out/*"], "communication": 0.25}
+    body = {"request": request_, "command": ["python", "-m", "wave"], **files}
+    first = (await api.post("/api/v1/jobs", json=body)).json()
+    assert first["application"] == "wave"
+    if request_ is PAIR:
+        assert [c["inputs"][1] for c in first["request"]["components"]] == [
+            {"file": "f", "part": "a", "as": "f"}, {"file": "f", "part": "b", "as": "f"},
+        ]  # fmt: skip
+    again = {name: first[name] for name in JobSubmission.model_fields}
+    second = await api.post("/api/v1/jobs", json=again)
+    assert second.status_code == 201, second.text
+    assert {name: second.json()[name] for name in again} == again
+
+
+async def test_a_key_is_for_one_submission_whatever_becomes_of_the_catalogue(open_api: Open, sites: Sites) -> None:
+    api = await open_api(sites=sites)
+    await added(api, "m", "north", "/m")
+    body = {"request": SIX, "command": ["true"], "inputs": [{"file": "m"}]}
+    key = {"Idempotency-Key": "k"}
+    assert (await api.post("/api/v1/jobs", json=body, headers=key)).status_code == 201
+    await api.delete("/api/v1/replicas", params={"name": "m"})
+    again = await api.post("/api/v1/jobs", json=body, headers=key)
+    assert (again.status_code, again.json()["id"]) == (200, 1)
+
+
+# Bundles
+
+
+async def test_a_bundle_is_uploaded_once(open_api: Open) -> None:
+    api = await open_api()
+    path = f"/api/v1/bundles/{sha(ARCHIVE)}"
+    missing = await api.get(path)
+    assert (missing.status_code, missing.json()["field"]) == (404, "bundle")
+    expected = {"id": sha(ARCHIVE), "size": len(ARCHIVE), "files": 3}
+    for status in (201, 200):
+        answer = await api.post("/api/v1/bundles", content=pieces(ARCHIVE))
+        assert (answer.status_code, answer.json()) == (status, expected)
+    assert (await api.get(path)).json() == expected
+    assert (await api.head(path)).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"#!/bin/sh", ARCHIVE[:3000], archive_of({"../x": b""})])
+async def test_a_bad_bundle_is_refused(open_api: Open, body: bytes) -> None:
+    answer = await (await open_api()).post("/api/v1/bundles", content=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, "body")
+    assert "tar" in answer.json()["hint"]
+
+
+async def test_a_bundle_that_does_not_say_how_large_it_is_may_not_be_larger(open_api: Open) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 65536
+            yield bytes(65536)
+
+    answer = await (await open_api()).post("/api/v1/bundles", content=endless())
+    assert (answer.status_code, answer.json()["field"]) == (413, "body")
+    assert sent < 3 * BUNDLE_LIMIT
+
+
+async def test_users_show_their_tokens_for_files_too(open_api: Open) -> None:
+    api = await open_api(tokens=["secret"])
+    for method, path in (("GET", "replicas"), ("POST", "bundles"), ("GET", "bundles/x"), ("GET", "jobs/1/results")):
+        assert (await api.request(method, f"/api/v1/{path}")).status_code == 401
+
+
+# What agents do
+
+
+async def test_an_agent_downloads_a_bundle_and_goes_on_after_a_cut(open_api: Open) -> None:
+    api = await open_api(tokens=["secret"])
+    await api.post("/api/v1/bundles", content=ARCHIVE, headers={"Authorization": "Bearer secret"})
+    path = f"/api/v1/agents/north/bundles/{sha(ARCHIVE)}"
+    assert (await api.get(path, headers=NORTH)).content == ARCHIVE
+    rest = await api.get(path, headers=NORTH | {"Range": "bytes=1000-"})
+    assert (rest.status_code, rest.content) == (206, ARCHIVE[1000:])
+    over = await api.get(path, headers=NORTH | {"Range": f"bytes={len(ARCHIVE)}-"})
+    assert over.status_code == 416
+    missing = await api.get("/api/v1/agents/north/bundles/..%2F..%2Fkoala.db", headers=NORTH)
+    assert missing.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("cluster", "headers", "status"),
+    [("north", {}, 401), ("north", SOUTH, 401), ("west", NORTH, 401), ("nowhere", NORTH, 404)],
+)
+async def test_only_the_clusters_own_agent_is_let_in(open_api: Open, cluster: str, headers: Json, status: int) -> None:
+    api = await open_api()
+    await api.post("/api/v1/bundles", content=ARCHIVE)
+    path = f"/api/v1/agents/{cluster}"
+    assert (await api.get(f"{path}/bundles/{sha(ARCHIVE)}", headers=headers)).status_code == status
+    assert (await api.put(f"{path}/results/1.1.0", headers=headers, content=ARCHIVE)).status_code == status
+
+
+async def test_results_are_only_those_of_components(open_api: Open, body: Json) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body | {"collect": ["*"]})
+    for token in ("1.1.0", "9.1.0", "x", "..%2F1"):
+        answer = await api.put(f"/api/v1/agents/north/results/{token}", headers=NORTH, content=ARCHIVE)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    waiting = await api.get("/api/v1/jobs/1/results")
+    assert waiting.status_code == 404
+    assert waiting.json()["detail"] == "job 1 is queued: its files come when it ends"

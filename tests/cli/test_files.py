@@ -1,0 +1,438 @@
+"""Input files, files that are sent along, and files that come back, by command."""
+
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.cli import transfers
+from koalapy.cli.errors import CliError
+from koalapy.cli.resubmit import command_for
+from koalapy.cli.staging import packed
+from koalapy.cli.submission import inputs_of
+from koalapy.cli.unpacking import unpack
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.replica import ReplicaState
+from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
+from tests.cli.conftest import Koala, Server
+from tests.cli.memory_files import MESH
+from tests.service.archives import archive, archive_of, special, unpacked
+
+SIX = ("--flexible", "6")
+
+
+# The catalogue
+
+
+def test_a_replica_is_added_and_listed(koala: Koala) -> None:
+    added = koala("replicas", "add", "climate/mesh.nc", "north:/data/a b:c.nc")
+    assert (added.code, added.err) == (0, "")
+    assert added.out == f"north has climate/mesh.nc: 200 MB, SHA-256 {MESH.checksum}\n"
+    assert "a folder of 0 entries" in koala("replicas", "add", "fields", "north:/folder").out
+    header, first, _ = koala("replicas", "list").out.splitlines()
+    assert header.split() == ["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"]
+    assert first.split() == [
+        "climate/mesh.nc", "north", "good", "200", "MB", "-", "c0ffeec0", "/data/a", "b:c.nc", "-",
+    ]  # fmt: skip
+    assert len(koala("replicas", "list", "fields").out.splitlines()) == 2
+    assert json.loads(koala("replicas", "list", "fields", "--json").out)["replicas"][0]["parts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("add", "m", "north"), 2, "koala: 'north' is no CLUSTER:PATH; write it as north:/data/m\n"),
+        (("add", "m", ":/data"), 2, "is no CLUSTER:PATH"),
+        (("add", "m", "north:/other"), 4, "koala: north:/other is another file; give it another name\n"),
+        (("list", "n"), 3, "koala: the replica catalogue has no n; add it with koala\n"),
+        (("verify", "n"), 3, "has no n"),
+        (("remove", "n"), 3, "has no n"),
+    ],
+)
+def test_what_does_not_work_is_said_in_a_line(koala: Koala, arguments: tuple[str, ...], code: int, said: str) -> None:
+    ended = koala("replicas", *arguments)
+    assert (ended.code, ended.out) == (code, "")
+    assert said in ended.err
+
+
+def test_verify_fails_when_not_all_are_good(koala: Koala, server: Server) -> None:
+    server.files.replicas = [MESH, replace(MESH, cluster="south"), replace(MESH, cluster="west")]
+    assert koala("replicas", "verify").code == 0
+    server.files.now = {"north": (ReplicaState.MISSING, "it is not there", ""),
+                        "west": (ReplicaState.GOOD, "", "west is out of reach")}  # fmt: skip
+    ended = koala("replicas", "verify", "climate/mesh.nc")
+    assert ended.code == 1
+    assert [line.split("  ")[-1] for line in ended.out.splitlines()[1:]] == [
+        "it is not there", "-", "west is out of reach",
+    ]  # fmt: skip
+    assert "not all are good: climate/mesh.nc on north, climate/mesh.nc on west" in ended.err
+    assert koala("replicas", "verify", "--cluster", "south").code == 0
+
+
+def test_remove_says_that_the_file_stays(koala: Koala, server: Server) -> None:
+    server.files.replicas = [MESH, replace(MESH, cluster="south")]
+    ended = koala("replicas", "remove", "climate/mesh.nc", "--cluster", "south")
+    assert ended.out == (
+        "climate/mesh.nc on south is forgotten; nothing was done to the file itself, /data/mesh.nc\n"
+    )  # fmt: skip
+    assert server.files.replicas == [MESH]
+
+
+# Submitting with files
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("m", {"file": "m"}),
+        ("climate/mesh.nc:as=mesh", {"file": "climate/mesh.nc", "as": "mesh"}),
+        ("f:partitioned", {"file": "f", "distribution": "partitioned"}),
+        ("f:partitioned:as=x", {"file": "f", "distribution": "partitioned", "as": "x"}),
+        ("f:as=x:whole", {"file": "f", "distribution": "whole", "as": "x"}),
+        ("a:b:c", {"file": "a:b:c"}),
+        ("-rf:as=a=b", {"file": "-rf", "as": "a=b"}),
+    ],
+)
+def test_an_input_says_how_it_comes(text: str, given: dict[str, str]) -> None:
+    assert inputs_of([text]) == [given]
+
+
+@pytest.mark.parametrize("text", ["", ":partitioned", "f:as=a:as=b", "f:whole:partitioned"])
+def test_an_input_without_sense_is_refused(text: str) -> None:
+    with pytest.raises(CliError, match="--input"):
+        inputs_of([text])
+
+
+def test_where_files_come_the_program_does_not_start_here(koala: Koala, server: Server) -> None:
+    for options in (("--input", "m:as=x"), ("--collect", "*.csv", "--collect", "out/**")):
+        assert koala("submit", *SIX, *options, "--", "true").code == 0
+        assert server.service.records[len(server.service.records)].spec.workdir is None
+    koala("submit", *SIX, "--input", "m", "--chdir", "/work", "--", "true")
+    koala("submit", *SIX, "--application", "sea", "--communication", "0.25", "--", "true")
+    first, second, third, fourth = (job.spec for job in server.service.records.values())
+    assert first.inputs == (InputFile("m", target="x"),)
+    assert second.collect == ("*.csv", "out/**")
+    assert third.workdir == "/work"
+    assert (fourth.application, fourth.communication, fourth.workdir) == ("sea", 0.25, str(Path.cwd()))
+
+
+def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("echo hello")
+    (tmp_path / "job.yaml").write_text(
+        "request: {type: nonfixed, components: [{size: 1, inputs: [{file: f, part: a}]}]}\n"
+        "command: [sh, run.sh]\ninputs: [{file: m, as: x}]\nstage: [run.sh]\ncollect: ['*']\n"
+    )
+    assert koala("submit", "-f", str(tmp_path / "job.yaml")).code == 0
+    spec = server.service.records[1].spec
+    assert spec.inputs == (InputFile("m", target="x"),)
+    assert spec.inputs_of(0) == (InputFile("f", distribution="partitioned", part="a"),)
+    assert spec.bundle is not None
+    assert unpacked(server.bundles.kept[spec.bundle.id]) == {"run.sh": b"echo hello"}
+    (tmp_path / "job.yaml").write_text("request: {type: flexible, total_size: 1}\nstage: run.sh\n")
+    assert "stage of the job file is no list of paths" in koala("submit", "-f", str(tmp_path / "job.yaml")).err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--collect", "/etc/*"), "koala: --collect is '/etc/*', which is not below the component's folder"),
+        (("--communication", "2"), "koala: --communication is 2; give a fraction of the run time from 0 to 1"),
+    ],
+)
+def test_a_refusal_is_said_of_the_option(koala: Koala, options: tuple[str, ...], said: str) -> None:
+    ended = koala("submit", *SIX, *options, "--", "true")
+    assert ended.code == 2
+    assert ended.err.startswith(said)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder with a script, a program that can be executed, and a link to a file elsewhere."""
+    folder = tmp_path / "code"
+    (folder / "sub dir").mkdir(parents=True)
+    (folder / "-run.sh").write_text("#!/bin/sh\n")
+    (folder / "-run.sh").chmod(0o750)
+    (folder / "sub dir" / "ä.py").write_text("print()")
+    (tmp_path / "elsewhere").write_text("far")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "empty").mkdir()
+    return folder
+
+
+def test_files_are_sent_along_once(koala: Koala, server: Server, code: Path) -> None:
+    for _ in range(2):
+        assert koala("submit", *SIX, "--stage", str(code), "--", "code/-run.sh").code == 0
+    assert server.bundles.uploads == 1
+    spec = server.service.records[2].spec
+    assert spec.workdir is None
+    assert spec.bundle is not None
+    data = server.bundles.kept[spec.bundle.id]
+    assert unpacked(data) == {
+        "code": None, "code/-run.sh": b"#!/bin/sh\n", "code/empty": None, "code/link": b"far",
+        "code/sub dir": None, "code/sub dir/ä.py": b"print()",
+    }  # fmt: skip
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        executable = [member.name for member in tar if member.isreg() and member.mode & 0o111]
+    assert executable == ["code/-run.sh"]
+
+
+def test_of_the_folder_one_is_in_comes_what_it_holds(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(code)
+    with packed(["."]) as archived:
+        assert sorted(unpacked(archived.file.read())) == ["-run.sh", "empty", "link", "sub dir", "sub dir/ä.py"]
+        assert archived.files == 3
+    monkeypatch.chdir(code / "empty")
+    with packed(["../-run.sh", ".."]) as archived:
+        assert "-run.sh" in unpacked(archived.file.read())
+
+
+def test_a_file_that_changed_makes_another_archive(code: Path) -> None:
+    idents = []
+    for text in ("1", "1", "2"):
+        (code / "x").write_text(text)
+        os.utime(code / "x", (1000, 1000))
+        (code / "editing~").touch()
+        (code / "editing~").unlink()
+        with packed([str(code)]) as archived:
+            idents.append(archived.id)
+    assert idents[0] == idents[1] != idents[2]
+
+
+def _bad(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
+    yield [str(tmp_path / "none")], "no such file or directory"
+    (tmp_path / "a").mkdir()
+    yield [str(tmp_path / "a")], "there is no file to send"
+    yield ["/"], "has no name"
+    (tmp_path / "a" / "dangling").symlink_to("nowhere")
+    yield [str(tmp_path / "a")], "no such file or directory"
+    (tmp_path / "a" / "dangling").unlink()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    yield [str(tmp_path / "a")], "leads back into itself"
+    (tmp_path / "a" / "loop").unlink()
+    os.mkfifo(tmp_path / "a" / "pipe")
+    yield [str(tmp_path / "a")], "is no file or folder"
+    (tmp_path / "x").touch()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x").touch()
+    yield [str(tmp_path / "x"), str(tmp_path / "b" / "x")], "would both be x"
+
+
+def test_what_cannot_be_sent_is_said_before_anything_is_submitted(koala: Koala, server: Server, tmp_path: Path) -> None:
+    for paths, said in _bad(tmp_path):
+        options = [word for path in paths for word in ("--stage", path)]
+        for more in ((), ("--dry-run",)):
+            ended = koala("submit", *SIX, *options, *more, "--", "true")
+            assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert (server.service.records, server.bundles.uploads) == ({}, 0)
+
+
+def test_a_dry_run_sends_nothing(koala: Koala, server: Server, code: Path) -> None:
+    assert koala("submit", *SIX, "--stage", str(code), "--input", "m", "--dry-run", "--", "true").code == 0
+    assert server.bundles.uploads == 0
+    assert server.service.asked is not None
+    assert (server.service.asked.bundle, server.service.asked.workdir) == (None, None)
+
+
+def test_a_submission_with_files_is_said_as_a_command() -> None:
+    inputs = [{"file": "a b"}, {"file": "f", "distribution": "partitioned", "as": "x"}]
+    body = {"request": {"type": "nonfixed", "components": [{"size": 1}]}, "command": ["true"], "inputs": inputs}
+    command = "koala submit --nonfixed 1 --input 'a b' --input f:partitioned:as=x --collect 'o/*' -- true"
+    assert command_for(body | {"collect": ["o/*"]}, "/here") == command
+    assert command_for(body | {"workdir": "/here", "inputs": []}, "/here") == "koala submit --nonfixed 1 -- true"
+    told = command_for(body | {"workdir": "/here", "application": "sea", "communication": 0.5}, "/here")
+    assert told is not None
+    assert "--application sea --communication 0.5 --chdir /here --input" in told
+    assert command_for(body | {"bundle": "a" * 64}, "/here") is None, "nobody knows the files that are in it"
+
+
+# Fetching
+
+
+def brought(server: Server, pieces: list[bytes], *clusters: str) -> None:
+    components = tuple(
+        Component(index, cluster, 1, ComponentState.ENDED) for index, cluster in enumerate(clusters)
+    )  # fmt: skip
+    spec = JobSpec(FlexibleRequest(2), ("true",), collect=("*",))
+    job = Job(7, spec, 1000.0, JobState.SUCCEEDED, generation=1, attempt=Attempt(1, components, 1000.0))
+    server.service.records[7] = job
+    server.results.archives[7] = pieces
+
+
+FILES = {"0-north": None, "0-north/out/-a b": b"a" * 3000, "0-north/run.sh": b"#!/bin/sh", "1-south": None}
+DATA = archive_of(FILES)
+
+
+def test_what_came_is_said_and_there(koala: Koala, server: Server, tmp_path: Path) -> None:
+    brought(server, [DATA[i : i + 100] for i in range(0, len(DATA), 100)], "north", "south")
+    to = tmp_path / "new" / "folder"
+    ended = koala("fetch", "7", "--to", str(to))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == f"{to}/0-north: 2 files, 3.01 KB\n{to}/1-south: 0 files, 0 bytes\n"
+    assert (to / "0-north/out/-a b").read_bytes() == b"a" * 3000
+    assert stat.S_IMODE((to / "0-north/run.sh").stat().st_mode) & 0o111
+    assert not stat.S_IMODE((to / "0-north/out/-a b").stat().st_mode) & 0o111
+    assert (to / "1-south").is_dir()
+
+
+def test_nothing_is_overwritten_unless_forced(
+    koala: Koala, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    brought(server, [DATA], "north", "south")
+    assert koala("fetch", "7").code == 0
+    (tmp_path / "job-7/0-north/run.sh").write_text("mine")
+    again = koala("fetch", "7")
+    assert (again.code, "--force" in again.err) == (2, True)
+    assert (tmp_path / "job-7/0-north/run.sh").read_text() == "mine"
+    assert koala("fetch", "7", "--force", "--json").code == 0
+    assert (tmp_path / "job-7/0-north/run.sh").read_text() == "#!/bin/sh"
+
+
+def test_a_component_of_which_nothing_came_is_named(koala: Koala, server: Server, tmp_path: Path) -> None:
+    brought(server, [archive_of({"0-north/a": b"1"})], "north", "south")
+    ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
+    assert (ended.code, ended.err) == (1, "koala: nothing came of 1-south; see koala show 7\n")
+    assert (tmp_path / "x/0-north/a").read_bytes() == b"1"
+
+
+def test_a_job_that_brought_nothing_leaves_no_folder(koala: Koala, server: Server, tmp_path: Path) -> None:
+    brought(server, [], "north")
+    del server.results.archives[7]
+    ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
+    assert (ended.code, ended.err) == (
+        3, "koala: nothing is collected of job 7; koala submit --collect PATTERN\n",
+    )  # fmt: skip
+    assert not (tmp_path / "x").exists()
+    assert koala("fetch", "8").code == 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        archive_of({"../x": b"1"}), archive_of({"/x": b"1"}), archive_of({"a/../../x": b"1"}),
+        archive_of({"a//b": b""}),
+        archive(special("0-north/a", tarfile.SYMTYPE, "/etc/passwd")), archive(special("a", tarfile.FIFOTYPE)),
+        archive(special("a", tarfile.LNKTYPE, "/etc/passwd")), DATA[:2000], b"",
+    ],
+)  # fmt: skip
+def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CliError):
+        unpack(iter([data]), tmp_path / "to", force=True)
+    assert not (tmp_path / "x").exists()
+    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "away").mkdir()
+    (tmp_path / "file").write_text("mine")
+    to = tmp_path / "to"
+    to.mkdir()
+    (to / "0-north").symlink_to(tmp_path / "away")
+    with pytest.raises(CliError, match="is no folder"):
+        unpack(iter([DATA]), to, force=True)
+    (to / "0-north").unlink()
+    (to / "0-north").mkdir()
+    (to / "0-north" / "run.sh").symlink_to(tmp_path / "file")
+    unpack(iter([DATA]), to, force=True)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (to / "0-north" / "run.sh").is_symlink()
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+# How far files are
+
+
+def staging(**changes: Any) -> dict[str, Any]:
+    component = {"index": 0, "cluster": "north", "sources": ["south", "north"], "staging": True, "stage_size": 0,
+                 "staged": 0, "staged_at": None}  # fmt: skip
+    return component | changes
+
+
+@pytest.mark.parametrize(
+    ("component", "said"),
+    [
+        (staging(), ["0 north  waits for its files from south"]),
+        (staging(stage_size=200_000_000, staged=120_000_000),
+         ["0 north  [############........] 120 of 200 MB from south, 60 MB/s"]),
+        (staging(stage_size=2_000_000_000, staged=120_000_000),
+         ["0 north  [#...................] 120 MB of 2 GB from south, 60 MB/s"]),
+        (staging(stage_size=200, staged=200, staged_at="1970-01-01T00:16:44.000Z"),
+         ["0 north  200 bytes from south in 4 s, 50 bytes/s"]),
+        (staging(stage_size=7, staged=7, sources=[], staged_at="1970-01-01T00:16:44.000Z"),
+         ["0 north  7 bytes in 4 s, 1.75 bytes/s"]),
+        (staging(sources=["north"], staged_at="1970-01-01T00:16:44.000Z"), []),
+        (staging(staging=False), []),
+    ],
+)  # fmt: skip
+def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], said: list[str]) -> None:
+    job = {"components": [component], "placed_at": "1970-01-01T00:16:40.000Z", "submitted_at": "", "timeline": [],
+           "generation": 1, "ended_at": "1970-01-01T00:16:42.000Z"}  # fmt: skip
+    assert transfers.lines(job, unicode=False) == said
+
+
+def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Server) -> None:
+    component = Component(
+        0, "north", 2, ComponentState.WAITING, sources=("south",), staging=True, stage_size=10**9, staged=5 * 10**8
+    )
+    request = NonFixedRequest((ComponentRequest(2, inputs=(InputFile("m", 10**9, ("south",)),)),))
+    spec = JobSpec(request, ("true",), bundle=Bundle("a" * 64, 1, 1))
+    attempt = Attempt(1, (component,), 1000.0)
+    job = Job(1, spec, 1000.0, JobState.CLAIMING, generation=1, attempt=attempt, placed_at=1000.0)
+    server.service.records[1] = job
+    assert "500 MB of 1 GB from south" in koala("show", "1").out
+    assert json.loads(koala("show", "1", "--json").out)["components"][0]["staged"] == 5 * 10**8
+    there = replace(component, staged=10**9, staged_at=1004.0)
+    server.service.records[1] = replace(job, attempt=replace(attempt, components=(there,)))
+    followed = koala("show", "1", "--follow")
+    assert followed.code == 0
+    assert followed.err == "0 north  1 GB from south in 4 s, 250 MB/s\n"
+
+
+class Terminal(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+class Told:
+    """A daemon that tells one thing after the other of a job."""
+
+    def __init__(self, *jobs: dict[str, Any]) -> None:
+        self._jobs = iter(jobs)
+
+    def get(self, path: str) -> dict[str, Any]:
+        return next(self._jobs)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setattr(transfers, "LOOK", 0.0)
+    job = {
+        "state": "queued", "request": {"type": "flexible"}, "inputs": [{"file": "m"}], "bundle": None, "components": [],
+        "placed_at": "1970-01-01T00:16:40.000Z", "timeline": [], "generation": 1,
+        "ended_at": "1970-01-01T00:16:42.000Z",
+    }  # fmt: skip
+    halfway = staging(stage_size=200_000_000, staged=120_000_000)
+    there = staging(stage_size=200_000_000, staged=200_000_000, staged_at="1970-01-01T00:16:44.000Z")
+    client = Told(
+        job, job | {"state": "placed", "components": [staging()]}, job | {"state": "claiming", "components": [halfway]},
+        job | {"state": "claiming", "components": [halfway]}, job | {"state": "claiming", "components": [there]},
+    )  # fmt: skip
+    stream = Terminal(terminal)
+    transfers.follow(client, 1, stream)  # type: ignore[arg-type]
+    lines = [
+        "0 north  waits for its files from south\n",
+        "0 north  [############........] 120 of 200 MB from south, 60 MB/s\n",
+        "0 north  200 MB from south in 4 s, 50 MB/s\n",
+    ]
+    assert stream.getvalue() == ("\x1b[1F\x1b[J" if terminal else "").join(lines)

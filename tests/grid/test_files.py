@@ -1,0 +1,286 @@
+"""Files on a real daemon with real agents: what is staged, transferred and collected, and what befalls that."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+
+pytestmark = pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync")
+
+Json = dict[str, Any]
+CLUSTERS = json.dumps(
+    {name: {"nodes": 2, "network": f"127.0.{i}"} for i, name in enumerate(("east", "north", "south"), 1)}
+)
+MB = 10**6
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    """Three clusters, for all tests that leave them as they found them."""
+    embedded = Embedded(tmp_path_factory.mktemp("grid") / "data", KOALA_CLUSTERS=CLUSTERS).start()
+    yield embedded
+    embedded.settle()
+    close(embedded)
+
+
+def folder(grid: Embedded, cluster: str) -> Path:
+    """The replica directory of a cluster."""
+    return grid.directory / "clusters" / cluster / "replicas"
+
+
+def add(grid: Embedded, name: str, *clusters: str, content: bytes | Path, place: str = "") -> str:
+    """Put a file, or a copy of a folder, on clusters, and enter it in the catalogue; its SHA-256."""
+    for cluster in clusters:
+        path = folder(grid, cluster) / (place or name.replace("/", "-"))
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            shutil.copytree(content, path)
+        order = {"name": name, "cluster": cluster, "path": str(path)}
+        answer = grid.http.post("/api/v1/replicas", json=order)
+        assert answer.status_code == 201, answer.text
+    return str(answer.json()["checksum"])
+
+
+def fixed(*clusters: str) -> Json:
+    return {"type": "fixed", "components": [{"size": 1, "cluster": cluster} for cluster in clusters]}
+
+
+def nonfixed(*sizes: int) -> Json:
+    return {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
+
+
+def events(job: Json, *names: str) -> list[str]:
+    return [entry["event"] for entry in job["timeline"] if entry["event"] in names]
+
+
+def state_of(grid: Embedded, name: str, cluster: str) -> str:
+    found = grid.http.get("/api/v1/replicas", params={"name": name}).json()["replicas"]
+    return next(str(replica["state"]) for replica in found if replica["cluster"] == cluster)
+
+
+def stages(grid: Embedded) -> list[Path]:
+    """Whatever components' folders there are."""
+    return [
+        path
+        for cluster in (c["name"] for c in grid.clusters())
+        for path in (grid.directory / "clusters" / cluster).glob("stages/*")
+    ]
+
+
+def transfers(grid: Embedded) -> list[psutil.Process]:
+    """rsync where files arrive."""
+    found = [seen for seen in grid.processes("rsync") if "--daemon" not in seen.command and "rsync" in seen.command[0]]
+    return [psutil.Process(seen.pid) for seen in found]
+
+
+def test_a_script_that_is_sent_along_runs_everywhere_and_what_it_makes_comes_back(
+    grid: Embedded, tmp_path: Path
+) -> None:
+    script = tmp_path / "my run.sh"
+    script.write_text(
+        '#!/bin/sh\ncat "data/é" && mkdir -p out && echo "from $KOALA_CLUSTER" > "out/-$KOALA_COMPONENT.txt"\n'
+        'echo no > other\n[ "$PWD" = "$KOALA_STAGE" ]\n'
+    )
+    script.chmod(0o755)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "é").write_text("some data\n")
+    stage = ["--stage", str(script), "--stage", str(tmp_path / "data")]
+    options = [*stage, "--collect", "out/*", "--launcher", "processes"]
+    done = grid.run("submit", "--fixed", "north:1,south:2", *options, "--wait", "--", "./my run.sh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "some data\n" * 3
+    ident = grid.http.get("/api/v1/jobs").json()["jobs"][0]["id"]
+    to = tmp_path / "came"
+    fetched = grid.run("fetch", str(ident), "--to", str(to))
+    assert fetched.returncode == 0, fetched.stderr
+    came = {str(path.relative_to(to)): path.read_text() for path in to.rglob("*") if path.is_file()}
+    assert came == {"0-north/out/-0.txt": "from north\n", "1-south/out/-1.txt": "from south\n"}
+    until(lambda: not stages(grid), f"no folder left: {stages(grid)}")
+
+
+def test_a_job_runs_where_its_file_is_or_after_the_file_has_come(grid: Embedded) -> None:
+    content = os.urandom(20 * MB)
+    add(grid, "climate/mesh", "south", content=content)
+    inputs = [{"file": "climate/mesh"}]
+    close_by = grid.wait(
+        grid.submit(nonfixed(2), "sh", "-c", "test -L mesh", inputs=inputs, policy="close-to-files")
+    )  # fmt: skip
+    assert close_by["state"] == "succeeded", close_by["timeline"]
+    (component,) = close_by["components"]
+    assert (component["cluster"], component["sources"], component["stage_size"]) == ("south", ["south"], 0)
+    assert events(close_by, "transfer", "staged") == []
+    there = grid.submit(fixed("north"), "sha256sum", "mine", inputs=[{"file": "climate/mesh", "as": "mine"}])
+    elsewhere = grid.wait(there)
+    assert elsewhere["state"] == "succeeded", elsewhere["timeline"]
+    assert grid.logs(there).split() == [hashlib.sha256(content).hexdigest(), "mine"]
+    assert events(elsewhere, "placed", "transfer", "staged", "started") == ["placed", "transfer", "staged", "started"]
+    (component,) = elsewhere["components"]
+    assert (component["sources"], component["staged"], component["stage_size"]) == (["south"], 20 * MB, 20 * MB)
+    assert component["staged_at"] <= elsewhere["started_at"]
+    assert "20 MB from south in" in grid.run("show", str(there)).stdout
+
+
+def test_of_a_partitioned_file_each_component_gets_its_entry(grid: Embedded, tmp_path: Path) -> None:
+    whole = tmp_path / "fields"
+    whole.mkdir()
+    for name in ("-c", "a b", "é"):
+        (whole / name).mkdir()
+        (whole / name / "content").write_text(f"this is {name}\n")
+    add(grid, "fields", "north", content=whole)
+    inputs = [{"file": "fields", "distribution": "partitioned"}]
+    request = fixed("north", "south", "east")
+    ident = grid.submit(request, "sh", "-c", "echo $KOALA_COMPONENT; cat fields/content", inputs=inputs)
+    assert grid.wait(ident)["state"] == "succeeded", grid.job(ident)["timeline"]
+    for component, name in enumerate(("-c", "a b", "é")):
+        told = grid.http.get(f"/api/v1/jobs/{ident}/logs", params={"component": component}).text
+        assert told == f"{component}\nthis is {name}\n"
+    two = {"request": fixed("north", "south"), "command": ["true"], "inputs": inputs}
+    refused = grid.http.post("/api/v1/jobs", json=two).json()
+    assert (refused["field"], refused["detail"]) == (
+        "inputs[0]", "inputs[0] is fields, a folder of 3 entries, but the request has 2 components",
+    )  # fmt: skip
+
+
+def test_nothing_outside_the_replica_directories_is_a_replica(grid: Embedded) -> None:
+    mine = folder(grid, "north")
+    (mine / "link").symlink_to("/etc/passwd")
+    (mine / "up").symlink_to("..")
+    os.mkfifo(mine / "pipe")
+    paths = ["/etc/passwd", f"{mine}/../lrm", f"{mine}/link", f"{mine}/up/lrm", f"{mine}/pipe", f"{mine}/none",
+             str(mine), f"{mine}/a\nb", "/", "/dev/zero", "/proc/self/environ", f"{mine}x"]  # fmt: skip
+    for path in paths:
+        answer = grid.http.post("/api/v1/replicas", json={"name": "x", "cluster": "north", "path": path})
+        assert (answer.status_code, answer.json()["field"]) == (422, "path"), (path, answer.text)
+    assert "x" not in {replica["name"] for replica in grid.http.get("/api/v1/replicas").json()["replicas"]}
+    for path in ("link", "up", "pipe"):
+        (mine / path).unlink()
+
+
+@pytest.mark.parametrize("name", ["-rf", "a b", "ünï", "$(touch x)", "a'b\"c", "*", "%2e", "x" * 255])
+def test_a_file_with_a_strange_name_comes_all_the_way(grid: Embedded, name: str) -> None:
+    add(grid, f"strange/{name}", "south", content=b"content", place=name)
+    command = "import os, sys; (name,) = os.listdir(); print(ascii(name), open(name).read())"
+    inputs = [{"file": f"strange/{name}"}]
+    ident = grid.submit(fixed("north"), sys.executable, "-c", command, inputs=inputs)
+    assert grid.wait(ident)["state"] == "succeeded", grid.job(ident)["timeline"]
+    assert grid.logs(ident) == f"{name!a} content\n"
+
+
+def test_a_replica_that_is_gone_is_not_used_again(grid: Embedded) -> None:
+    add(grid, "twice", "north", "south", content=b"twice")
+    (folder(grid, "north") / "twice").unlink()
+    job = grid.wait(grid.submit(fixed("east"), "cat", "twice", inputs=[{"file": "twice"}]))
+    assert job["state"] == "succeeded", job["timeline"]
+    assert (job["restarts"], job["components"][0]["sources"]) == (1, ["south"])
+    until(lambda: state_of(grid, "twice", "north") == "missing", "it to be known as missing")
+    assert state_of(grid, "twice", "south") == "good"
+    again = grid.wait(grid.submit(fixed("east"), "cat", "twice", inputs=[{"file": "twice"}]))
+    assert (again["state"], again["restarts"]) == ("succeeded", 0)
+
+
+@pytest.mark.parametrize("what", ["missing", "changed", "truncated"])
+def test_a_job_waits_until_its_only_replica_is_good_again(grid: Embedded, what: str) -> None:
+    name, content = f"only-{what}", b"only one"
+    add(grid, name, "north", content=content)
+    path = folder(grid, "north") / name
+    path.unlink()
+    if what != "missing":
+        path.write_bytes(b"another." if what == "changed" else b"only")
+    ident = grid.submit(fixed("south"), "cat", name, inputs=[{"file": name}])
+    until(lambda: state_of(grid, name, "north") == ("missing" if what == "missing" else "changed"), "it to be noticed")
+    waiting = grid.wait_state(ident, "queued")
+    assert name in waiting["reason"], waiting["reason"]
+    refused = {"request": fixed("south"), "command": ["true"], "inputs": [{"file": name}]}
+    assert "no replica is good" in grid.http.post("/api/v1/jobs", json=refused).json()["detail"]
+    path.write_bytes(content)
+    verified = grid.run("replicas", "verify", name)
+    assert verified.returncode == 0, verified.stdout
+    assert grid.wait(ident)["state"] == "succeeded"
+    assert grid.logs(ident) == "only one"
+
+
+@pytest.fixture
+def large(grid: Embedded) -> str:
+    """A file of 300 MB in south."""
+    path = folder(grid, "south") / "large"
+    if not path.exists():
+        path.touch()
+        os.truncate(path, 300 * MB)
+        answer = grid.http.post("/api/v1/replicas", json={"name": "large", "cluster": "south", "path": str(path)})
+        assert answer.status_code == 201, answer.text
+    return "large"
+
+
+def stalled(grid: Embedded, ident: int) -> list[psutil.Process]:
+    """Stop a job's transfer in its middle: let it go on for moments until something has come."""
+    until(lambda: transfers(grid), "the transfer to begin")
+    while True:
+        running = transfers(grid)
+        for process in running:
+            process.suspend()
+        # An agent looks every quarter of a second.
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            if grid.job(ident)["components"][0]["staged"]:
+                return running
+            time.sleep(0.05)
+        for process in running:
+            process.resume()
+        time.sleep(0.05)
+
+
+def test_a_job_that_is_cancelled_leaves_nothing_of_its_transfer(grid: Embedded, large: str) -> None:
+    ident = grid.submit(fixed("north"), "true", inputs=[{"file": large}])
+    running = stalled(grid, ident)
+    assert 0 < grid.job(ident)["components"][0]["staged"] < 300 * MB
+    grid.cancel(ident)
+    assert grid.wait(ident)["state"] == "cancelled"
+    for process in running:
+        if process.is_running():
+            process.resume()
+    until(lambda: not transfers(grid), "no rsync to be left")
+    until(lambda: not stages(grid), f"no folder to be left: {stages(grid)}")
+
+
+def test_a_transfer_goes_on_when_the_daemon_is_killed_meanwhile(make_grid: Callable[..., Embedded]) -> None:
+    grid = make_grid()
+    path = folder(grid, "south") / "large"
+    path.touch()
+    os.truncate(path, 300 * MB)
+    grid.http.post("/api/v1/replicas", json={"name": "large", "cluster": "south", "path": str(path)})
+    command = "import os; print(os.stat('large').st_size, os.stat('large').st_ino)"
+    ident = grid.submit(fixed("north"), sys.executable, "-c", command, inputs=[{"file": "large"}])
+    running = stalled(grid, ident)
+    (arriving,) = (grid.directory / "clusters" / "north").rglob("large")
+    there, inode = arriving.stat().st_size, arriving.stat().st_ino
+    grid.kill()
+    grid.start()
+    for process in running:
+        if process.is_running():
+            process.resume()
+    seen: list[int] = []
+
+    def is_over() -> bool:
+        job = grid.job(ident)
+        seen.append(job["components"][0]["staged"])
+        return job["state"] in ("succeeded", "failed")
+
+    until(is_over, "the job to be over")
+    job = grid.job(ident)
+    assert job["state"] == "succeeded", job["timeline"]
+    assert grid.logs(ident) == f"{300 * MB} {inode}\n", "the file that had begun to arrive is the one that came"
+    assert (job["generation"], events(job, "transfer", "staged")) == (1, ["transfer", "staged"])
+    # As long as an agent that was started again has not looked, it tells nothing of what is there.
+    assert min(staged for staged in seen if staged) >= there, f"it began again: {seen}"

@@ -1,0 +1,45 @@
+"""Tar archives for tests, good ones and others."""
+
+import io
+import tarfile
+from collections.abc import AsyncIterator
+
+GOOD = {"run.sh": b"#!/bin/sh\necho hello\n", "data/a": b"a" * 5000, "data/b": b""}
+
+
+def archive_of(files: dict[str, bytes | None], **more: object) -> bytes:
+    """Files and, where there is no content, folders."""
+    members = []
+    for name, content in files.items():
+        member = tarfile.TarInfo(name)
+        if content is None:
+            member.type = tarfile.DIRTYPE
+        member.mode = 0o755 if name.endswith(".sh") or content is None else 0o644
+        members.append((member, content or b""))
+    return archive(*members)
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for member, content in members:
+            member.size = member.size or len(content)
+            tar.addfile(member, io.BytesIO(content.ljust(member.size, b"\0")))
+    return file.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b""
+
+
+async def pieces(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def unpacked(data: bytes) -> dict[str, bytes | None]:
+    """What is in an archive; folders have no content."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {m.name: None if m.isdir() else tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

@@ -1,0 +1,62 @@
+"""What is kept of files, in every database."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.replica import Part, Replica, ReplicaState
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch, StoredBundle, StoredResult
+from koalapy.store.replicas import SqlFiles
+from koalapy.store.sql import SqlStore, make_engine
+
+MESH = Replica("climate/mesh.nc", "north", "/data/mésh -x.nc", 2**40, "c0ffee", added_at=1.5, verified_at=2.5)
+FIELDS = Replica("fields", "south", "/data/fields", 30, "f1", (Part("a b", 10, "aa"), Part("é", 20, "bb")))
+
+
+@pytest.fixture
+def files(open_store: Callable[[], SqlStore], url: str) -> SqlFiles:
+    open_store()
+    return SqlFiles(make_engine(url))
+
+
+def test_replicas_come_back_as_they_were(files: SqlFiles) -> None:
+    second = replace(MESH, cluster="south", state=ReplicaState.CHANGED, reason="it has 1 byte, not 2")
+    files.save_replicas([FIELDS, second, MESH])
+    assert files.replicas() == [MESH, second, FIELDS]
+    files.save_replicas([replace(second, state=ReplicaState.GOOD, reason="")])
+    files.save_replicas([])
+    assert files.replicas()[1].state is ReplicaState.GOOD
+    files.remove_replicas("climate/mesh.nc", ["north", "west"])
+    assert [(r.name, r.cluster) for r in files.replicas()] == [("climate/mesh.nc", "south"), ("fields", "south")]
+
+
+def test_an_empty_folder_is_not_taken_for_a_file(files: SqlFiles) -> None:
+    files.save_replicas([replace(FIELDS, parts=())])
+    assert files.replicas()[0].parts == ()
+
+
+def test_bundles_are_kept_under_their_ids(files: SqlFiles) -> None:
+    bundle = StoredBundle("a" * 64, 2**33, 3, 5.0)
+    files.save_bundles([bundle, StoredBundle("b" * 64, 1, 1, 6.0)])
+    files.save_bundles([replace(bundle, used_at=7.0)])
+    files.remove_bundle("b" * 64)
+    files.remove_bundle("c" * 64)
+    assert files.bundles() == [replace(bundle, used_at=7.0)]
+
+
+def test_results_are_those_of_one_attempt(open_store: Callable[[], SqlStore], url: str) -> None:
+    store, files = open_store(), SqlFiles(make_engine(url))
+    jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in (1, 2, 3)}
+    jobs[1] = replace(jobs[1], state=JobState.SUCCEEDED, ended_at=10.0)
+    jobs[2] = replace(jobs[2], state=JobState.FAILED, ended_at=20.0)
+    store.write(Batch(1.0, store.epoch, jobs))
+    first = StoredResult(1, 2, 0, "north", 10, 1, 9.0)
+    for result in (replace(first, rank=1), first, replace(first, generation=1), replace(first, job=2)):
+        files.save_result(result)
+    files.save_result(replace(first, files=5))
+    assert files.results(1, 2) == [replace(first, files=5), replace(first, rank=1)]
+    assert files.remove_results(before=20.0) == [1]
+    assert (files.results(1, 2), len(files.results(2, 2))) == ([], 1)
