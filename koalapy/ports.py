@@ -54,6 +54,14 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class JobChange:
+    """A job after something changed, and the lines that its timeline has since, numbered from 1."""
+
+    record: JobRecord
+    timeline: tuple[tuple[int, TimelineEntry], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JobFilter:
     """Which jobs to list; empty means any. Newest first; ``before`` is the smallest id of the page before."""
 
@@ -414,6 +422,13 @@ class JobService(Protocol):
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         """The job as soon as it is final, or as it is after ``timeout`` seconds."""
+        ...
+
+    def changes(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
+        """The job as it is, and again at each change until it is final; the timeline beyond line ``after``.
+
+        ``NotFoundError`` is raised at the first step.
+        """
         ...
 
     def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:

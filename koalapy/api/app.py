@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 
 from koalapy import __version__
 from koalapy.api.clusters import clusters_router, health_router
+from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
 from koalapy.api.guard import Guard
 from koalapy.api.jobs import jobs_router
@@ -33,6 +34,7 @@ def create_app(service: JobService, tokens: Sequence[str] = (), routers: Sequenc
         openapi_tags=TAGS, redirect_slashes=False,
     )  # fmt: skip
     app.include_router(jobs_router(service), prefix="/api/v1")
+    app.include_router(events_router(service), prefix="/api/v1")
     app.include_router(explain_router(service), prefix="/api/v1")
     app.include_router(clusters_router(service), prefix="/api/v1")
     app.include_router(health_router(service))

@@ -14,7 +14,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import ClusterRecord, JobFilter, JobRecord, Metrics, OutputChunk, Store, Submitted
+from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, OutputChunk, Store, Submitted
 from koalapy.scheduling.events import (
     ClusterCleared,
     ClusterDrained,
@@ -192,6 +192,26 @@ class Jobs:
                 return record
         except TimeoutError:
             return await self.get(job)
+        finally:
+            self._engine.unwatch(job, changed)
+
+    async def changes(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
+        changed = asyncio.Event()
+        self._engine.watch(job, changed)
+        before: Job | None = None
+        try:
+            while True:
+                record = await self.get(job)
+                timeline = await asyncio.to_thread(self._store.timeline, job)
+                fresh = tuple(enumerate(timeline[after:], after + 1))
+                after = max(after, len(timeline))
+                if fresh or record.job != before:
+                    yield JobChange(record, fresh)
+                before = record.job
+                if record.job.state.is_final or self._engine.draining:
+                    return
+                await changed.wait()
+                changed.clear()
         finally:
             self._engine.unwatch(job, changed)
 

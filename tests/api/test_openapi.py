@@ -35,7 +35,7 @@ class Declared:
         kind = answer.headers["content-type"].partition(";")[0]
         assert kind in declared["content"], where
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
-        if kind not in ("text/plain", "application/x-tar"):
+        if kind not in ("text/plain", "text/event-stream", "application/x-tar"):
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
             modules = (schemas, file_schemas, grid_schemas, explain_schemas, network_schemas, advisor_schemas)
             model: type[pydantic.BaseModel] = next(getattr(m, name) for m in modules if hasattr(m, name))
@@ -77,6 +77,8 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post("/api/v1/explain", json=change)
     for action in ("hold", "hold", "release", "cancel", "cancel"):
         await api.post(f"/api/v1/jobs/1/{action}")
+    for path in ("/jobs/1/events", "/jobs/9/events"):
+        await api.get(f"/api/v1{path}")
     await api.post("/api/v1/jobs/1/cancel", content=b"{", headers={"content-type": "application/json"})
     await api.post("/api/v1/clusters/north/clear")
     for action in ("drain", "drain", "resume", "resume"):

@@ -1,0 +1,53 @@
+"""A job's events as they happen."""
+
+import asyncio
+import json
+from typing import Any
+
+from tests.api.conftest import Open
+
+Event = tuple[str | None, str, dict[str, Any]]
+
+
+def parsed(text: str) -> list[Event]:
+    found = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        found.append((fields.get("id"), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+async def test_a_stream_tells_the_timeline_and_the_job_until_it_is_over(open_api: Open, body: dict[str, Any]) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    following = asyncio.create_task(api.get("/api/v1/jobs/1/events"))
+    await api.post("/api/v1/jobs/1/hold", json={"reason": "not yet"})
+    await api.post("/api/v1/jobs/1/cancel", json={"reason": "never"})
+    answer = await following
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = parsed(answer.text)
+    lines = [(ident, data["event"]) for ident, kind, data in events if kind == "timeline"]
+    assert [ident for ident, _ in lines] == [str(number) for number in range(1, len(lines) + 1)]
+    timeline = (await api.get("/api/v1/jobs/1/timeline")).json()["timeline"]
+    assert [data for _, kind, data in events if kind == "timeline"] == timeline, "each line once, in order"
+    assert [name for _, name in lines][-2:] == ["held", "cancelled"]
+    assert events[-1][1] == "job"
+    assert (events[-1][2]["state"], events[-1][2]["reason"]) == ("cancelled", "never")
+
+
+async def test_after_a_break_it_goes_on_where_it_was(open_api: Open, body: dict[str, Any]) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    await api.post("/api/v1/jobs/1/cancel")
+    events = parsed((await api.get("/api/v1/jobs/1/events", headers={"Last-Event-ID": "1"})).text)
+    assert [(ident, data["event"]) for ident, kind, data in events if kind == "timeline"] == [("2", "cancelled")]
+    seen_all = parsed((await api.get("/api/v1/jobs/1/events", headers={"Last-Event-ID": "2"})).text)
+    assert [kind for _, kind, _ in seen_all] == ["job"]
+
+
+async def test_what_cannot_be_followed(open_api: Open) -> None:
+    api = await open_api()
+    assert (await api.get("/api/v1/jobs/9/events")).status_code == 404
+    refused = await api.get("/api/v1/jobs/9/events", headers={"Last-Event-ID": "x"})
+    assert refused.status_code == 422
+    assert "Last-Event-ID" in refused.text
