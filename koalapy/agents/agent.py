@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,8 @@ RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
 FIRST_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 LONGEST_PING = 10.0
+THREADS = 64
+"""For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class Agent:
         self._greeting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "agent"))
         self._recall()
         await self._runners.listen(self._barrier)
         log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))

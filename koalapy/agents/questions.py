@@ -67,7 +67,16 @@ class Questions:
         if message.ident not in self._answering:
             task = asyncio.create_task(self._answer(message))
             self._answering[message.ident] = task
-            task.add_done_callback(lambda _: self._answering.pop(message.ident))
+            task.add_done_callback(lambda task: self._answered(message, task))
+
+    def _answered(self, message: Ask, task: "asyncio.Task[None]") -> None:
+        del self._answering[message.ident]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("no answer by an error of ours", action="answer", what=message.what, exc_info=error)
+            said = f"{type(error).__name__}: {error}"
+            refusal = Answer(ident=message.ident, cluster=message.cluster, error=said, fault="refused")
+            self._uplink.put(refusal, urgent=True)
 
     async def close(self) -> None:
         for task in list(self._answering.values()):
@@ -89,6 +98,9 @@ class Questions:
             said = f"{error.message}: {error.hint}" if error.hint else error.message
             fault = error.fault if isinstance(error, SiteRejected) else "unavailable"
             answer = answer.model_copy(update={"error": said, "fault": fault or "refused"})
+        except OSError as error:
+            log.warning("cannot answer", action="answer", what=message.what, reason=str(error))
+            answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": "unavailable"})
         self._uplink.put(answer, urgent=True)
 
 

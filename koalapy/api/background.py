@@ -45,9 +45,9 @@ def background_router(service: JobService, questions: Questions, allowed: bool) 
         """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
         if not allowed:
             return _forbidden()
-        total = find(name).total
-        if not 1 <= order.nodes <= total:
-            hint = f"give 1 to {total}"
+        total = find(name).total  # 0 while nothing is known of it: then its agent tells what is wrong
+        if order.nodes < 1 or order.nodes > total > 0:
+            hint = f"give 1 to {total}" if total else "give 1 or more"
             raise UsageError(f"nodes is {order.nodes}", field="nodes", value=order.nodes, hint=hint)
         if not 0 < order.seconds <= LONGEST:
             hint = f"give more than 0 and up to {LONGEST:g} seconds"

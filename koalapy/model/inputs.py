@@ -92,7 +92,8 @@ def _own_input(field: str, file: InputFile, known: Known) -> InputFile:
         refuse(f"{field}.part", file.part, f"is {file.part}, but {file.name} is a file", "leave it out")
     part = first.part(file.part)
     if part is None:
-        hint = known_names(file.part, (part.name for part in first.parts))
+        names = [part.name for part in first.parts]
+        hint = known_names(file.part, names) if len(names) <= FEW else f"its {len(names)} entries are {listed(names)}"
         refuse(f"{field}.part", file.part, f"is {file.part}, and {file.name} has no such entry", hint)
     return replace(file, size=part.size, sites=sites, distribution="partitioned", target=file.file_name)
 

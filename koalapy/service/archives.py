@@ -5,6 +5,7 @@ A good one is an uncompressed tar of regular files and folders, with relative na
 
 import asyncio
 import hashlib
+import io
 import os
 import tarfile
 import uuid
@@ -14,13 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from koalapy.model.errors import TooLargeError, UsageError
+from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.quantities import bytes_text
 
 PIECE = 1024 * 1024
 """Bytes that are written at a time."""
 INCOMING = ".incoming-"
 """How the names of files begin that are not whole yet."""
+MOST_NAMES = 100_000
+"""Files and folders in an archive."""
+MOST_COMMON = 100
+"""Facts that an archive may state for all of its members at once."""
+LONGEST_NAME = 1000
+"""Characters of a file's name with the folders that it is in."""
+LONGEST_HEADER = 256 * 1024
+"""Bytes by which an archive may describe one member."""
 WAY_OUT = "send an uncompressed tar of regular files and folders with relative names"
 
 
@@ -59,10 +68,11 @@ def incoming(directory: Path) -> Iterator[Path]:
 async def receive(content: AsyncIterator[bytes], path: Path, limit: int) -> Archive:
     """Write an archive to a file and check it.
 
-    ``TooLargeError`` for more than ``limit`` bytes, ``UsageError`` for what is no good archive.
+    ``TooLargeError`` for more than ``limit`` bytes, ``UsageError`` for what is no good archive, ``StoreUnavailable``
+    when it cannot be kept.
     """
     digest, size = hashlib.sha256(), 0
-    with path.open("xb") as file:
+    with _create(path) as file:
         async for piece in _pieces(content):
             size += len(piece)
             if size > limit:
@@ -71,6 +81,21 @@ async def receive(content: AsyncIterator[bytes], path: Path, limit: int) -> Arch
             await asyncio.to_thread(_keep, file, digest, piece)
         await asyncio.to_thread(_sync, file)
     return Archive(digest.hexdigest(), size, await asyncio.to_thread(check, path))
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """What the disk says against it, in words for who sent it."""
+    try:
+        yield
+    except OSError as error:
+        hint = "try again when the daemon's data directory has room"
+        raise StoreUnavailable(f"the archive cannot be kept: {error.strerror or error}", hint=hint) from error
+
+
+def _create(path: Path) -> io.FileIO:
+    with keeping():
+        return io.FileIO(path, "xb")
 
 
 async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -85,29 +110,63 @@ async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(held)
 
 
-def _keep(file: BinaryIO, digest: "hashlib._Hash", piece: bytes) -> None:
+def _keep(file: io.FileIO, digest: "hashlib._Hash", piece: bytes) -> None:
     digest.update(piece)
-    file.write(piece)
+    with keeping():
+        left = memoryview(piece)
+        while left:
+            left = left[file.write(left) or 0 :]
 
 
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _sync(file: io.FileIO) -> None:
+    with keeping():
+        os.fsync(file.fileno())
 
 
 def check(path: Path) -> dict[str, bool]:
     """The names of everything in an archive, and whether it is a folder; ``UsageError`` when it is no good one."""
     kinds: dict[str, bool] = {}
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with path.open("rb") as file, tarfile.TarFile(fileobj=(headers := _Headers(file))) as archive:
             for member in archive:
                 _check_member(member, kinds)
+                headers.allow_more()
+                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+                if len(kinds) > MOST_NAMES or len(archive.pax_headers) > MOST_COMMON:
+                    raise TooLargeError(
+                        f"the archive has more than {MOST_NAMES:,} files and folders", field="body",
+                        hint="put many small files into one archive of their own",
+                    )  # fmt: skip
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE)):
                 raise UsageError("the body is a broken tar archive", field="body", hint=WAY_OUT)
-    except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
+    except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise UsageError(f"the body is no whole tar archive: {error}", field="body", hint=WAY_OUT) from error
     return kinds
+
+
+class _Headers(io.RawIOBase):
+    """An archive of which no more is read than what is said of its members: whoever made it may say very much."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = LONGEST_HEADER
+
+    def allow_more(self) -> None:
+        """The next member comes."""
+        self._left = LONGEST_HEADER
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= size
+        if size < 0 or self._left < 0:
+            raise tarfile.ReadError("more is said of a file than can be true")
+        return self._file.read(size)
 
 
 def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
@@ -120,6 +179,8 @@ def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
         if not member.isdir():
             _refuse(member, "is no name of a file below a folder")
         return
+    if len(name) > LONGEST_NAME:
+        _refuse(member, f"has a name of more than {LONGEST_NAME} characters")
     parts = name.split("/")
     for depth in range(1, len(parts)):
         if not kinds.setdefault("/".join(parts[:depth]), True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.ports import FileStore, StoredBundle
-from koalapy.service.archives import WAY_OUT, check, discard, incoming, receive
+from koalapy.service.archives import WAY_OUT, check, discard, incoming, keeping, receive
 
 KEPT = 86400.0
 """Seconds for which a bundle is kept after it was last wanted, when no unfinished job needs it."""
@@ -26,6 +26,8 @@ class Bundles:
         self._touched: set[str] = set()
         """Those whose time of use is newer here than in the store."""
         self._tops: dict[str, frozenset[str]] = {}
+        self._changing = asyncio.Lock()
+        """Held while a bundle comes or goes."""
         discard(directory, self._known)
 
     async def put(self, content: AsyncIterator[bytes]) -> tuple[StoredBundle, bool]:
@@ -34,13 +36,16 @@ class Bundles:
             archive = await receive(content, path, self._limit)
             if not archive.files:
                 raise UsageError("there is no file in the archive", field="body", hint=WAY_OUT)
-            if self._is_there(archive.digest):
-                return self.touch(archive.digest), False
-            bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock())
-            path.rename(self._directory / bundle.id)
-            self._known[bundle.id] = bundle
-            self._tops[bundle.id] = _tops(archive.names)
-            await asyncio.to_thread(self._store.save_bundles, [bundle])
+            async with self._changing:
+                if self._is_there(archive.digest):
+                    return self.touch(archive.digest), False
+                bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock())
+                with keeping():
+                    path.rename(self._directory / bundle.id)
+                # Known only when that is written: after a restart nobody would know of it.
+                await asyncio.to_thread(self._store.save_bundles, [bundle])
+                self._known[bundle.id] = bundle
+                self._tops[bundle.id] = _tops(archive.names)
         return bundle, True
 
     def get(self, bundle: str) -> StoredBundle:
@@ -72,19 +77,26 @@ class Bundles:
 
     async def tidy(self, needed: set[str]) -> list[str]:
         """Remove those that are not needed and were not wanted for long; their names."""
-        for ident in needed & self._known.keys():
-            self.touch(ident)
+        for ident in needed:
+            if self._is_there(ident):
+                self.touch(ident)
         before = self._clock() - KEPT
         old = [bundle.id for bundle in self._known.values() if bundle.used_at < before]
+        gone = []
         for ident in old:
-            # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
-            del self._known[ident]
-            self._tops.pop(ident, None)
-            self.path(ident).unlink(missing_ok=True)
-            await asyncio.to_thread(self._store.remove_bundle, ident)
-        touched, self._touched = self._touched & self._known.keys(), set()
+            async with self._changing:
+                if self._known[ident].used_at >= before:
+                    continue  # wanted again while others were removed
+                # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
+                del self._known[ident]
+                self._tops.pop(ident, None)
+                self.path(ident).unlink(missing_ok=True)
+                await asyncio.to_thread(self._store.remove_bundle, ident)
+                gone.append(ident)
+        touched = self._touched & self._known.keys()
         await asyncio.to_thread(self._store.save_bundles, [self._known[ident] for ident in touched])
-        return old
+        self._touched -= touched
+        return gone
 
 
 def _tops(names: Iterable[str]) -> frozenset[str]:

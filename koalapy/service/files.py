@@ -171,13 +171,22 @@ class Files:
             except SiteUnavailable as error:
                 now, problem = replica, error.message
             async with self._changing:
+                now = self._same_everywhere(now)
                 current = self._catalogue.get(replica.name, replica.cluster)
-                if current is not None and current.path != replica.path:
+                if current is not None and (current.path, current.added_at) != (replica.path, replica.added_at):
                     now = current  # added again meanwhile: that was a newer look
                 elif current is not None and not problem and not (spoiled and now.state is ReplicaState.GOOD):
                     await self._save([now])
             found.append(Verified(now, problem))
         return found
+
+    def _same_everywhere(self, replica: Replica) -> Replica:
+        """A replica that was bad while another file took its name does not become a good one of that name."""
+        others = [r for r in self._good(replica.name) if r.cluster != replica.cluster]
+        if replica.state is not ReplicaState.GOOD or not others or others[0].checksum == replica.checksum:
+            return replica
+        why = f"its SHA-256 begins with {replica.checksum[:8]}, not {others[0].checksum[:8]} as on {others[0].cluster}"
+        return replace(replica, state=ReplicaState.CHANGED, reason=why)
 
     async def _seen(self, replica: Replica) -> Replica:
         """A replica as its cluster's agent sees it now."""

@@ -86,6 +86,7 @@ class Hub:
         self._stored: dict[str, int] = {}
         """Bytes of output stored (or on their way to the store) by token."""
         self._reported: dict[str, wire.Report] = {}
+        self._hanging_up: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._tell)
         self.feedback: Feedback | None = None
         self._counted: dict[str, None] = {}
@@ -134,6 +135,7 @@ class Hub:
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
         session.put([wire.Welcome(epoch=self._engine.epoch, instance=self._instance, lease=self._lease)])
         pump = asyncio.create_task(session.pump())
+        pump.add_done_callback(lambda pump: self._pumped(session, pump))
         try:
             await self._listen(session, frames)
         except StoreUnavailable as error:
@@ -147,6 +149,15 @@ class Hub:
         finally:
             pump.cancel()
             self._leave(session)
+
+    def _pumped(self, session: Session, pump: "asyncio.Task[None]") -> None:
+        """Nothing more would ever be sent, and the agent would never know: it is to connect again."""
+        error = None if pump.cancelled() else pump.exception()
+        if error is not None:
+            log.error("cannot send to an agent", action="disconnect", cluster=session.cluster, exc_info=error)
+            hanging_up = asyncio.create_task(session.connection.close("an error of the daemon's: connect again"))
+            self._hanging_up.add(hanging_up)
+            hanging_up.add_done_callback(self._hanging_up.discard)
 
     async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
         handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {

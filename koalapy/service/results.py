@@ -8,11 +8,15 @@ from math import isfinite
 from pathlib import Path
 
 from koalapy.model.errors import ConflictError, NotFoundError
-from koalapy.model.job import Attempt, JobId, parse_token
+from koalapy.model.job import Attempt, JobId, JobState, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import FileStore, JobRecord, StoredResult
-from koalapy.service.archives import PIECE, discard, incoming, plain_name, receive
+from koalapy.service.archives import PIECE, discard, incoming, keeping, plain_name, receive
 
+LATEST = 2**33
+"""Seconds since the epoch that a file can have been changed at, as far as file systems know."""
+LARGEST = 2**31
+"""No token has such a number; databases know none that are much larger."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
 """A job and all its attempts; ``NotFoundError`` when there is no such job."""
 
@@ -28,6 +32,8 @@ class Results:
         self._limit = limit
         self._clock = clock
         self._attempts = attempts
+        self._removed_before = 0.0
+        """Nothing is left of jobs that ended earlier."""
         discard(directory, ())
 
     async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
@@ -36,8 +42,7 @@ class Results:
         directory = self._directory / str(job)
         with incoming(self._directory) as path:
             archive = await receive(content, path, self._limit)
-            directory.mkdir(exist_ok=True)
-            path.rename(directory / f"{generation}.{rank}.tar")
+            await asyncio.to_thread(_keep, path, directory, generation, rank)
         result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
         await asyncio.to_thread(self._store.save_result, result)
         return result
@@ -47,7 +52,9 @@ class Results:
         try:
             job, generation, rank = parse_token(token)
         except ValueError:
-            raise NotFoundError(f"{token[:60]!r} is no stage", field="token", value=token) from None
+            job = generation = rank = -1
+        if not all(0 <= number < LARGEST for number in (job, generation, rank)):
+            raise NotFoundError(f"{token[:60]!r} is no stage", field="token", value=token)
         record, attempts = await self._attempts(job)
         attempt = next((attempt for attempt in attempts if attempt.generation == generation), None)
         gang = attempt.gang if attempt else ()
@@ -63,17 +70,18 @@ class Results:
         ``NotFoundError`` when there is nothing, with the reason.
         """
         record, _ = await self._attempts(job)
-        spec, state = record.job.spec, record.job.state
+        spec, state, ended_at = record.job.spec, record.job.state, record.job.ended_at
         found = await asyncio.to_thread(self._store.results, job, record.job.generation)
         there = [result for result in found if self._path(result).is_file()]
-        if there:
+        # While it waits to be tried again, what an attempt brought that failed is not the job's.
+        if there and state not in (JobState.QUEUED, JobState.HELD):
             return _joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there])
         if not spec.collect:
             hint = "name the files at submission: koala submit --collect PATTERN"
             raise NotFoundError(f"nothing is collected of job {job}", field="job", value=job, hint=hint)
         if not state.is_final:
             why, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
-        elif found:
+        elif found or (ended_at is not None and ended_at < self._removed_before):
             why, hint = f"the files of job {job} are not kept any more", "set results_keep for a longer time"
         else:
             why, hint = f"job {job} {state} and brought no files", f"see why: koala show {job}"
@@ -85,9 +93,20 @@ class Results:
     async def tidy(self, before: float) -> list[JobId]:
         """Remove what jobs brought that ended before a moment; their ids."""
         old = await asyncio.to_thread(self._store.remove_results, before)
+        self._removed_before = before
         for job in old:
             await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
         return old
+
+
+def _keep(path: Path, directory: Path, generation: int, rank: int) -> None:
+    """Put an archive in its place; those of earlier attempts nobody can have any more."""
+    with keeping():
+        directory.mkdir(exist_ok=True)
+        path.rename(directory / f"{generation}.{rank}.tar")
+        for other in directory.glob("*.*.tar"):
+            if int(other.name.partition(".")[0]) < generation:
+                other.unlink(missing_ok=True)
 
 
 def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
@@ -96,6 +115,7 @@ def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
         yield _header(tarfile.TarInfo(folder), tarfile.DIRTYPE, 0o755)
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
+                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
                 name = plain_name(member.name)
                 if not name:
                     continue
@@ -108,7 +128,7 @@ def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
 def _header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
     plain = tarfile.TarInfo(member.name)
     plain.type, plain.mode, plain.size = kind, mode, member.size if kind == tarfile.REGTYPE else 0
-    plain.mtime = int(member.mtime) if isfinite(member.mtime) else 0
+    plain.mtime = int(min(max(member.mtime, 0), LATEST)) if isfinite(member.mtime) else 0
     return plain.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 

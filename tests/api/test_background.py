@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -120,3 +121,14 @@ async def test_the_document_declares_what_is_answered(api: httpx2.AsyncClient) -
     assert all(op["tags"] == ["clusters"] and op["description"] for op in operations.values())
     references = set(re.findall(r"'#/components/schemas/([^']+)'", str(operations)))
     assert references <= set(document["components"]["schemas"])
+
+
+async def test_of_a_cluster_of_which_nothing_is_known_its_agent_is_asked(
+    api: httpx2.AsyncClient, questions: Questions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = MemoryService.clusters
+    monkeypatch.setattr(MemoryService, "clusters", lambda own: [replace(record, total=0) for record in known(own)])
+    questions.fault = SiteUnavailable("north is out of reach")
+    answer = await api.post(PATH, json=ORDER)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")
+    assert (await api.post(PATH, json=ORDER | {"nodes": 0})).json()["hint"] == "give 1 or more"

@@ -279,7 +279,7 @@ async def test_only_the_clusters_own_agent_is_let_in(open_api: Open, cluster: st
 async def test_results_are_only_those_of_components(open_api: Open, body: Json) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body | {"collect": ["*"]})
-    for token in ("1.1.0", "9.1.0", "x", "..%2F1"):
+    for token in ("1.1.0", "9.1.0", "x", "..%2F1", f"{10**20}.1.0", f"1.{10**20}.0"):
         answer = await api.put(f"/api/v1/agents/north/results/{token}", headers=NORTH, content=ARCHIVE)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
     waiting = await api.get("/api/v1/jobs/1/results")

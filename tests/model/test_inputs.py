@@ -111,6 +111,13 @@ def test_what_the_catalogue_cannot_give_is_refused(spec: JobSpec, field: str, sa
     assert hint in refused.value.hint
 
 
+def test_of_very_many_entries_only_some_are_told() -> None:
+    large = replace(FIELDS, parts=tuple(Part(f"part-{n}", 1, "aa") for n in range(50_000)))
+    with pytest.raises(UsageError) as refused:
+        fill_in(JobSpec(own(InputFile("fields", part="x")), ()), Known(lambda name: [large], lambda: ["fields"]))
+    assert refused.value.hint == "its 50000 entries are part-0, part-1, part-2, part-3 and 49996 more"
+
+
 def test_of_very_many_names_only_the_nearest_is_told() -> None:
     names = [f"climate/{n}/mesh.nc" for n in range(50_000)] + [f"climate/{n}/mass.nc" for n in range(50_000)]
     hint = near_names("climates/77/mesh.nc", names)

@@ -1,6 +1,9 @@
 """The replica catalogue, bundles and results, with clusters whose files are what the test says."""
 
 import asyncio
+import io
+import resource
+import signal
 import tarfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -14,11 +17,12 @@ from koalapy.model.errors import (
     NotFoundError,
     SiteRejected,
     SiteUnavailable,
+    StoreUnavailable,
     TooLargeError,
     UsageError,
 )
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
-from koalapy.model.replica import ReplicaState
+from koalapy.model.replica import Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
 from koalapy.ports import Batch, JobRecord
 from koalapy.scheduling.events import JobSubmitted, ReplicasChanged
@@ -182,6 +186,40 @@ async def test_verify_finds_what_became_of_replicas(world: World) -> None:
     (again,) = await world.files.verify("b", "north")
     assert (again.replica.state, again.replica.reason) == (ReplicaState.GOOD, "")
     assert world.told[-1] == ReplicasChanged("b", ("north",))
+
+
+async def test_what_is_added_again_during_a_look_is_not_overwritten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = world.sites.content
+    content["north", "/m"] = b"mesh"
+    await world.files.add("m", "north", "/m")
+    content["north", "/m"] = b"mash"
+    real = world.files._seen
+
+    async def seen(replica: Replica) -> Replica:
+        found = await real(replica)
+        await world.files.add("m", "north", "/m")
+        return found
+
+    monkeypatch.setattr(world.files, "_seen", seen)
+    (verified,) = await world.files.verify("m")
+    assert (verified.replica.state, verified.replica.checksum) == (ReplicaState.GOOD, sha(b"mash"))
+    assert world.state("m", "north") is ReplicaState.GOOD
+
+
+async def test_an_old_replica_does_not_become_a_good_one_of_what_has_its_name_now(world: World) -> None:
+    content = world.sites.content
+    content |= {("north", "/m"): b"mesh", ("south", "/m"): b"new mesh"}
+    await world.files.add("m", "north", "/m")
+    del content["north", "/m"]
+    await world.files.verify("m")
+    await world.files.add("m", "south", "/m")
+    content["north", "/m"] = b"mesh"
+    north, south = await world.files.verify("m")
+    assert (north.replica.state, south.replica.state) == (ReplicaState.CHANGED, ReplicaState.GOOD)
+    assert north.replica.reason.endswith("as on south")
+    assert world.told[-1].sites == ("south",)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +398,97 @@ async def test_what_lies_directly_in_a_bundle_is_known_after_a_restart_too(world
     assert world.bundles.tops(bundle.id) == again.tops(bundle.id) == {"run.sh", "data"}
 
 
+def said_of(kind: bytes, content: bytes) -> bytes:
+    """A header about the next member, of whatever size."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, len(content)
+    return header.tobuf(tarfile.USTAR_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def record(key: str, value: str) -> bytes:
+    return b"%07d %s=%s\n" % (len(key) + len(value) + 10, key.encode(), value.encode())
+
+
+ONE = tarfile.TarInfo("one").tobuf()
+END = bytes(1024)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        said_of(tarfile.XHDTYPE, record("path", "a" * 300_000)) + ONE,
+        said_of(tarfile.GNUTYPE_LONGNAME, b"a" * 300_000) + ONE,
+        said_of(tarfile.XHDTYPE, record("path", "/".join("a" * 20_000))) + ONE,
+        said_of(tarfile.XGLTYPE, record("k", "v")) * 3000 + ONE,
+        b"".join(said_of(tarfile.XGLTYPE, record(f"k{i}", "v")) + tarfile.TarInfo(f"f{i}").tobuf() for i in range(200)),
+    ],
+    ids=["pax", "gnu", "deep", "chain", "common"],
+)
+async def test_no_archive_makes_us_hold_more_than_is_sensible(world: World, data: bytes) -> None:
+    bundles = Bundles(world.store, world.bundles.path("x").parent, limit=10**8, clock=lambda: 0.0)
+    with pytest.raises(UsageError) as caught:
+        await bundles.put(pieces(data + END, 100_000))
+    assert caught.value.field == "body"
+
+
+async def test_an_archive_of_too_many_files_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("koalapy.service.archives.MOST_NAMES", 5)
+    await world.bundles.put(pieces(archive_of({f"a/{i}": b"" for i in range(4)})))
+    with pytest.raises(TooLargeError, match="more than 5 files"):
+        await world.bundles.put(pieces(archive_of({f"a/{i}": b"" for i in range(5)})))
+
+
+async def test_an_archive_for_which_there_is_no_room(world: World, tmp_path: Path) -> None:
+    bundles = Bundles(world.store, tmp_path / "full", limit=10**8, clock=lambda: 0.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+    try:
+        with pytest.raises(StoreUnavailable, match="cannot be kept: File too large"):
+            await bundles.put(pieces(archive_of({"a": b"x" * 4_000_000}), 300_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list((tmp_path / "full").iterdir()) == []
+
+
+async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, clock=lambda: now)
+    kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "ab"]
+    now += KEPT + 1
+    real = world.store.remove_bundle
+
+    def removing(bundle: str) -> None:
+        bundles.touch(kept[1])
+        real(bundle)
+
+    monkeypatch.setattr(world.store, "remove_bundle", removing)
+    assert await bundles.tidy(set()) == [kept[0]]
+    assert [bundle.id for bundle in world.store.bundles()] == [kept[1]]
+
+
+async def test_a_needed_bundle_whose_file_is_lost_keeps_nobody_from_tidying(world: World) -> None:
+    bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
+    world.bundles.path(bundle.id).unlink()
+    assert await world.bundles.tidy({bundle.id, "f" * 64}) == []
+
+
+async def test_a_bundle_that_was_not_written_down_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(bundles: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(world.store, "save_bundles", refuse)
+        with pytest.raises(StoreUnavailable):
+            await world.bundles.put(pieces(archive_of(GOOD)))
+    bundle, created = await world.bundles.put(pieces(archive_of(GOOD)))
+    assert created
+    assert [found.id for found in world.store.bundles()] == [bundle.id]
+
+
 # Results
 
 
@@ -401,11 +530,38 @@ async def test_results_come_together(world: World, tmp_path: Path) -> None:
     assert found == expected | {"0-north": None, "0-north/d": None, "1-south": None, "1-south/" + "é" * 90: b"y" * 513}
 
 
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.HELD])
+async def test_what_a_failed_attempt_brought_is_not_the_jobs(world: World, tmp_path: Path, state: JobState) -> None:
+    results = results_of(world, tmp_path, Tried(world, state=state))
+    await results.put("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    with pytest.raises(NotFoundError, match=f"job 7 is {state}: its files come when it ends"):
+        await results.archive(7)
+
+
+@pytest.mark.parametrize(("mtime", "told"), [(9.2e18, 2**33), (-5.0, 0), (1e9, 10**9)])
+async def test_times_that_no_file_system_knows_are_mended(
+    world: World, tmp_path: Path, mtime: float, told: int
+) -> None:  # fmt: skip
+    member = tarfile.TarInfo("a")
+    member.mtime = mtime
+    results = results_of(world, tmp_path, Tried(world))
+    await results.put("north", "7.2.0", pieces(archive((member, b"1"))))
+    with tarfile.open(fileobj=io.BytesIO(b"".join(await results.archive(7)))) as found:
+        assert found.getmember("0-north/a").mtime == told
+
+
 @pytest.mark.parametrize("token", ["7.2.1", "7.2.2", "7.3.0", "8.1.0", "7.2", "x", "7.2.-1", "../../7.2.0"])
 async def test_only_a_component_of_that_cluster_may_bring_something(world: World, tmp_path: Path, token: str) -> None:
     results = results_of(world, tmp_path, Tried(world))
     with pytest.raises(NotFoundError):
         await results.put("north", token, pieces(archive_of(GOOD)))
+
+
+async def test_of_earlier_attempts_nothing_is_kept(world: World, tmp_path: Path) -> None:
+    results = results_of(world, tmp_path, Tried(world))
+    await results.put("south", "7.1.0", pieces(archive_of({"a": b"1"})))
+    await results.put("north", "7.2.0", pieces(archive_of({"a": b"2"})))
+    assert [path.name for path in (tmp_path / "results" / "7").iterdir()] == ["2.0.tar"]
 
 
 async def test_who_collects_nothing_gets_nothing(world: World, tmp_path: Path) -> None:
@@ -450,7 +606,8 @@ async def test_results_are_removed_some_time_after_the_end(world: World, tmp_pat
     assert await results.tidy(before=50.0) == []
     assert await results.tidy(before=51.0) == [7]
     assert list((tmp_path / "results").iterdir()) == []
-    with pytest.raises(NotFoundError):
+    tried.job = ended
+    with pytest.raises(NotFoundError, match="the files of job 7 are not kept any more"):
         await results.archive(7)
 
 

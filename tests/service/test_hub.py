@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.profile import ClusterProfile
@@ -131,3 +133,17 @@ async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path
         north.says(wire.Output(token="1.1.0", offset=0, data=""))
         await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         assert north.closed == "the database does not answer: connect again"
+
+
+async def test_an_agent_to_which_nothing_can_be_sent_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(agent: Agent, frame: str) -> None:
+        raise ValueError("cannot be encoded")
+
+    monkeypatch.setattr(Agent, "send", broken)
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        async with asyncio.timeout(DEADLINE):
+            while not north.closed:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert north.closed == "an error of the daemon's: connect again"

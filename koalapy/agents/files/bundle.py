@@ -5,7 +5,7 @@ import tarfile
 import threading
 from pathlib import Path, PurePosixPath
 
-from koalapy.agents.files.roots import is_plain_name, shown
+from koalapy.agents.files.roots import shown
 
 PIECE = 1024 * 1024
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,7 +32,7 @@ def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
 
 def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
     parts = [part for part in PurePosixPath(member.name).parts if part != "."]
-    if not all(is_plain_name(part) for part in parts):
+    if not all(_is_below(part) for part in parts):
         raise BadBundle(f"{shown(member.name)} leads out of the folder")
     path = into.joinpath(*parts)
     if member.isdir():
@@ -42,6 +42,11 @@ def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> Non
         _write(opened, member, path)
     else:
         raise BadBundle(f"{shown(member.name)} is neither a file nor a folder")
+
+
+def _is_below(part: str) -> bool:
+    """Whether this is one name, in whatever bytes."""
+    return part not in ("", ".", "..") and "/" not in part and "\0" not in part
 
 
 def _make_folders(into: Path, parts: list[str]) -> None:

@@ -59,18 +59,19 @@ class Depot:
             finally:
                 connection.close()
 
-    def put_results(self, token: str, write: Callable[[tarfile.TarFile], None]) -> None:
-        """Send an archive, as it is written."""
+    def put_results(self, token: str, write: Callable[[tarfile.TarFile], None], stop: threading.Event) -> None:
+        """Send an archive, as it is written, until it is told to stop."""
         connection = self._connection()
         try:
-            self._send(connection, token, write)
+            self._send(connection, token, write, stop)
             _check(_answer(connection))
         finally:
             connection.close()
 
     def _send(
-        self, connection: http.client.HTTPConnection, token: str, write: Callable[[tarfile.TarFile], None]
-    ) -> None:
+        self, connection: http.client.HTTPConnection, token: str, write: Callable[[tarfile.TarFile], None],
+        stop: threading.Event,
+    ) -> None:  # fmt: skip
         try:
             connection.putrequest("PUT", self._path("results", token))
             headers = {"Transfer-Encoding": "chunked", "Content-Type": "application/x-tar"}
@@ -79,7 +80,7 @@ class Depot:
             connection.endheaders()
         except (OSError, http.client.HTTPException) as error:
             raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
-        body = _Chunks(connection)
+        body = _Chunks(connection, stop)
         try:
             with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=PIECE) as archive:
                 write(archive)
@@ -110,10 +111,12 @@ class _Refused(Exception):
 class _Chunks(io.RawIOBase):
     """A request's body, of unknown length."""
 
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: http.client.HTTPConnection, stop: threading.Event) -> None:
+        self._connection, self._stop = connection, stop
 
     def write(self, data: Any) -> int:
+        if self._stop.is_set():
+            raise SiteUnavailable("the agent ends")
         size = len(data)
         try:
             self._connection.send(b"%x\r\n%b\r\n" % (size, data))

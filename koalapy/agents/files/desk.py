@@ -24,12 +24,12 @@ class FileDesk:
     ) -> None:  # fmt: skip
         """``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
-        replicas = Replicas(Roots(cluster, replica_directories))
+        self._replicas = replicas = Replicas(Roots(cluster, replica_directories))
         self._exports = Exports(replicas, exports_directory, address, port)
         self.stages = Stages(
             cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use
         )
-        self.collector = Collector(depot, self.stages, self._collected)
+        self.collector = Collector(depot, self.stages, self._collected, self._is_in_reach)
         questions.answer_with("stat", replicas.stat)
         questions.answer_with("export", self._exports.export)
         questions.answer_with("unexport", self._exports.unexport)
@@ -43,6 +43,7 @@ class FileDesk:
             self.stages.release(component.instance, component.stage)
 
     async def close(self) -> None:
+        self._replicas.close()
         await self.collector.close()
         await self.stages.close()
         await self._exports.close()
@@ -50,6 +51,9 @@ class FileDesk:
     def _collected(self, component: Component) -> None:
         self._finished(component)
         self.ended(component)
+
+    def _is_in_reach(self, instance: str) -> bool:
+        return self._reporter.uplink.online.is_set() and self._reporter.instance == instance
 
     def _is_in_use(self, instance: str, token: str) -> bool:
         return any(

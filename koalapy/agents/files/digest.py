@@ -4,11 +4,12 @@ import hashlib
 import os
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agents.files.roots import is_utf8, open_entry, shown
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.replica import Part
 
 PIECE = 1024 * 1024
@@ -27,30 +28,37 @@ class Content:
     parts: tuple[Part, ...] | None = None
 
 
-def measure(descriptor: int, *, checksum: bool) -> Content:
-    """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd.
+def _never() -> bool:
+    return False
+
+
+def measure(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = _never) -> Content:
+    """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd,
+    ``SiteUnavailable`` when it was given up meanwhile.
 
     The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` for each of its entries, by name.
     """
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        return _measure_folder(descriptor, checksum, DEEPEST)
-    return _measure_file(descriptor, checksum)
+        return _measure_folder(descriptor, checksum, DEEPEST, given_up)
+    return _measure_file(descriptor, checksum, given_up)
 
 
-def _measure_file(descriptor: int, checksum: bool) -> Content:
+def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool]) -> Content:
     if not checksum:
         return Content(os.fstat(descriptor).st_size, "")
     digest, size = hashlib.sha256(), 0
     while data := os.read(descriptor, PIECE):
+        if given_up():
+            raise SiteUnavailable("the agent ends")
         digest.update(data)
         size += len(data)
     return Content(size, digest.hexdigest())
 
 
-def _measure_folder(descriptor: int, checksum: bool, depth: int) -> Content:
+def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
     if depth == 0:
         raise SiteRejected(f"there are more than {DEEPEST} folders within each other", fault="irregular")
-    parts = tuple(_part(descriptor, name, checksum, depth) for name in _names(descriptor))
+    parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in _names(descriptor))
     if not checksum:
         return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))
     digest = hashlib.sha256()
@@ -67,7 +75,9 @@ def _names(descriptor: int) -> list[str]:
     return names
 
 
-def _part(folder: int, name: str, checksum: bool, depth: int) -> tuple[str, Part]:
+def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable[[], bool]) -> tuple[str, Part]:
+    if given_up():
+        raise SiteUnavailable("the agent ends")
     if not checksum:
         # Opening it would tell no more.
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -76,9 +86,9 @@ def _part(folder: int, name: str, checksum: bool, depth: int) -> tuple[str, Part
     entry = open_entry(folder, name)
     try:
         if stat.S_ISDIR(os.fstat(entry).st_mode):
-            content = _measure_folder(entry, checksum, depth - 1)
+            content = _measure_folder(entry, checksum, depth - 1, given_up)
             return "folder", Part(name, content.size, content.checksum)
-        content = _measure_file(entry, checksum)
+        content = _measure_file(entry, checksum, given_up)
         return "file", Part(name, content.size, content.checksum)
     except OSError as error:
         raise SiteRejected(f"{shown(name)} cannot be read: {error.strerror}", fault="unreadable") from error

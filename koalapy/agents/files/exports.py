@@ -18,7 +18,7 @@ import structlog
 from pydantic import BaseModel, Field
 
 from koalapy.agents.files.replicas import Replicas, Wanted
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteRejected
 
 log = structlog.get_logger()
 
@@ -27,7 +27,13 @@ USER = "koala"
 LIFETIME = 24 * 3600.0
 """Seconds after which a ticket is not valid any more; who has one gives it back before."""
 TICKETS = 256
+"""Of more the oldest ends: nobody may have given it back, and who has begun to pull by it needs it no more."""
 CONNECTIONS = 64
+LOG = "rsync.log"
+LONGEST_LOG = 10_000_000
+"""Bytes."""
+LOGIN = 30.0
+"""Seconds in which one who connects must show a ticket."""
 SILENCE = 60
 """Seconds without a byte after which a connection is given up."""
 HEADER = """\
@@ -37,6 +43,7 @@ numeric ids = yes
 read only = yes
 list = no
 reverse lookup = no
+refuse options = copy-links copy-dirlinks copy-unsafe-links
 transfer logging = no
 timeout = {silence}
 log file = {log}
@@ -100,11 +107,16 @@ class Exports:
         wanted = Wanted.model_validate(payload)
         if shutil.which(RSYNC) is None:
             raise SiteRejected("there is no rsync on this cluster's head node", fault="no-rsync")
-        if len(self._tickets) >= TICKETS:
-            raise SiteUnavailable(f"{TICKETS} transfers from here are under way")
         path = await asyncio.to_thread(self._replicas.check, wanted)
-        self._listen()
-        ticket = self._ticket(path)
+        folder, only = await asyncio.to_thread(self._open, path)
+        try:
+            self._listen()
+        except SiteRejected:
+            os.close(folder)
+            raise
+        if len(self._tickets) >= TICKETS:
+            self._take_back(next(iter(self._tickets)))
+        ticket = self._ticket(folder, only)
         self._write()
         assert self._listening is not None
         return Way(
@@ -131,11 +143,14 @@ class Exports:
             self._take_back(module)
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
-    def _ticket(self, path: Path) -> Ticket:
-        module, password = secrets.token_hex(8), secrets.token_hex(16)
+    def _open(self, path: Path) -> tuple[int, str | None]:
+        """The folder to be served, and which entry of it alone."""
         with self._replicas.roots.open(path) as opened:
             only = None if opened.is_folder else opened.name
-            folder = os.dup(opened.parent if only else opened.descriptor)
+            return os.dup(opened.parent if only else opened.descriptor), only
+
+    def _ticket(self, folder: int, only: str | None) -> Ticket:
+        module, password = secrets.token_hex(8), secrets.token_hex(16)
         alarm = asyncio.get_running_loop().call_later(LIFETIME, self._take_back, module)
         ticket = self._tickets[module] = Ticket(module, password, folder, only, alarm)
         return ticket
@@ -155,7 +170,7 @@ class Exports:
 
     def _write(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = HEADER.format(silence=SILENCE, log=self._directory / "rsync.log")
+        text = HEADER.format(silence=SILENCE, log=self._directory / LOG)
         if os.geteuid() == 0:
             # By default it would become another user, who can read less than the jobs.
             text += "uid = 0\ngid = 0\n"
@@ -168,6 +183,9 @@ class Exports:
             text += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
             if ticket.only is not None:
                 text += ONLY.format(pattern=pattern_of(ticket.only))
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._directory / LOG).st_size > LONGEST_LOG:
+                os.unlink(self._directory / LOG)
         fresh = self._directory / "rsyncd.new"
         fresh.write_text(text)
         fresh.rename(self._directory / "rsyncd.conf")
@@ -218,8 +236,23 @@ class Exports:
         task.add_done_callback(self._waiting.discard)
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
-        await process.wait()
+        try:
+            async with asyncio.timeout(LOGIN):
+                await process.wait()
+        except TimeoutError:
+            if not _has_begun(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         self._connections.discard(process)
+
+
+def _has_begun(pid: int) -> bool:
+    """Whether an rsync has let its puller in: only then it goes to where the replica is."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd") != "/"
+    except OSError:
+        return False
 
 
 def pattern_of(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class Patterns:
@@ -11,11 +11,16 @@ class Patterns:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         found = [[part for part in pattern.split("/") if part not in ("", ".")] for pattern in patterns]
-        self._patterns = [[_part(part) for part in parts] for parts in found if parts]
+        self._patterns = [[_part(part) for part in _plain(parts)] for parts in found if parts]
 
     def matches(self, path: Sequence[str]) -> bool:
         """``path`` as the names of folders and, at last, the file."""
         return any(_matches(pattern, path) for pattern in self._patterns)
+
+
+def _plain(parts: Sequence[str]) -> Iterator[str]:
+    """One ``**`` after another adds nothing but time."""
+    return (part for part, before in zip(parts, ("", *parts), strict=False) if (part, before) != ("**", "**"))
 
 
 def _part(text: str) -> re.Pattern[str] | None:

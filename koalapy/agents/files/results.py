@@ -2,10 +2,10 @@
 
 import asyncio
 import io
-import math
 import os
 import stat
 import tarfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,36 +13,53 @@ from pathlib import Path
 import structlog
 
 from koalapy.agents.component import Component
-from koalapy.agents.files.depot import Depot, DepotBusy
+from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.patterns import Patterns
 from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE
+from koalapy.agents.files.roots import shown
 from koalapy.agents.files.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
 
 PATIENCE = 20.0
-"""Seconds for which a component that was told to end waits for a daemon that does not take its results."""
+"""Seconds for which a component that was told to end waits for a daemon that is there but takes no results."""
 BUSY = 60.0
-"""Seconds for which the others wait for one that answers but takes none; one that is away they await for ever."""
+"""Seconds for which the others do; a daemon that is away is awaited for ever."""
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Collector:
-    """Collects for each component once; ``collected`` is called when nothing more is to be awaited."""
+    """Collects for each component once; ``collected`` is called when nothing more is to be awaited.
 
-    def __init__(self, depot: Depot, stages: Stages, collected: Callable[[Component], object]) -> None:
-        self._depot, self._stages, self._collected = depot, stages, collected
+    ``in_reach`` says whether the daemon of an instance is there: another one has other jobs of the same tokens.
+    """
+
+    def __init__(
+        self, depot: Depot, stages: Stages, collected: Callable[[Component], object], in_reach: Callable[[str], bool]
+    ) -> None:  # fmt: skip
+        self._depot, self._stages, self._collected, self._in_reach = depot, stages, collected, in_reach
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing = threading.Event()
 
     def collect(self, component: Component) -> None:
         if component.collecting and component.name not in self._tasks:
             task = asyncio.create_task(self._collect(component))
             self._tasks[component.name] = task
-            task.add_done_callback(lambda _: self._tasks.pop(component.name))
+            task.add_done_callback(lambda task: self._ran(component, task))
+
+    def _ran(self, component: Component, task: "asyncio.Task[None]") -> None:
+        del self._tasks[component.name]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # The job would never end.
+            log.error("results lost by an error of ours", action="collect", token=component.token, exc_info=error)
+            component.collected = True
+            self._collected(component)
 
     async def close(self) -> None:
         """What was not sent yet is sent by the next agent."""
+        self._closing.set()
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -62,25 +79,28 @@ class Collector:
         """Why it was given up; empty when all is sent."""
         pause, waited = FIRST_PAUSE, 0.0
         while True:
+            if not self._in_reach(component.instance):
+                await asyncio.sleep(FIRST_PAUSE)
+                continue
             try:
                 await asyncio.to_thread(self._send, component.stage or "", folder, component.collect, inputs)
                 return ""
             except SiteUnavailable as error:
-                waits = BUSY if isinstance(error, DepotBusy) else math.inf
-                if waited >= (waits if component.stop is None else PATIENCE):
+                if waited >= (BUSY if component.stop is None else PATIENCE):
                     return error.message
                 log.info("results cannot be sent yet", action="collect", token=component.token, reason=error.message)
             except SiteRejected as error:
                 return error.message
             except OSError as error:
-                return error.strerror or str(error)
+                name = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+                return f"{name}{error.strerror or error}"
             await asyncio.sleep(pause)
-            waited += pause
+            waited += pause if self._in_reach(component.instance) else 0.0
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _send(self, token: str, folder: Path, patterns: Sequence[str], inputs: Collection[str]) -> None:
         chosen = Patterns(patterns)
-        self._depot.put_results(token, lambda archive: write_archive(archive, folder, chosen, inputs))
+        self._depot.put_results(token, lambda archive: write_archive(archive, folder, chosen, inputs), self._closing)
 
 
 def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, without: Collection[str]) -> None:
@@ -102,11 +122,16 @@ def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, wi
 
 @contextmanager
 def _regular(name: str, folder: int) -> Iterator[io.FileIO | None]:
-    """A file, opened; None for anything else."""
-    if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+    """A file, opened; None for anything else, also for what somebody has just removed."""
+    try:
+        regular = stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        descriptor = os.open(name, CONTENT, dir_fd=folder) if regular else -1
+    except FileNotFoundError:
+        descriptor = -1
+    if descriptor < 0:
         yield None
         return
-    with io.FileIO(os.open(name, CONTENT, dir_fd=folder)) as file:
+    with io.FileIO(descriptor) as file:
         yield file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
 
 

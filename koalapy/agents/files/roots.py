@@ -5,6 +5,7 @@ downwards, one name after the other and without following a single link, so that
 the look and the opening.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A pipe that took a file's place must not keep us waiting."""
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Opened:
 
 class Roots:
     """Finds replicas; everything raises ``SiteRejected`` with one of the faults unconfigured, outside, missing,
-    irregular, unreadable."""
+    irregular, unreadable, or ``SiteUnavailable`` for what is no fault of the replica's."""
 
     def __init__(self, cluster: str, folders: Sequence[Path]) -> None:
         self._cluster = cluster
@@ -115,7 +118,9 @@ def shown(path: str) -> str:
     return path if path.isprintable() else repr(path)
 
 
-def _rejected(path: str, error: OSError) -> SiteRejected:
+def _rejected(path: str, error: OSError) -> SiteError:
+    if error.errno in PASSING:
+        return SiteUnavailable(f"{path} cannot be looked at now: {error.strerror}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SiteRejected(f"{path} is not there", fault="missing")
     return SiteRejected(f"{path} cannot be read: {error.strerror}", fault="unreadable")

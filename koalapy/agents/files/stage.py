@@ -1,6 +1,7 @@
 """One stage: the folder of a component's own, and how its files get there."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import threading
@@ -28,6 +29,8 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
 
+ORPHANS_END = 30.0
+"""Seconds that a killed rsync may take to be gone: one that a file system does not let go of stays."""
 BUSY = 60.0
 """Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
 
@@ -65,6 +68,8 @@ class StageRun:
         self._moved: list[Moved] = []
         self._given_up = threading.Event()
         self._task: asyncio.Task[None] | None = None
+        self._making: asyncio.Future[Any] | None = None
+        """What a thread does with our folders; it goes on when the task is cancelled."""
         self.told: StageStatus | None = None
         """The last status that the daemon was told on this connection, and when (loop's clock)."""
         self.told_at = 0.0
@@ -102,12 +107,20 @@ class StageRun:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._making is not None:
+            await asyncio.gather(self._making, return_exceptions=True)
+
+    async def _make(self, work: Callable[..., None], *args: Any) -> None:
+        """As ``asyncio.to_thread``, but ``end`` waits for it: nothing is to be made in folders that are removed."""
+        self._making = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        await asyncio.shield(self._making)
 
     def remove(self) -> None:
         """Remove the folder and all we know of it; blocks."""
-        self._end_orphans()
+        with contextlib.suppress(StageTrouble):
+            self._end_orphans()
         for path in (self.folder, self._own):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
 
     def status(self) -> StageStatus:
         trouble = self._trouble
@@ -133,7 +146,7 @@ class StageRun:
     async def _run(self) -> None:
         try:
             self._check()
-            await asyncio.to_thread(self._clear_workshop)
+            await self._make(self._clear_workshop)
             if self._bundle is not None and not self._unpacked:
                 await self._bring_bundle(self._bundle)
             for index, file in enumerate(self._files):
@@ -168,7 +181,7 @@ class StageRun:
                 raise StageTrouble(f"two inputs are called {file.target!r}", "file", file=file.name)
             if file.part is not None and not is_plain_name(file.part):
                 raise self._bad(file, f"{file.part!r} is no entry of a folder")
-            if not file.path or not file.checksum:
+            if not is_plain_name(Path(file.path).name) or not file.checksum:
                 raise self._bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
 
@@ -183,7 +196,10 @@ class StageRun:
     def _end_orphans(self) -> None:
         """End what an agent before us may have left running."""
         orphans = kill_orphans(self._own) if self._recalled else []
+        end = time.monotonic() + ORPHANS_END
         while any(is_alive(pid) for pid in orphans):
+            if time.monotonic() > end:
+                raise StageTrouble(f"an rsync on {self._means.cluster} cannot be ended: {orphans[0]}", "site")
             time.sleep(0.01)
 
     # Inputs
@@ -191,7 +207,7 @@ class StageRun:
     async def _bring(self, index: int, file: StageFile) -> None:
         if file.source == self._means.cluster:
             place = await asyncio.to_thread(self._look_at, file)
-            await asyncio.to_thread(self._link, file, place)
+            await self._make(self._link, file, place)
         elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
             work = self._own / f"input-{index}"
             self._pull = Pull(
@@ -201,7 +217,7 @@ class StageRun:
             place = await self._pull.run()
             self._must_be_free(file)
             self._journal.write(moving=index)
-            await asyncio.to_thread(self._move, file, place, work)
+            await self._make(self._move, file, place, work)
             self._moved.append(Moved(source=file.source, size=self._pull.moved, seconds=self._pull.seconds))
             self._pull = None
         self._ready.add(index)
@@ -214,6 +230,8 @@ class StageRun:
             return self._means.replicas.check(wanted)
         except SiteRejected as error:
             raise self._bad(file, error.message) from error
+        except SiteUnavailable as error:
+            raise StageTrouble(f"{file.name}: {error.message}", "site") from error
 
     def _link(self, file: StageFile, place: Path) -> None:
         target = self.folder / file.target
@@ -244,7 +262,7 @@ class StageRun:
         else:
             raise StageTrouble("the submitter's own files arrive with a wrong checksum", "source")
         try:
-            await asyncio.to_thread(self._unpack, path)
+            await self._make(self._unpack, path)
         except BadBundle as error:
             raise StageTrouble(f"the submitter's own files: {error}", "source") from error
         self._unpacked = True
@@ -274,6 +292,7 @@ class StageRun:
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:
             digest.give_up()
+            digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
 
     def _came(self, there: int) -> None:
         """Called in a thread."""
@@ -284,5 +303,22 @@ class StageRun:
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(mode=0o700)
         unpack(path, tree, self._given_up)
+        if self._given_up.is_set():
+            return
         shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
         tree.rename(self.folder)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it, as far as that can be, also what a program has made read-only."""
+    shutil.rmtree(path, ignore_errors=True)
+    if path.is_dir() and not path.is_symlink():
+        with contextlib.suppress(OSError):
+            path.chmod(0o700)
+        for above, folders, _ in os.walk(path):
+            for name in folders:
+                folder = Path(above, name)
+                with contextlib.suppress(OSError):
+                    if not folder.is_symlink():
+                        folder.chmod(0o700)
+        shutil.rmtree(path, ignore_errors=True)

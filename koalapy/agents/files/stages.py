@@ -64,9 +64,10 @@ class Stages:
 
     def recall(self) -> None:
         """Go on with whatever the folders remember."""
-        for path in sorted(self._directory.glob(".*/journal")):
-            own = path.parent
-            known = Folder(own).entries()
+        folders = [path.parent for path in sorted(self._directory.glob(".*/journal"))]
+        records = [(own, Folder(own).entries()) for own in folders]
+        # First those that are not wanted any more: there may be another of the same token that is.
+        for own, known in sorted(records, key=lambda record: not record[1].get("unwanted")):
             try:
                 instance, order = str(known["instance"]), Stage.model_validate(known["order"])
             except (KeyError, ValidationError):
@@ -87,7 +88,6 @@ class Stages:
             return f"{order.token!r} is no stage"
         run = self._stages.get(key)
         if run is None or key in self._unwanted:
-            self._unwanted.discard(key)
             run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
             run.note(instance=instance, order=order.model_dump())
             run.begin()
@@ -125,6 +125,11 @@ class Stages:
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
         folder, own = self._directory / name, self._directory / f".{name}"
         run = StageRun(order, folder, own, self._means, lambda run: self._publish(instance, run))
+        earlier = self._stages.get((instance, order.token))
+        if earlier is not None:
+            # A token comes again only for a component that never started its program there: nobody uses that folder.
+            self._unwanted.discard((instance, order.token))
+            self._spawn(self._remove(earlier))
         self._stages[instance, order.token] = run
         return run
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents.files import replicas
 from koalapy.agents.files.digest import Content, GrowingDigest, measure
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.roots import Roots
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 
 def measured(path: Path, *, checksum: bool = True) -> Content:
@@ -79,19 +80,19 @@ def test_what_a_replica_cannot_hold(tree: Path, odd: str, checksum: bool) -> Non
 
 
 async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas, looks = Replicas(Roots("north", [tree.parent])), 0
-    real = replicas.measure
+    found, looks = Replicas(Roots("north", [tree.parent])), 0
+    real = found.measure
 
     def counting(path: Path, *, checksum: bool) -> Content:
         nonlocal looks
         looks += 1
         return real(path, checksum=checksum)
 
-    monkeypatch.setattr(replicas, "measure", counting)
-    answers = await asyncio.gather(*(replicas.stat({"path": "tree"}) for _ in range(3)))
+    monkeypatch.setattr(found, "measure", counting)
+    answers = await asyncio.gather(*(found.stat({"path": "tree"}) for _ in range(3)))
     assert looks == 1
     assert answers[0] == answers[1] == answers[2]
-    assert (await replicas.stat({"path": "tree"}))["size"] == 3
+    assert (await found.stat({"path": "tree"}))["size"] == 3
     assert looks == 2
 
 
@@ -112,3 +113,20 @@ async def test_a_file_that_never_came(tmp_path: Path) -> None:
     digest.finish()
     with pytest.raises(FileNotFoundError):
         digest.follow()
+
+
+def test_who_gives_up_reads_no_further(tree: Path) -> None:
+    for path in (tree, tree / "a"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            with pytest.raises(SiteUnavailable):
+                measure(descriptor, checksum=True, given_up=lambda: True)
+        finally:
+            os.close(descriptor)
+
+
+async def test_a_folder_of_more_entries_than_can_be_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "LARGEST_ANSWER", 100)
+    with pytest.raises(SiteRejected, match="has 2 entries, which are too many") as caught:
+        await Replicas(Roots("north", [tree.parent])).stat({"path": "tree"})
+    assert caught.value.fault == "irregular"

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.files import rsync
-from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, needs_rsync
+from koalapy.agents.files import exports, rsync
+from koalapy.agents.files.exports import Way
+from koalapy.agents.files.roots import Roots
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
 
 pytestmark = needs_rsync
 HOSTILE = [
@@ -309,3 +312,117 @@ async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_p
     await south.exports.unexport({"module": way["module"]})
     assert await copy(url, good, "-r") != 0
     assert sorted(os.listdir(south.replicas / "set")) == ["mine", "other"]
+
+
+# Who serves
+
+
+async def exported(site: FileSite, path: Path) -> Way:
+    size, checksum = content_of(path)
+    return Way.model_validate(await site.exports.export({"path": str(path), "size": size, "checksum": checksum}))
+
+
+@pytest.mark.parametrize("option", ["--copy-links", "--copy-unsafe-links", "--copy-dirlinks"])
+async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, option: str) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "s").write_text("secret")
+    south.make("set/a")
+    way = await exported(south, south.replicas / "set")
+    (south.replicas / "set" / "link").symlink_to(tmp_path / "secret" / "s")
+    (south.replicas / "set" / "way").symlink_to(tmp_path / "secret")
+    url = f"rsync://{way.user}@{way.host}:{way.port}/{way.module}/"
+    pulling = await asyncio.create_subprocess_exec(
+        "rsync", "--recursive", "--links", option, url, f"{tmp_path}/came/",
+        env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": way.password}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await pulling.communicate()
+    assert b"refused" in said or b"configured to refuse" in said
+    assert not (tmp_path / "came" / "way" / "s").exists()
+
+
+async def test_who_connects_and_says_nothing_is_sent_away(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(exports, "LOGIN", 0.2)
+    way = await exported(south, south.make("data"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+    async with asyncio.timeout(20):
+        assert b"@RSYNCD" in await reader.read()
+    writer.close()
+
+
+async def test_who_was_let_in_may_take_as_long_as_it_takes(
+    north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[bool] = []
+    real = exports._has_begun
+
+    def judging(pid: int) -> bool:
+        judged.append(real(pid))
+        return judged[-1]
+
+    monkeypatch.setattr(exports, "LOGIN", 1.0)
+    monkeypatch.setattr(exports, "_has_begun", judging)
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    await north.until(lambda: bool(judged))
+    gate.open.set()
+    await north.comes_to("done")
+    assert judged == [True]
+    assert (folder / "input").read_bytes() == BIG
+    assert wire.asked.count("export") == 1
+    gate.close()
+
+
+async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "TICKETS", 2)
+    path = south.make("data")
+    ways = [await exported(south, path) for _ in range(3)]
+    assert list(south.exports._tickets) == [way.module for way in ways[1:]]
+
+
+async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = south.make("data")
+    await exported(south, path)
+    log = south.directory / "exports" / "rsync.log"
+    log.write_text("x" * 100)
+    await exported(south, path)
+    assert log.exists()
+    monkeypatch.setattr(exports, "LONGEST_LOG", 99)
+    await exported(south, path)
+    assert not log.exists()
+
+
+# Questions
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(OSError(28, "No space left on device"), SiteUnavailable), (KeyError("odd"), SiteRejected)],
+)
+async def test_who_asks_is_answered_whatever_went_wrong(
+    north: FileSite, south: FileSite, error: Exception, expected: type[SiteError]
+) -> None:
+    async def broken(payload: object) -> dict[str, object]:
+        raise error
+
+    south.questions.answer_with("odd", broken)
+    with pytest.raises(expected, match=r"No space left|KeyError"):
+        await north.questions.ask("south", "odd", {})
+    assert south.questions._answering == {}
+
+
+async def test_a_site_without_file_descriptors_does_not_blame_the_replica(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = south.make("data")
+
+    def refusing(*_: object, **others: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", refusing)
+        with pytest.raises(SiteUnavailable, match="Too many open files"), Roots("south", [south.replicas]).open(path):
+            pass

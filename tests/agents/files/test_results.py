@@ -1,5 +1,6 @@
 """Which files are results, and how they are sent."""
 
+import asyncio
 import io
 import os
 import tarfile
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.agents.component import Component
+from koalapy.agents.files import results
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.patterns import Patterns
-from koalapy.agents.files.results import write_archive
+from koalapy.agents.files.results import Collector, write_archive
+from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.files.depots import FakeDepot
 
@@ -70,21 +74,146 @@ def test_only_regular_files_below_the_folder_are_results(tmp_path: Path) -> None
 
 
 def test_sending_and_what_may_go_wrong() -> None:
-    fake = FakeDepot()
+    fake, goes_on = FakeDepot(), threading.Event()
     depot = Depot(fake.url, "nörth/1", "s3cret")
     try:
-        depot.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")))
+        depot.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")), goes_on)
         assert list(fake.results) == ["7.1.0"]
         assert fake.requests == ["PUT /api/v1/agents/n%C3%B6rth%2F1/results/7.1.0 Bearer s3cret"]
         fake.refuse = (413, "more than 1 GB")
         with pytest.raises(SiteRejected, match="more than 1 GB"):
-            depot.put_results("7.1.0", lambda archive: None)
+            depot.put_results("7.1.0", lambda archive: None, goes_on)
         fake.refuse = (503, "later")
         with pytest.raises(SiteUnavailable, match="later"):
-            depot.put_results("7.1.0", lambda archive: None)
+            depot.put_results("7.1.0", lambda archive: None, goes_on)
     finally:
         fake.close()
     with pytest.raises(SiteUnavailable):
-        depot.put_results("7.1.0", lambda archive: None)
+        depot.put_results("7.1.0", lambda archive: None, goes_on)
     with pytest.raises(SiteUnavailable):
         depot.fetch("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
+
+
+def test_an_agent_that_ends_sends_no_more() -> None:
+    fake, ends = FakeDepot(), threading.Event()
+    ends.set()
+    try:
+        with pytest.raises(SiteUnavailable, match="the agent ends"):
+            Depot(fake.url, "north", "s3cret").put_results("7.1.0", lambda archive: None, ends)
+        assert fake.results == {}
+    finally:
+        fake.close()
+
+
+def test_a_file_that_is_removed_meanwhile_costs_no_others(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with results._regular("gone", descriptor) as file:
+            assert file is None
+    finally:
+        os.close(descriptor)
+
+
+def test_many_stars_take_no_more_time_than_two() -> None:
+    patterns = Patterns(["**/" * 500 + "a"])
+    assert [len(parts) for parts in patterns._patterns] == [2]
+    assert patterns.matches(["x", "y", "a"])
+    assert not patterns.matches(["x", "y", "b"])
+
+
+class Collecting:
+    """A component that has ended, and a daemon that may be another one's."""
+
+    def __init__(self, path: Path, depot: Depot) -> None:
+        (path / "stage").mkdir()
+        (path / "stage" / "a").write_text("1")
+        (path / "spool").mkdir()
+        self.component = Component("test", "7.1.0", Folder(path / "spool"), stage="7.1.9", collect=("*",))
+        self.component.plan, self.component.ended = {}, True
+        self.stage = path / "stage"
+        self.reached = False
+        self.looks = 0
+        self.looked = asyncio.Event()
+        self.over = asyncio.Event()
+        self.collector = Collector(depot, self, lambda _: self.over.set(), self.in_reach)  # type: ignore[arg-type]
+
+    def in_reach(self, instance: str) -> bool:
+        self.looks += 1
+        if self.looks > 2:
+            self.looked.set()
+        return self.reached
+
+    def folder(self, instance: str, token: str) -> Path:
+        return self.stage
+
+    def inputs(self, instance: str, token: str) -> frozenset[str]:
+        return frozenset()
+
+    async def collect(self) -> Component:
+        self.collector.collect(self.component)
+        async with asyncio.timeout(30):
+            await self.over.wait()
+        assert self.component.collected
+        return self.component
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(results, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(results, "BUSY", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> None:
+    fake = FakeDepot()
+    collecting = Collecting(tmp_path, Depot(fake.url, "north", "s3cret"))
+    task = asyncio.create_task(collecting.collect())
+    try:
+        async with asyncio.timeout(30):
+            await collecting.looked.wait()
+        assert fake.requests == []
+        collecting.reached = True
+        assert (await task).error == ""
+        assert list(fake.results) == ["7.1.9"]
+    finally:
+        fake.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited_for_ever(tmp_path: Path) -> None:
+    collecting = Collecting(tmp_path, Depot("http://127.0.0.1:1", "north", "s3cret"))
+    collecting.reached = True
+    assert "the daemon cannot be reached" in (await collecting.collect()).error
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_error_of_ours_does_not_keep_a_job_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(results, "write_archive", broken)
+    fake = FakeDepot()
+    collecting = Collecting(tmp_path, Depot(fake.url, "north", "s3cret"))
+    collecting.reached = True
+    try:
+        await collecting.collect()
+    finally:
+        fake.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "a")
+
+    monkeypatch.setattr(results, "write_archive", refusing)
+    fake = FakeDepot()
+    collecting = Collecting(tmp_path, Depot(fake.url, "north", "s3cret"))
+    collecting.reached = True
+    try:
+        assert (await collecting.collect()).error == "its results could not be collected: a: Permission denied"
+    finally:
+        fake.close()

@@ -1,15 +1,20 @@
 """Stages: what lies on the same cluster, the submitter's own files, names, and what becomes of folders."""
 
+import asyncio
 import hashlib
 import io
 import os
+import shutil
 import tarfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from koalapy.agents.files import stage
 from koalapy.agents.files.bundle import BadBundle, unpack
+from koalapy.agents.files.stage import StageRun, remove_tree
 from koalapy.agents.protocol import Stage, StageBundle
 from tests.agents.files.conftest import INSTANCE, FileSite, T
 from tests.agents.files.depots import FakeDepot
@@ -226,3 +231,92 @@ def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "into").mkdir()
     with pytest.raises(BadBundle):
         unpack(tmp_path / "archive", tmp_path / "into", threading.Event())
+
+
+async def test_a_stage_that_comes_again_takes_the_place_of_one_still_in_use(north: FileSite) -> None:
+    folder = north.stage()
+    await north.comes_to("done")
+    north.used.add(T)
+    north.stages.unstage(INSTANCE, T)
+    again = north.stage()
+    assert again != folder
+    await north.until(lambda: not folder.exists())
+    assert [status.token for status in north.stages.statuses(INSTANCE)] == [T]
+    await north.until(lambda: sorted(os.listdir(again.parent)) == sorted([again.name, f".{again.name}"]))
+
+
+@pytest.mark.parametrize("unwanted", ["first", "last"])
+async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSite, unwanted: str) -> None:
+    folder = north.stage()
+    await north.comes_to("done")
+    await north.stop()
+    own = folder.with_name(f".{folder.name}")
+    other = folder.with_name(f"{folder.name}-2")
+    shutil.copytree(folder, other)
+    shutil.copytree(own, own.with_name(f".{other.name}"))
+    gone, stays = (folder, other) if unwanted == "first" else (other, folder)
+    with gone.with_name(f".{gone.name}").joinpath("journal").open("a") as journal:
+        journal.write('{"unwanted": true}\n')
+    north.used.add(T)
+    north.start()
+    north.stages.recall()
+    assert [(s.token, s.state) for s in north.stages.statuses(INSTANCE)] == [(T, "done")]
+    assert north.stages.folder(INSTANCE, T) == stays
+    await north.until(lambda: not gone.exists())
+    assert stays.exists()
+
+
+async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
+    north: FileSite, depot: FakeDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, done = threading.Event(), []
+
+    def unpacking(path: Path, into: Path, stop: threading.Event) -> None:
+        entered.set()
+        stop.wait(30)
+        time.sleep(0.1)
+        done.append("unpacked")
+
+    real = StageRun.remove
+    monkeypatch.setattr(stage, "unpack", unpacking)
+    monkeypatch.setattr(StageRun, "remove", lambda run: (done.append("removed"), real(run)))
+    north.stage(bundle=keep(depot, archive(member("a"))))
+    assert await asyncio.to_thread(entered.wait, 30)
+    north.stages.unstage(INSTANCE, T)
+    await north.until(lambda: len(done) == 2)
+    assert done == ["unpacked", "removed"]
+    await north.until(lambda: not os.listdir(north.directory / "stages"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_what_a_program_has_made_read_only_is_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "nobodys" / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "b" / "c").touch()
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tree / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tree.parent, tree, tree / "a", tree / "a" / "b"):
+        os.chown(path, 65534, 65534)
+        path.chmod(0o500 if path != tree.parent else 0o700)
+    child = os.fork()
+    if child == 0:
+        os.chdir(tree.parent)
+        os.setuid(65534)
+        remove_tree(Path("tree"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not tree.exists()
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+
+
+async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, depot: FakeDepot) -> None:
+    folder = north.stage(bundle=keep(depot, archive(member(os.fsdecode(b"caf\xe9"), b"x"))))
+    await north.comes_to("done")
+    assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
+
+
+@pytest.mark.parametrize("path", ["/", "/data/.."])
+async def test_a_replica_must_have_a_name(north: FileSite, path: str) -> None:
+    wanted = north.input(north.make("data"))
+    north.stage(wanted.model_copy(update={"source": "south", "path": path}))
+    assert "the catalogue has no such replica" in (await north.comes_to("failed")).error
