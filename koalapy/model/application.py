@@ -3,16 +3,25 @@
 from koalapy.model.job import JobSpec
 from koalapy.model.request import FlexibleRequest
 
-INTERPRETERS = ("python", "bash", "dash", "sh", "zsh", "perl", "ruby", "julia", "Rscript")
+INTERPRETERS = dict.fromkeys(("python", "bash", "dash", "sh", "zsh"), "c") | dict.fromkeys(
+    ("perl", "ruby", "julia", "Rscript"), "e"
+)
+"""With the option after which the program itself stands."""
+WRAPPERS = ("env", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout")
+"""What runs another program: jobs are not alike because of it, and their names stand behind options of its own."""
 LONGEST = 200
+NO_APPLICATION = "-"
+"""What is no application at all, and teaches nothing."""
 
 
 def application_of(spec: JobSpec) -> str:
-    """The name that was given, or the program's own; of coupled programs all; empty when nothing tells it.
+    """The name that was given (``-`` is none), or the program's own; of coupled programs all; empty where there is none.
 
     ``python -m package.module`` is known as ``package.module``, a script by its file name. What stands in the command
-    itself, as after ``sh -c``, has no name.
+    itself, as after ``sh -c``, has no name, and neither has what ``env``, ``time`` and the like run.
     """
+    if spec.application == NO_APPLICATION:
+        return ""
     if spec.application:
         return spec.application
     commands = [spec.command] if spec.command else []
@@ -27,12 +36,15 @@ def _program(command: tuple[str, ...]) -> str:
         return ""
     first, *rest = command
     name = _base(first)
-    if name.rstrip("0123456789.") not in INTERPRETERS:
+    if name in WRAPPERS:
+        return ""
+    code = INTERPRETERS.get(name.rstrip("0123456789."))
+    if code is None:
         return name
     for place, word in enumerate(rest):
         if word == "-m":
             return rest[place + 1] if place + 1 < len(rest) else ""
-        if word == "-" or (word.startswith("-") and not word.startswith("--") and "c" in word):
+        if word == "-" or (word.startswith("-") and not word.startswith("--") and code in word):
             return ""
         if not word.startswith("-"):
             return _base(word)

@@ -1,20 +1,39 @@
 """What a policy that learns is told of a job: the experience with its application, and when nodes will be free."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
 
 from koalapy.model.advice import size_of
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Attempt, Job, JobSpec, parse_token
+from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName, Request
 from koalapy.placement.knowledge import Knowledge, Release, Room
 from koalapy.scheduling.experience import Experience
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
 
-Rooms = Mapping[ClusterName, Room]
+
+class Rooms(Mapping[ClusterName, Room]):
+    """The rooms of a view, each worked out when somebody asks for it: a job that fits now does not."""
+
+    def __init__(self, grid: GridBook, room_of: Callable[[ClusterBook], Room]) -> None:
+        self._books = {book.name: book for book in grid.books()}
+        self._room_of = room_of
+        self._known: dict[ClusterName, Room] = {}
+
+    def __getitem__(self, name: ClusterName) -> Room:
+        room = self._known.get(name)
+        if room is None:
+            room = self._known[name] = self._room_of(self._books[name])
+        return room
+
+    def __iter__(self) -> Iterator[ClusterName]:
+        return iter(self._books)
+
+    def __len__(self) -> int:
+        return len(self._books)
 
 
 class Advising:
@@ -29,10 +48,21 @@ class Advising:
         self._grid = grid
         self._waiting = waiting
         self._now = now
+        self._rooms: dict[ClusterName, tuple[dict[Token, int], int, Room]] = {}
+        """As worked out since something last happened, with the components there then, and what of them was leaving."""
+
+    def something_happened(self) -> None:
+        """Times have passed, and jobs may stand differently."""
+        self._rooms.clear()
 
     def shape(self, spec: JobSpec) -> tuple[object, ...]:
-        """What of a job the knowledge depends on, beside its request and its inputs."""
-        return (application_of(spec), spec.processes_per_node, spec.communication)
+        """What of a job the knowledge depends on, beside its request and its inputs.
+
+        Applications of which nothing is known are all alike: there may be as many as there are jobs.
+        """
+        application = application_of(spec)
+        known = application if self.experience.knows(application) else ""
+        return (known, spec.processes_per_node, spec.communication)
 
     def knowledge(self, spec: JobSpec, view: GridView) -> Knowledge:
         """Of one job, as far as it bears on its placement on a view."""
@@ -44,27 +74,25 @@ class Advising:
             self.experience.ratios(application),
             spec.communication,
             spec.inputs,
-            view.once(("rooms",), lambda view: self._rooms()),
+            view.once(("rooms",), lambda view: Rooms(self._grid, self._room)),
             any(request != spec.request for request in first_two) or len(first_two) > 1,
             self._now(),
         )
 
-    def _rooms(self) -> Rooms:
-        now = self._now()
-        lefts: dict[int, tuple[float | None, float]] = {}
-        rooms = {}
-        for book in self._grid.books():
-            releases = []
-            for token, size in book.live.items():
-                ident = parse_token(token)[0]
-                if ident not in lefts:
-                    job = self._ledger.get(ident)
-                    lefts[ident] = self._left(job, now) if job is not None else (None, 0.0)
-                left, age = lefts[ident]
-                releases.append(Release(left, size, age))
-            releases.sort(key=_rank)
-            rooms[book.name] = Room(max(0, book.total - book.background - book.down), tuple(releases))
-        return rooms
+    def _room(self, book: ClusterBook) -> Room:
+        """Of one cluster; worked out again only if components came or left: a scan that places many jobs asks often."""
+        known = self._rooms.get(book.name)
+        if known is not None and known[:2] == (book.live, book.leaving):
+            return known[2]
+        now, releases = self._now(), []
+        for token, size in book.live.items():
+            job = self._ledger.get(parse_token(token)[0])
+            left, age = (None, 0.0) if job is None else self._left(job, now)
+            releases.append(Release(left, size, age))
+        releases.sort(key=_rank)
+        room = Room(max(0, book.total - book.background - book.down), tuple(releases))
+        self._rooms[book.name] = dict(book.live), book.leaving, room
+        return room
 
     def _left(self, job: Job, now: float) -> tuple[float | None, float]:
         """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""

@@ -94,18 +94,24 @@ class Experience:
         if len(self._books) > KEPT_APPLICATIONS:
             self._books.popitem(last=False)
 
-    def learn(self, job: Job) -> Run | None:
-        """Take in a job that is over; only one that succeeded tells anything."""
+    def learn(self, job: Job) -> str:
+        """Take in a job that is over, which tells something if it succeeded; its application, if that is a new one."""
         run = run_of(job)
-        if run is not None:
-            self.add(run)
-        return run
+        if run is None:
+            return ""
+        met = "" if self.knows(run.application) else run.application
+        self.add(run)
+        return met
 
     def _speed(self, clusters: Collection[ClusterName]) -> float:
         """That of the slowest, for which the others wait."""
         return min((self._speeds.get(name, 1.0) for name in clusters), default=1.0)
 
     # What it says
+
+    def knows(self, application: str) -> bool:
+        """Whether a run of it was seen."""
+        return application in self._books
 
     def applications(self) -> list[str]:
         return sorted(self._books)

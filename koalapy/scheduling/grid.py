@@ -211,9 +211,9 @@ class GridBook:
         """It is as if it had never been measured."""
         self._links = {pair: link for pair, link in self._links.items() if pair != _pair(one, other)}
 
-    def set_replicas(self, file: str, sites: tuple[ClusterName, ...]) -> None:
-        """Take in where a logical file is from now on; nowhere is also an answer."""
-        self._replicas = self._replicas | {file: sites}
+    def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
+        """Take in where logical files are from now on; nowhere is also an answer."""
+        self._replicas = {**self._replicas, **sites}
 
 
 def _pair(one: ClusterName, other: ClusterName) -> tuple[ClusterName, ClusterName]:

@@ -88,7 +88,7 @@ class PlacementQueue:
 
     def in_order(self) -> Iterator[JobId]:
         """Jobs from head to tail, for those who look at the first few only."""
-        merged = heapq.merge(*(group.jobs for group in self._groups.values()), key=lambda entry: entry.key)
+        merged = heapq.merge(*(head.group.jobs for head in self._heads()), key=lambda entry: entry.key)
         return (entry.job for entry in merged if self._entries.get(entry.job) is entry)
 
     def _heads(self) -> list[Entry]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from koalapy.model.advice import advised
+from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain, GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
@@ -56,8 +57,10 @@ class Scheduler:
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
         self.experience = experience or Experience({book.name: book.speed for book in self.grid.books()})
-        advising = Advising(self.experience, self._ledger, self.grid, self._requests, lambda: self._latest)
-        self._asking = Asking(policies, placer, self.grid, self._requests, self._ledger.warn, advising)
+        self._met: set[str] = set()
+        """Applications of which the first run was seen in this step."""
+        self._advising = Advising(self.experience, self._ledger, self.grid, self._requests, lambda: self._latest)
+        self._asking = Asking(policies, placer, self.grid, self._requests, self._ledger.warn, self._advising)
         room = self._claiming.preemption.room
         self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
 
@@ -166,7 +169,7 @@ class Scheduler:
     def apply(self, event: ev.Event, now: float) -> None:
         """Take in one event; what follows from it is decided later, in ``decide``."""
         now = self._monotonic(now)
-        self._waiting.something_happened()
+        self._something_happened()
         match event:
             case ev.JobSubmitted():
                 job = replace(event.job, submitted_at=min(event.job.submitted_at, now))
@@ -202,7 +205,7 @@ class Scheduler:
                 self._transfers.update(event, now)
                 self._settle(event.token, now)
             case ev.ReplicasChanged():
-                self.grid.set_replicas(event.file, event.sites)
+                self.grid.set_replicas({event.file: event.sites})
                 self.grid.grew |= bool(event.sites)
             case ev.LinkMeasured():
                 if event.unreachable:
@@ -219,10 +222,17 @@ class Scheduler:
         now = self._monotonic(now)
         for timer in self._timers.due(now):
             self._fire(timer, now)
+        self._advising.something_happened()
+        self._tell_apart()
         if self.grid.take_growth() and self.rules.event_driven:
             self._waiting.scan_all(now)
         self._waiting.try_arrivals(now)
+        self._something_happened()
+
+    def _something_happened(self) -> None:
+        """What was worked out for those who ask may no longer hold."""
         self._waiting.something_happened()
+        self._advising.something_happened()
 
     def _monotonic(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
@@ -310,7 +320,18 @@ class Scheduler:
         job = self._ledger.move(
             job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code
         )
-        self.experience.learn(job)
+        if met := self.experience.learn(job):
+            self._met.add(met)
+
+    def _tell_apart(self) -> None:
+        """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""
+        met, self._met = self._met, set()
+        if not met:
+            return
+        queued = (job for job in self.jobs() if job.state is JobState.QUEUED and self.policies.learns(job.spec.policy))
+        waiting = [job for job in queued if application_of(job.spec) in met]
+        for job in sorted(waiting, key=lambda job: job.queue_seq):
+            self._waiting.restore(self._waiting.leave(job))
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

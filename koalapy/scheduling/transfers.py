@@ -52,8 +52,11 @@ class Transfers:
         self._strays = {stray for stray in self._strays if stray[0] != event.cluster}
         for update in event.stages:
             self.update(update, now)
-        for job in jobs:
-            if not job.state.is_active or job.ending is not None or live(job).barrier_at is not None:
+        for known in jobs:
+            if known.attempt is None or not known.state.is_active:
+                continue
+            job = self._ledger.get(known.id)  # as the stages that were told have left it
+            if job is None or job.ending is not None or live(job).barrier_at is not None:
                 continue
             for component in live(job).gang:
                 if component.cluster == event.cluster and component.staging and job.stage_token(component) not in told:

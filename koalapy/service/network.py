@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import ClusterState, Link
 from koalapy.model.errors import KoalaError, NotFoundError, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
@@ -281,7 +282,7 @@ def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
     return JobSpec(
         FixedRequest(tuple(ComponentRequest(size, name) for name, size in sizes.items())), tuple(command),
         name=f"{NAME} {pair[0]}-{pair[1]}", owner=OWNER, environment=NOT_OVERSUBSCRIBED, priority=Priority.LOW,
-        launcher=Launcher.OPENMPI, processes_per_node=1, walltime=WALLTIME, max_restarts=0,
+        application=NO_APPLICATION, launcher=Launcher.OPENMPI, processes_per_node=1, walltime=WALLTIME, max_restarts=0,
     )  # fmt: skip
 
 

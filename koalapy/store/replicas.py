@@ -69,7 +69,7 @@ class SqlFiles:
             select(results.job_id).distinct().join(tables.jobs, jobs.id == results.job_id).where(jobs.ended_at < before)
         )
         with unavailable_is_known(), self._writer.begin() as connection:
-            found = list(connection.execute(old.where(jobs.ended_at < before)).scalars())
+            found = list(connection.execute(old).scalars())
             for start in range(0, len(found), 500):
                 some = found[start : start + 500]
                 connection.execute(delete(tables.results).where(results.job_id.in_(some)))

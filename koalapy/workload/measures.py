@@ -17,7 +17,7 @@ TIMES = (
 )  # fmt: skip
 """Of a job, with their means. Queue time is what mohamed-2005 calls placement time; response = wait + execution."""
 COUNTS = ("placement_tries", "claiming_tries", "restarts")
-RAN = ("succeeded", "failed")
+ENDED = ("succeeded", "failed")
 FRACTIONS = (0.5, 0.95)
 
 
@@ -73,18 +73,24 @@ def _moment(text: str) -> float:
 # Many jobs
 
 
+def has_run(job: Json) -> bool:
+    """Whether its program came to an end of its own; a job may also fail before it was ever placed."""
+    return job["state"] == "succeeded" or (job["state"] == "failed" and job["wait_time"] is not None)
+
+
 def means(jobs: Sequence[Json]) -> Json:
     """Means over the jobs that ran to an end of their own, and how all of them ended."""
-    ran = [job for job in jobs if job["state"] in RAN]
+    ended = [job for job in jobs if job["state"] in ENDED]
+    ran = [job for job in ended if has_run(job)]
     states = Counter(job["state"] for job in jobs)
-    restarts = sum(job["restarts"] or 0 for job in ran)
+    restarts = sum(job["restarts"] or 0 for job in ended)
     placed = [job for job in ran if job["coallocated"] is not None]
     told: Json = {"jobs": len(jobs), "states": dict(sorted(states.items())), "ran": len(ran)}
     told |= {name: mean_of(ran, name) for name in (*TIMES, *COUNTS)}
     told["coallocated"] = _rounded(_mean([bool(job["coallocated"]) for job in placed]))
     told["clusters_combined"] = _rounded(_mean([len(job["clusters"]) for job in placed]))
     # As mohamed-2005 counts: a job may fail more than once, and runs well in the end.
-    told["failures"] = _rounded(restarts / (restarts + len(ran))) if ran else None
+    told["failures"] = _rounded(restarts / (restarts + len(ended))) if ended else None
     response = sorted(job["response_time"] for job in ran if job["response_time"] is not None)
     told["response_quantiles"] = {f"{part:g}": _rounded(quantile(response, part)) for part in FRACTIONS}
     return told

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from koalapy.workload.measures import Samples, by_application, grouped, mean_of, means
+from koalapy.workload.measures import ENDED, Samples, by_application, grouped, has_run, mean_of, means
 
 Json = dict[str, Any]
 Runs = Sequence[tuple[str, Json]]
@@ -161,7 +161,7 @@ def cdf(runs: Runs) -> Figure | None:
     figure, (ax,) = _figure()
     lines = 0
     for (label, report), (colour, style) in zip(runs, LINES * len(runs), strict=False):
-        times = sorted(job["response_time"] for job in report["jobs"] if job["state"] in ("succeeded", "failed"))
+        times = sorted(job["response_time"] for job in report["jobs"] if has_run(job))
         if times:
             parts = [(index + 1) / len(times) for index in range(len(times))]
             ax.step([times[0], *times], [0.0, *parts], where="post", color=colour, linestyle=style, label=label)
@@ -222,7 +222,7 @@ def _series(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
     """Of one run each priority, of several each run, by sizes."""
     found: list[tuple[str, list[Json]]] = []
     for label, report in runs:
-        jobs = [job for job in report["jobs"] if job["state"] in ("succeeded", "failed")]
+        jobs = [job for job in report["jobs"] if job["state"] in ENDED]
         if len(runs) > 1:
             found.append((label, jobs))
         else:

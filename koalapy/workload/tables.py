@@ -62,8 +62,8 @@ def _response(told: Json) -> list[str]:
     ]  # fmt: skip
     return [
         markdown(header, rows),
-        "Means over jobs that ran to an end of their own. Response = wait + execution; wait = queue + start-up, but "
-        "for jobs that started more than once.",
+        "Means over jobs that ran to an end of their own. Response = wait + execution; wait ends when the barrier "
+        "opens. Start-up goes from the placement until the program is launched.",
     ]
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from koalapy.bootstrap.daemon import _books, _describer
+from koalapy.bootstrap.assembly import _books, _describer
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest

@@ -23,6 +23,11 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedReq
         ("python -", ""),
         ("python", ""),
         ("python -m", ""),
+        ("perl -e 1/2", ""),
+        ("julia -O3 solve.jl", "solve.jl"),
+        ("bash -e run.sh", "run.sh"),
+        ("env THREADS=2 ./wave", ""),
+        ("/usr/bin/time -v ./wave", ""),
     ],
 )
 def test_a_program_has_its_own_name(command: str, name: str) -> None:
@@ -39,3 +44,7 @@ def test_coupled_programs_are_known_by_all_their_names() -> None:
     assert application_of(JobSpec(request, ("ocean", "--coarse"))) == "ocean+air"
     assert application_of(JobSpec(request, ("sh", "-c", "x"))) == ""
     assert application_of(JobSpec(NonFixedRequest((ComponentRequest(1, command=("air",)),)), ())) == "air"
+
+
+def test_a_dash_is_no_application() -> None:
+    assert application_of(JobSpec(FlexibleRequest(1), ("wave",), application="-")) == ""

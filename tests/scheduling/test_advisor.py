@@ -1,12 +1,12 @@
 """The advisor in the scheduler: it learns, it waits no longer than it should, and it says why."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
 from koalapy.model.advice import Advised
-from koalapy.model.job import JobId, JobState, Token, parse_token
+from koalapy.model.job import JobId, JobSpec, JobState, Token, parse_token
 from koalapy.placement.auto import Auto
 from koalapy.placement.knowledge import Knowledge
 from koalapy.placement.registry import builtin
@@ -170,6 +170,63 @@ def test_jobs_of_one_request_and_different_applications_are_refused_each_for_its
     assert [grid.state(wave) for wave in waves] == [JobState.QUEUED] * 3
     assert grid.state(prime) is not JobState.QUEUED
     grid.unblock(blockers)
+
+
+class Counting(Auto):
+    """Counts how often it is asked."""
+
+    name = "counting"
+    asked = 0
+
+    def informed(self, knowledge: Knowledge) -> Auto:
+        self.asked += 1
+        return super().informed(knowledge)
+
+
+def test_jobs_of_applications_that_nobody_knows_yet_are_refused_together() -> None:
+    """Each may have a name of its own, such as that of a script; a scan must not cost what there are jobs."""
+    policies = builtin()
+    policies.register(counting := Counting())
+    grid = Grid({"north": 4, "south": 4}, Rules(high_scans_per_low=1), policies=policies)
+    grid.block()
+    for number in range(50):
+        grid.submit(flexible(4), application=f"run-{number}", policy="counting", communication=0.9)
+    grid.advance(1.0)
+    counting.asked = 0
+    grid.advance(grid.rules.scan_interval)
+    assert 0 < counting.asked <= 2
+
+
+def test_a_waiting_job_whose_application_becomes_known_is_not_held_back_by_others() -> None:
+    grid = Grid({"north": 4, "south": 4})
+    grid.block()
+    stranger = grid.ask_for("stranger", communication=0.9)
+    first, second = (grid.ask_for("tiny", communication=0.9) for _ in range(2))
+    grid.advance(1.0)
+    assert grid.scheduler.position(first) == 2
+    grid.submit(fixed(north=1), application="tiny", lasts=0.5)
+    grid.advance(10.0)
+    assert grid.clusters_of(first) == {"north", "south"}, "the blockers have run for longer than it would"
+    grid.advance(30.0)
+    assert grid.state(second) is not JobState.QUEUED
+    assert grid.state(stranger) is JobState.QUEUED
+
+
+def test_when_others_will_end_is_asked_only_for_jobs_that_may_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of many jobs that fit would cost what there are running ones."""
+    grid = experienced(4)
+    expected, asked = grid.scheduler.experience.expected, []
+
+    def counted(spec: JobSpec, clusters: Collection[str]) -> float | None:
+        asked.append(spec)
+        return expected(spec, clusters)
+
+    monkeypatch.setattr(grid.scheduler.experience, "expected", counted)
+    for name in ("north", "south") * 3:
+        grid.submit(fixed(**{name: 1}), application="prime", policy="auto", lasts=100.0)
+    assert not asked
+    grid.ask_for("wave", 2)
+    assert len(asked) == 6
 
 
 def test_why_it_waits_and_what_would_start_it_now() -> None:

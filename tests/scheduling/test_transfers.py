@@ -238,6 +238,25 @@ def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_whole(*, failed: bool) -> None:
+    world = world_of()
+    job = world.submit(FixedRequest((ComponentRequest(1, "north", inputs=(FILE,)),) * 2))
+    world.advance(5)
+    world.disconnect("north")
+    site = world.sites["north"]
+    site.stage("1.1.0", 10, error="no space left") if failed else world.staged(site, "1.1.0")
+    del site.stages["1.1.1"]
+    world.connect("north")
+    if failed:
+        assert world.reasons(job, "requeued") == ["infrastructure-failure: north: no space left"]
+    else:
+        assert world.stagings(job) == [("Stage", "north", token) for token in ("1.1.0", "1.1.1", "1.1.1")]
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    check_quiet(world)
+
+
 def test_the_submitters_own_files_wait_for_nobody() -> None:
     """A bundle has no estimate: nodes are claimed at once, and the barrier waits for it."""
     world = world_of(manual=True)

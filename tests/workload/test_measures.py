@@ -70,6 +70,14 @@ def test_means_are_over_the_jobs_that_ran() -> None:
     assert told["response_quantiles"] == {"0.5": 5.0, "0.95": 12.0}
 
 
+def test_a_job_that_failed_before_it_started_has_not_run() -> None:
+    """As one that was not placed in as many tries as it was given; its response time is none of a program's."""
+    told = measures.means([job(1), job(2, state="failed", wait=None, response=100.0, restarts=1)])
+    assert (told["ran"], told["response_time"], told["wait_time"], told["execution_time"]) == (1, 10.0, 2.0, 8.0)
+    assert told["states"] == {"failed": 1, "succeeded": 1}
+    assert told["failures"] == pytest.approx(1 / 3, abs=1e-6)
+
+
 def test_means_of_nothing_are_unknown() -> None:
     told = measures.means([])
     assert (told["jobs"], told["response_time"], told["coallocated"], told["failures"]) == (0, None, None, None)

@@ -1,0 +1,264 @@
+"""Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter
+
+from koalapy.api.advisor import advisor_router
+from koalapy.api.agents import agents_router
+from koalapy.api.app import create_app
+from koalapy.api.background import background_router
+from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.network import network_router
+from koalapy.bootstrap.agents import replica_directory
+from koalapy.model.errors import UsageError
+from koalapy.model.profile import ClusterProfile
+from koalapy.placement.registry import Registry
+from koalapy.ports import ClusterRecord, Saved
+from koalapy.scheduling.experience import Experience
+from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.advisor import LEARNED_FROM, Advisor
+from koalapy.service.bundles import Bundles
+from koalapy.service.catalogue import Catalogue
+from koalapy.service.daemon import Daemon
+from koalapy.service.duties import Duty
+from koalapy.service.embedded import AgentProcess, EmbeddedAgents
+from koalapy.service.engine import Engine
+from koalapy.service.feedback import TransferFeedback
+from koalapy.service.files import Files
+from koalapy.service.housekeeping import INTERVAL, Housekeeping
+from koalapy.service.hub import Hub
+from koalapy.service.jobs import Jobs
+from koalapy.service.links import LinkBook
+from koalapy.service.network import LOOK_EVERY, Measuring, Network
+from koalapy.service.outbox import Outbox
+from koalapy.service.results import Results
+from koalapy.settings import ClusterSection, Settings
+from koalapy.store.advice import SqlAdvice
+from koalapy.store.measurements import SqlMeasurements
+from koalapy.store.migrate import migrate
+from koalapy.store.replicas import SqlFiles
+from koalapy.store.sql import SqlStore, make_engine
+
+Describe = Callable[[str], ClusterRecord]
+Tokens = Mapping[str, str | None]
+"""Of each cluster's agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """All in one database; ``saved`` is what the daemon before this one left there."""
+
+    jobs: SqlStore
+    saved: Saved
+    files: SqlFiles
+    measurements: SqlMeasurements
+    advice: SqlAdvice
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the routes and the duties call."""
+
+    jobs: Jobs
+    bundles: Bundles
+    files: Files
+    results: Results
+    network: Network
+    advisor: Advisor
+
+
+async def run(
+    settings: Settings, policies: Registry, host: str, port: int, data_dir: Path, config: Path | None,
+    announce: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Be a daemon until told to end."""
+    configured = settings.known_links()
+    listener = _listen(host, port)
+    stores = _open_stores(settings, data_dir)
+    links = LinkBook(settings.clusters, configured, stores.measurements.latest())
+    catalogue = Catalogue(stores.files.replicas())
+    scheduler = _scheduler(settings, policies, stores, links, catalogue)
+    describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
+    engine = _engine(stores, scheduler, catalogue, describe)
+    hub = _hub(settings, stores, engine)
+    services = _services(settings, stores, engine, hub, links, describe, data_dir)
+    hub.feedback = TransferFeedback(services.files, services.network)
+    tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
+    app = create_app(services.jobs, tokens=settings.tokens, routers=_routers(settings, services, hub, tokens))
+    agents = _embedded_agents(settings, tokens, data_dir, config)
+    services.network.start()
+    try:
+        duties = _duties(settings, services, engine)
+        await Daemon(engine, stores.jobs, hub, app, listener, agents, announce, duties).run()
+    finally:
+        await services.network.stop()
+        stores.jobs.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror}", field="--port", value=port,
+            hint="give another --port; 0 takes any free one",
+        ) from error  # fmt: skip
+    return listener
+
+
+# What a daemon before this one left
+
+
+def _open_stores(settings: Settings, data_dir: Path) -> Stores:
+    """The database as this version has it; ``KoalaError`` when another daemon holds it."""
+    database = make_engine(settings.database or f"sqlite:///{data_dir / 'koala.db'}")
+    migrate(database)
+    store = SqlStore(database, time.time())
+    return Stores(store, store.load(), SqlFiles(database), SqlMeasurements(database), SqlAdvice(database))
+
+
+def _scheduler(
+    settings: Settings, policies: Registry, stores: Stores, links: LinkBook, catalogue: Catalogue
+) -> Scheduler:  # fmt: skip
+    """One that knows what was known, and has taken up every job that is not over."""
+    speeds = {name: section.speed for name, section in settings.clusters.items()}
+    experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
+    saved = stores.saved
+    scheduler = Scheduler(settings.rules.build(), policies, _books(settings, saved), links.links(), experience)
+    # A file of which nothing is left in the catalogue is to be known as such.
+    names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
+    scheduler.grid.set_replicas({name: catalogue.sites(name) for name in names})
+    scheduler.restore(saved.jobs, time.time())
+    return scheduler
+
+
+def _books(settings: Settings, saved: Saved) -> list[ClusterBook]:
+    """A book for each configured cluster, with the errors it had counted before."""
+    known = {record.name: record for record in saved.clusters}
+    books = []
+    for name, section in settings.clusters.items():
+        book = ClusterBook(name, section.speed, _profile(section))
+        before = known.get(name)
+        if before is not None:
+            book.total, book.errors = before.total, before.errors
+            book.unusable, book.note, book.trials = before.unusable, before.note, before.trials
+            book.drained = before.drained
+        books.append(book)
+    # A cluster that left the configuration may still have jobs: it stays in the books, never to be placed on.
+    gone = {c.cluster for job in saved.jobs if job.attempt for c in job.attempt.components} - settings.clusters.keys()
+    return books + [ClusterBook(name) for name in sorted(gone)]
+
+
+def _profile(section: ClusterSection) -> ClusterProfile:
+    home = section.home or (str(Path.home()) if section.kind == "local" else None)
+    return ClusterProfile(section.processes_per_node, section.scratch, home, section.paths, section.mpi.series)
+
+
+def _describer(
+    settings: Settings, book_of: Callable[[str], ClusterBook], data_dir: Path
+) -> Describe:  # fmt: skip
+    def describe(name: str) -> ClusterRecord:
+        book = book_of(name)
+        section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
+        details: dict[str, object] = {}
+        if section.kind == "local":
+            directory = _local_directory(data_dir, name)
+            details["directory"] = str(directory)
+            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
+        return ClusterRecord(
+            name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.available,
+            used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.why,
+            last_heard=book.last_heard, processes_per_node=section.processes_per_node, speed=section.speed,
+            unusable=book.unusable, note=book.note, trials=book.trials, drained=book.drained, details=details,
+        )  # fmt: skip
+
+    return describe
+
+
+# What goes on around the scheduler
+
+
+def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe: Describe) -> Engine:
+    epoch = stores.jobs.epoch
+    outbox = Outbox(stores.saved.outbox, epoch)
+    return Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
+
+
+def _hub(settings: Settings, stores: Stores, engine: Engine) -> Hub:
+    """The agents' connections, through which the engine sends its commands."""
+    hub = Hub(
+        engine, stores.jobs, instance=stores.jobs.instance, lease=settings.lease, output_limit=settings.output_limit
+    )
+    engine.dispatcher = hub
+    return hub
+
+
+def _services(
+    settings: Settings, stores: Stores, engine: Engine, hub: Hub, links: LinkBook, describe: Describe, data_dir: Path
+) -> Services:  # fmt: skip
+    clock = engine.clock
+    bundles = Bundles(stores.files, data_dir / "bundles", limit=settings.bundle_limit, clock=clock)
+    files = Files(engine, stores.files, hub.questions, bundles)
+    jobs = Jobs(engine, stores.jobs, stores.saved.next_job, describe, files.resolve)
+    results = Results(
+        stores.files, data_dir / "results", limit=settings.collect_limit, clock=clock, attempts=jobs.attempts
+    )
+    network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
+    return Services(jobs, bundles, files, results, network, Advisor(engine.scheduler.experience, stores.advice))
+
+
+def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
+    housekeeping = Housekeeping(engine, services.bundles, services.results, settings.results_keep)
+    return [
+        Duty("tidy", INTERVAL, housekeeping.tidy),
+        Duty("network", LOOK_EVERY, services.network.measure_what_is_due),
+    ]
+
+
+def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -> list[APIRouter]:
+    bundles, files, results = services.bundles, services.files, services.results
+    return [
+        agents_router(hub, tokens), background_router(services.jobs, hub.questions, settings.background_load),
+        files_router(files, bundles, results), agent_files_router(bundles, results, tokens),
+        network_router(services.network), advisor_router(services.advisor),
+    ]  # fmt: skip
+
+
+# Embedded agents
+
+
+def _embedded_agents(settings: Settings, tokens: Tokens, data_dir: Path, config: Path | None) -> EmbeddedAgents:
+    return EmbeddedAgents([
+        AgentProcess(name, _agent_command(name, data_dir, config), _agent_environment(tokens[name]))
+        for name, section in settings.clusters.items() if section.is_embedded
+    ])  # fmt: skip
+
+
+def _local_directory(data_dir: Path, cluster: str) -> Path:
+    return data_dir / "clusters" / cluster / "lrm"
+
+
+def _agent_token(section: ClusterSection) -> str | None:
+    return section.token or (secrets.token_urlsafe(24) if section.is_embedded else None)
+
+
+def _agent_command(cluster: str, data_dir: Path, config: Path | None) -> list[str]:
+    command = [sys.executable, "-m", "koalapy.cli.main", "agent", cluster, "--embedded"]
+    command += ["--directory", str(data_dir / "clusters" / cluster)]
+    return command + (["--config", str(config)] if config else [])
+
+
+def _agent_environment(token: str | None) -> dict[str, str]:
+    return dict(os.environ) | {"KOALA_AGENT_TOKEN": token or ""}
