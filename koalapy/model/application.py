@@ -15,7 +15,7 @@ NO_APPLICATION = "-"
 
 
 def application_of(spec: JobSpec) -> str:
-    """The name that was given (``-`` is none), or the program's own; of coupled programs all; empty where there is none.
+    """The name that was given (``-`` is none), or the program's own; of coupled programs all; empty if there is none.
 
     ``python -m package.module`` is known as ``package.module``, a script by its file name. What stands in the command
     itself, as after ``sh -c``, has no name, and neither has what ``env``, ``time`` and the like run.
