@@ -8,6 +8,7 @@ import pytest
 collect_ignore = [] if "--benchmark-only" in sys.argv else ["benchmarks"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the distribution looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For ``--dist loadgroup``: a file's tests share a worker, and with it their daemon; so do all of the testbed's.
 
