@@ -22,7 +22,7 @@ demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
 
 test: $(STAMP)  ## the whole test suite, by two workers
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up

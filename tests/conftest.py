@@ -1,30 +1,34 @@
 """How the suite is played: benchmarks apart, and, with several workers, what belongs together in one of them."""
 
 import sys
+from typing import Any
 
 import pytest
 
 # Benchmarks measure and do not test: they are collected by ``make bench`` only.
 collect_ignore = [] if "--benchmark-only" in sys.argv else ["benchmarks"]
 
-
-@pytest.hookimpl(tryfirst=True)  # before the distribution looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: a file's tests share a worker, and with it their daemon; so do all of the testbed's.
-
-    There is only one testbed, and its tests mostly wait: they go first, so that another worker does the rest meanwhile.
-    """
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: groups[item] != TESTBED)
-
-
 TESTBED = "testbed"
 
 
-def _group(item: pytest.Item) -> str:
-    params = getattr(item, "callspec", None)
-    if TESTBED in getattr(item, "fixturenames", ()) or (params and TESTBED in params.params.values()):
-        return TESTBED
-    return item.nodeid.partition("::")[0].replace("/", ".").removesuffix(".py")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """There is only one testbed, and its tests mostly wait: they go first, beside all others."""
+    items.sort(key=lambda item: group_of(item.nodeid) != TESTBED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests share a worker, and with it their daemon; so do all that are played on the testbed."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Together(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """``testbed``, or the test's own file."""
+    file, _, name = nodeid.partition("::")
+    return TESTBED if "/test_testbed" in file or "[testbed" in name else file
