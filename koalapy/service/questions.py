@@ -14,8 +14,8 @@ PATIENCE = 30.0
 
 LOST = "lost"
 
-BETWEEN_AGENTS = frozenset({"export", "unexport"})
-"""What agents may ask each other; all else is the daemon's to ask."""
+BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
+"""What agents may ask each other, all of it about replicas; all else is the daemon's to ask."""
 
 Send = Callable[[ClusterName, Ask | Answer], bool]
 """Gives a message to a cluster's agent; False when it is not connected."""

@@ -147,7 +147,8 @@ def check_what_is_told(grid: World, plan: Play, prime: int) -> None:
     record = grid.http.get("/api/v1/advisor/record", params={"application": plan.name("prime")}).json()["record"]
     assert len(record) == plan.rounds + 1, "what the user has fixed is no advice"
     (given,) = [line for line in record if line["job"] == prime]
-    assert (given["clusters"], len(given["options"])) == (2, len(grid.nodes)), "one to all clusters"
+    assert given["clusters"] == 2
+    assert {1, 2} <= {len(option["clusters"]) for option in given["options"]}
     assert given["predicted"] > 0
     assert given["error"] == pytest.approx(given["predicted"] / given["actual"] - 1)
     shown = grid.run("advisor", "record", "--application", plan.name("prime"), "--limit", "1").stdout

@@ -66,11 +66,12 @@ async def test_nobody_waits_for_an_agent_that_is_gone() -> None:
         await wire.questions.ask("north", "stat", {}, 0.01)
 
 
-def test_agents_ask_each_other_by_way_of_the_daemon() -> None:
+@pytest.mark.parametrize("what", ["stat", "export", "unexport"])
+def test_agents_ask_each_other_by_way_of_the_daemon(what: str) -> None:
     wire = Wire("north", "south")
-    wire.questions.asked("north", Ask(ident="1", what="export", payload={"path": "/a"}, cluster="south"))
+    wire.questions.asked("north", Ask(ident="1", what=what, payload={"path": "/a"}, cluster="south"))
     asked = wire.asked("south")
-    assert (asked.ident, asked.what, asked.cluster) == ("1", "export", "north")
+    assert (asked.ident, asked.what, asked.cluster) == ("1", what, "north")
     wire.questions.answered("south", Answer(ident="1", payload={"port": 5}, cluster="north"))
     answer = wire.sent["north"].pop()
     assert answer == Answer(ident="1", payload={"port": 5}, cluster="south")
