@@ -33,7 +33,7 @@ def fill_in(spec: JobSpec, known: Known) -> JobSpec:
     Raises ``UsageError`` for a name the catalogue does not know or has no good replica of, for a partitioned input that
     does not fit the components, and for two inputs of one component that would be one file in its folder.
     """
-    application = application_of(spec)
+    application = spec.application or application_of(spec)
     spec = replace(spec, application=application if application.isprintable() else "")
     request = spec.request
     if isinstance(request, FlexibleRequest):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from koalapy.model.application import application_of
 from koalapy.model.errors import UsageError
 from koalapy.model.inputs import Known, fill_in, near_names
 from koalapy.model.job import JobSpec
@@ -147,3 +148,8 @@ def test_a_program_is_known_by_its_own_name(command: tuple[str, ...], applicatio
 
 def test_an_application_that_is_named_keeps_its_name() -> None:
     assert filled(SIX, application="sea").application == "sea"
+
+
+def test_what_is_to_be_no_application_stays_none_once_it_is_submitted() -> None:
+    spec = fill_in(JobSpec(SIX, ("wave",), application="-"), KNOWN)
+    assert application_of(spec) == ""
