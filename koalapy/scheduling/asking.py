@@ -9,7 +9,7 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal
-from koalapy.model.request import FlexibleRequest, Request, shape_of
+from koalapy.model.request import Request, shape_of
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry
@@ -117,14 +117,7 @@ class Asking:
 
 def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:
     """Why an input of the job can be had from no cluster at all, whatever its policy; empty when all can."""
-    request = spec.request
-    if isinstance(request, FlexibleRequest):
-        files = spec.inputs
-    elif any(component.inputs for component in request.components):
-        files = tuple(file for component in request.components for file in component.inputs)
-    else:
-        return ""
-    for file in files:
+    for file in spec.all_inputs:
         sites = view.sites_of(file)
         if not sites:
             return f"no cluster has a good replica of {file.name}"

@@ -317,11 +317,8 @@ class Claiming:
             staging=component.staging, stage_size=component.stage_size, staged=component.staged,
             staged_at=component.staged_at,
         )  # fmt: skip
-        attempt = replace(attempt, components=(*attempt.components, another))
-        if attempt.claim_at is None or attempt.claim_at <= now:
-            attempt = replace(attempt, claim_at=following)
-            self._timers.add(following, Deadline.CLAIM, job=job.id, generation=job.generation)
-        return self._ledger.change(job, attempt=attempt)
+        job = self._ledger.change(job, attempt=replace(attempt, components=(*attempt.components, another)))
+        return self._claim_at(job, following) if attempt.claim_at is None or attempt.claim_at <= now else job
 
     def component_claimed(self, job: Job, component: Component, now: float) -> Job:
         """All nodes of a component have reported."""
