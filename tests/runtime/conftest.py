@@ -137,7 +137,7 @@ class FakeAgent:
         node.send(t="welcome", lease=self.lease, output=len(node.output))
         self._changed.set()
         try:
-            while line := await reader.readline():
+            while (line := await reader.readline()) and node.writer is writer:
                 node.take(json.loads(line))
                 self._changed.set()
         except ConnectionError:
