@@ -36,6 +36,8 @@ class RulesSection(Section):
     lost_after: float = 600.0
     error_threshold: int = 3
     max_restarts: int | None = 10
+    restart_pause: float = 1.0
+    restart_pause_max: float = 60.0
     claiming: ClaimingMode = ClaimingMode.ATOMIC
     claim_threshold: float = 0.0
     claim_factor: float = 0.75
@@ -163,6 +165,8 @@ class ClusterSection(Section):
     """Address at which other sites' head nodes reach this one to pull files; by default the head's own."""
     transfer_port: int | None = Field(default=None, ge=1, le=65535)
     """For that, too; by default any free one."""
+    transfer_limit: int = Field(default=4, ge=1, le=64)
+    """How many files and folders are pulled from other sites at once; further ones wait for their turn."""
 
     @property
     def is_embedded(self) -> bool:

@@ -44,7 +44,7 @@ def test_rules_are_read(load_yaml: Any) -> None:
         ("claim_factor", 1), ("claim_factor", 0), ("claim_factor_min", 0.9), ("claim_factor_step", -0.1),
         ("claim_threshold", 1.01), ("claim_threshold", float("nan")), ("claim_epsilon", -1),
         ("high_scans_per_low", 0), ("aging_tries", 0), ("max_claiming_tries", 0), ("probation_pause", 0),
-        ("probation_pause_max", -1), ("max_restarts", -1),
+        ("probation_pause_max", -1), ("max_restarts", -1), ("restart_pause", -1),
         ("claiming", "sometimes"), ("preemption", "always"), ("claim_factr", 0.5), ("aging", "perhaps"),
     ],
 )  # fmt: skip

@@ -146,6 +146,7 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "start_delay": start_delay(job, job.attempt),
         "generation": job.generation,
         "restarts": job.restarts,
+        "retry_at": moment(job.retry_at),
         "placement_tries": job.placement_tries,
         "claiming_tries": job.claiming_tries,
         "components": [_component_view(c) for c in _components(job)],

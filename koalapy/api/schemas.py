@@ -361,6 +361,8 @@ class JobView(Output):
     """How much later than first estimated the last attempt was to start."""
     generation: int
     restarts: int
+    retry_at: str | None
+    """When a queued job whose attempts kept failing is tried again; null while it is in its placement queue."""
     placement_tries: int
     claiming_tries: int
     components: list[ComponentView]

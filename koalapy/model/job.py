@@ -275,6 +275,13 @@ class Job:
     """L, as lowered by failed claims; None while it has its first value."""
     first_start_estimate: float | None = None
     """The JST of the first attempt; the start delay is that of the last less this one."""
+    retry_at: float | None = None
+    """When a job whose attempts keep failing comes back to its placement queue; None while it is there."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job is in its placement queue."""
+        return self.state is JobState.QUEUED and self.retry_at is None
 
     def token(self, index: int) -> Token:
         return token_of(self.id, self.generation, index)

@@ -134,7 +134,7 @@ def _before(scheduler: Scheduler, spec: JobSpec, trial: Trial, job: Job | None) 
 
 
 def _queued(scheduler: Scheduler, priority: Priority) -> Iterator[Job]:
-    return (j for j in scheduler.jobs() if j.state is JobState.QUEUED and j.spec.priority is priority)
+    return (j for j in scheduler.jobs() if j.waits and j.spec.priority is priority)
 
 
 def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:

@@ -27,13 +27,21 @@ class Faults:
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
     def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
-        """End the attempt and try the job again, unless it has been tried too often."""
+        """End the attempt and try the job again, unless it has been tried too often; the first time at once, then
+        after pauses that double, so that trouble which is over in a while does not use up all tries."""
         limit = job.spec.max_restarts if job.spec.max_restarts is not None else self._rules.max_restarts
         if limit is not None and job.restarts >= limit:
             reason = f"{reason} (gave up after {limit} restarts)"
             return self._claiming.end(job, JobState.FAILED, reason, now, exit_code=exit_code)
-        job = self._ledger.change(job, restarts=job.restarts + 1)
+        pause = self._pause_before(job.restarts + 1)
+        if pause:
+            reason = f"{reason} (next try after {pause:.3g} s)"
+        job = self._ledger.change(job, restarts=job.restarts + 1, retry_at=now + pause if pause else None)
         return self._claiming.end(job, JobState.QUEUED, reason, now, exit_code=exit_code)
+
+    def _pause_before(self, restart: int) -> float:
+        pause = self._rules.restart_pause * 2.0 ** min(restart - 2, 60) if restart > 1 else 0.0
+        return min(pause, self._rules.restart_pause_max)
 
     def count_error(self, cluster: str, error: str, now: float) -> None:
         book = self._grid[cluster]

@@ -30,6 +30,9 @@ class Rules:
     lost_after: float = 600.0
     error_threshold: int = 3
     max_restarts: int | None = 10
+    restart_pause: float = 1.0
+    """Before a job's second restart; each further one doubles it, up to ``restart_pause_max``. 0 is none."""
+    restart_pause_max: float = 60.0
     claiming: ClaimingMode = ClaimingMode.ATOMIC
     claim_threshold: float = 0.0
     """T of incremental claiming: the fraction of components that must be startable for a claim to start any."""
@@ -78,6 +81,9 @@ class Rules:
             raise _out_of_range("claim_factor_step", self.claim_factor_step, "at least 0 and below 1")
         if not 0 <= self.claim_epsilon < float("inf"):
             raise _out_of_range("claim_epsilon", self.claim_epsilon, "at least 0")
+        for name in ("restart_pause", "restart_pause_max"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise _out_of_range(name, value, "at least 0")
         if self.claim_factor_min > self.claim_factor:
             bound = f"at most claim_factor, {self.claim_factor}"
             raise _out_of_range("claim_factor_min", self.claim_factor_min, bound)

@@ -84,6 +84,8 @@ class Scheduler:
             self._waiting.restore(job)
             if job.state.is_active:
                 self._restore_attempt(job, now)
+            elif job.retry_at is not None:
+                self._timers.add(job.retry_at, Deadline.RETRY, job=job.id)
         for book in self.grid.books():
             self._lose_contact(book, now)
             if book.unusable:
@@ -310,7 +312,7 @@ class Scheduler:
             staging.end(self._ledger, job, component)
         becomes, reason = job.ending, attempt.end_reason
         if becomes is JobState.QUEUED:
-            self._waiting.enqueue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None))
+            self._requeue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None), now)
             return
         # A program that came to its own end was carried there by its clusters, whatever it made of it.
         if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
@@ -318,18 +320,27 @@ class Scheduler:
                 self._faults.count_success(component.cluster)
         event = str(becomes)
         job = self._ledger.move(
-            job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code
-        )
+            job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code,
+            retry_at=None,
+        )  # fmt: skip
         if met := self.experience.learn(job):
             self._met.add(met)
+
+    def _requeue(self, job: Job, now: float) -> None:
+        """Back to the placement queue, at once or after the pause that its failures have earned it."""
+        if job.retry_at is None or job.retry_at <= now:
+            self._waiting.enqueue(job)
+            return
+        self._waiting.pause(job)
+        self._timers.add(job.retry_at, Deadline.RETRY, job=job.id)
 
     def _tell_apart(self) -> None:
         """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""
         met, self._met = self._met, set()
         if not met:
             return
-        queued = (job for job in self.jobs() if job.state is JobState.QUEUED and self.policies.learns(job.spec.policy))
-        waiting = [job for job in queued if application_of(job.spec) in met]
+        learning = (job for job in self.jobs() if job.waits and self.policies.learns(job.spec.policy))
+        waiting = [job for job in learning if application_of(job.spec) in met]
         for job in sorted(waiting, key=lambda job: job.queue_seq):
             self._waiting.restore(self._waiting.leave(job))
 
@@ -361,6 +372,10 @@ class Scheduler:
             self._faults.begin_probation(timer.cluster, timer.at)
             return
         job = self._ledger.get(timer.job)
+        if timer.kind is Deadline.RETRY:
+            if job is not None and job.state is JobState.QUEUED and job.retry_at == timer.at:
+                self._waiting.enqueue(job)
+            return
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return
         if timer.kind is Deadline.STOP:

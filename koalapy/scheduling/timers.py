@@ -20,6 +20,7 @@ class Deadline(StrEnum):
     LOST = "lost"
     STOP = "stop"
     PROBATION = "probation"
+    RETRY = "retry"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,7 +2,7 @@
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobSpec, JobState, Priority
+from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.scheduling.scheduler import Scheduler
@@ -76,7 +76,7 @@ class Trial:
             return True
         if self._others_wait is None:
             own = self._job.id if self._job is not None else None
-            waiting = (j for j in self._scheduler.jobs() if j.state is JobState.QUEUED and j.id != own)
+            waiting = (j for j in self._scheduler.jobs() if j.waits and j.id != own)
             self._others_wait = frozenset(job.spec.priority for job in waiting)
         return priority not in self._others_wait
 

@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import Request
 from koalapy.scheduling.aging import Aging
@@ -36,6 +37,8 @@ class Waiting:
         self._queues = {priority: PlacementQueue(rules.queue_order) for priority in Priority}
         self._aging = Aging(rules, self._queues, ledger, grid, asking.ask)
         self._seq = 0
+        self._pausing: set[JobId] = set()
+        """Queued jobs that come back to the tail of their queues later."""
         self._arrivals: list[JobId] = []
         self._expiries: dict[Priority, list[tuple[int, int, JobId]]] = {priority: [] for priority in Priority}
         """Of jobs with a limit of placement tries: (the scan at which it is reached, queue_seq, job)."""
@@ -47,7 +50,7 @@ class Waiting:
     # Who waits
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
 
     def requests(self) -> Iterable[Request]:
         """In the order of the queues, that of high priority first."""
@@ -63,15 +66,22 @@ class Waiting:
     def enqueue(self, job: Job) -> None:
         """To the tail of its queue; it is tried at once."""
         self._seq += 1
-        job = self._ledger.change(job, queue_seq=self._seq)
+        self._pausing.discard(job.id)
+        job = self._ledger.change(job, queue_seq=self._seq, retry_at=None)
         self._push(job)
         self._arrivals.append(job.id)
 
     def restore(self, job: Job) -> None:
         """A job of an earlier life, to its old place; jobs come in the order of ``queue_seq``."""
         self._seq = max(self._seq, job.queue_seq)
-        if job.state is JobState.QUEUED:
+        if job.state is JobState.QUEUED and job.retry_at is not None:
+            self.pause(job)
+        elif job.state is JobState.QUEUED:
             self._push(job)
+
+    def pause(self, job: Job) -> None:
+        """Keep a queued job out of its queue until its ``retry_at``, when it is to be put there."""
+        self._pausing.add(job.id)
 
     def _push(self, job: Job) -> None:
         queue = self._queues[job.spec.priority]
@@ -80,6 +90,9 @@ class Waiting:
 
     def leave(self, job: Job) -> Job:
         """Take a job out of its queue; the scans it went through become tries of its own."""
+        if job.id in self._pausing:
+            self._pausing.remove(job.id)
+            return self._ledger.change(job, retry_at=None)
         scans = self._queues[job.spec.priority].remove(job.id)
         return self._ledger.change(job, placement_tries=job.placement_tries + scans) if scans else job
 
@@ -110,6 +123,8 @@ class Waiting:
 
     def reason(self, job: Job) -> str:
         """Why a queued job is not placed."""
+        if job.retry_at is not None:
+            return f"is tried again at {clock(job.retry_at, job.retry_at, exact=True)}, after {_failures(job.restarts)}"
         queue = self._queues[job.spec.priority]
         if self.rules.queue != "scan" and (head := queue.head()) is not None and head != job.id:
             return f"waits behind job {head}"
@@ -228,3 +243,7 @@ class Waiting:
     def _give_up(self, job: Job, now: float) -> None:
         reason = f"not placed in {self._limit(job)} tries: {self.reason(job)}"
         self._ledger.move(self.leave(job), JobState.FAILED, now, "failed", reason, ended_at=now)
+
+
+def _failures(count: int) -> str:
+    return "a failed attempt" if count == 1 else f"{count} failed attempts"

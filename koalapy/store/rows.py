@@ -113,6 +113,7 @@ def _input_from_json(data: Mapping[str, Any]) -> InputFile:
 _JOB_COLUMNS = (
     "id", "reason", "queue_seq", "generation", "restarts", "placement_tries", "claiming_tries",
     "submitted_at", "placed_at", "started_at", "ended_at", "exit_code", "claim_factor", "first_start_estimate",
+    "retry_at",
 )  # fmt: skip
 _ATTEMPT_COLUMNS = (
     "generation", "placed_at", "start_estimate", "claim_at", "barrier_at", "launched_at", "ended_at", "exit_code",

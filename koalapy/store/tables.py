@@ -51,6 +51,7 @@ jobs = Table(
     Column("exit_code", Integer),
     Column("claim_factor", Float),
     Column("first_start_estimate", Float),
+    Column("retry_at", Float),
     Column("application", Plain(200), nullable=False, server_default=""),
     Index(None, "state", "id"),
     Index(None, "application", "id"),

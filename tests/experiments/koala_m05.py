@@ -24,7 +24,7 @@ from tests.grid.world import until
 LOOK_EVERY = 0.1
 RULES = {
     "claiming": "incremental", "scan_interval": "4", "claim_epsilon": "0.05", "claim_grace": "1",
-    "placement_queue_limit": str(QUEUE_LIMIT), "max_restarts": "null",
+    "placement_queue_limit": str(QUEUE_LIMIT), "max_restarts": "null", "restart_pause": "0",
     # With three of ten starts failing, many errors in a row are mere chance.
     "error_threshold": "100", "probation_pause": "2", "probation_pause_max": "16",
 }  # fmt: skip

@@ -23,6 +23,7 @@ LONGEST = 10_000.0
 
 RULES = Rules(
     claiming=ClaimingMode.INCREMENTAL, scan_interval=4.0, claim_epsilon=0.2, claim_grace=0.5, max_restarts=None,
+    restart_pause=0,
     placement_queue_limit=QUEUE_LIMIT, error_threshold=25, probation_pause=2.0, probation_pause_max=16.0,
 )  # fmt: skip
 """Times are a sixtieth of the paper's. With three of ten starts failing, many errors in a row are mere chance: clusters

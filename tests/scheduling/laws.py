@@ -138,6 +138,9 @@ def check_books(world: "World") -> None:
 
 
 def _job_is_sound(job: Job, now: float) -> None:
+    if job.retry_at is not None:
+        assert job.state is JobState.QUEUED or job.ending is not None, "it is not to be tried again"
+        assert job.ending is not None or job.retry_at > now, "its pause is over, and it is not in its queue"
     if not job.state.is_active:
         assert job.ending is None
         return

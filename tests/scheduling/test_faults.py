@@ -70,7 +70,7 @@ def test_a_component_that_ends_without_its_exit_code(launcher: Launcher, restart
 
 
 def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
-    world = World({"north": 4, "south": 2}, Rules(error_threshold=3))
+    world = World({"north": 4, "south": 2}, Rules(error_threshold=3, restart_pause=0))
     job = world.submit(fixed(north=4))
     for _ in range(3):
         break_component(world, world.tokens(job)[0], "no fork")
@@ -184,7 +184,7 @@ def test_the_deadlines_of_an_attempt_end_with_it() -> None:
 
 @pytest.mark.parametrize(("own", "restarts"), [(None, 2), (0, 0), (1, 1)])
 def test_a_job_is_given_up_after_max_restarts(own: int | None, restarts: int) -> None:
-    world = World({"north": 4}, Rules(max_restarts=2, error_threshold=99))
+    world = World({"north": 4}, Rules(max_restarts=2, restart_pause=0, error_threshold=99))
     job = world.submit(fixed(north=4), max_restarts=own)
     while not world.state(job).is_final:
         break_component(world, world.tokens(job)[0])

@@ -83,6 +83,7 @@ class Grid(RuleBasedStateMachine):
         order=st.sampled_from(["fcfs", "narrowest-first"]),
         event_driven=st.booleans(),
         max_restarts=st.sampled_from([None, 1]),
+        restart_pause=st.sampled_from([0.0, 5.0]),
         now=st.sampled_from([0.0, 1.7e9 + 0.3]),
         threshold=st.sampled_from([None, 0.0, 0.5, 1.0]),
         factor=st.sampled_from([0.75, 0.3]),
@@ -91,11 +92,12 @@ class Grid(RuleBasedStateMachine):
         probation=st.booleans(),
     )
     def begin(
-        self, queue: Any, order: Any, event_driven: bool, max_restarts: int | None, now: float,
+        self, queue: Any, order: Any, event_driven: bool, max_restarts: int | None, restart_pause: float, now: float,
         threshold: float | None, factor: float, preemption: Any, aging_tries: int, probation: bool,
     ) -> None:  # fmt: skip
         rules = Rules(
             queue=queue, queue_order=order, event_driven=event_driven, max_restarts=max_restarts,
+            restart_pause=restart_pause,
             claiming=ClaimingMode.ATOMIC if threshold is None else ClaimingMode.INCREMENTAL,
             claim_threshold=threshold or 0.0, claim_factor=factor, preemption=preemption,
             aging_tries=aging_tries, probation=probation, probation_pause=20, probation_pause_max=60,

@@ -11,7 +11,9 @@ from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.test_faults import break_component
 from tests.scheduling.world import World
 
-RULES = Rules(error_threshold=2, probation_pause=60, probation_pause_max=200, max_restarts=None, claim_grace=10)
+RULES = Rules(
+    error_threshold=2, probation_pause=60, probation_pause_max=200, max_restarts=None, restart_pause=0, claim_grace=10
+)
 
 
 def given_up(rules: Rules = RULES, north: int = 4) -> World:
@@ -161,7 +163,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
 
 
 def test_exit_codes_after_which_a_job_is_tried_again() -> None:
-    world = World({"north": 4})
+    world = World({"north": 4}, Rules(restart_pause=0))
     job = world.submit(fixed(north=1), code=75, retry_on_exit=(75,), max_restarts=2, lasts=5)
     world.advance(60)
     done = world.job(job)

@@ -30,6 +30,11 @@ def test_counts_are_at_least_one(field: str, value: int) -> None:
 
 def test_restarts_may_be_forbidden_but_not_owed() -> None:
     assert Rules(max_restarts=0).max_restarts == 0
+    assert Rules(restart_pause=0, restart_pause_max=0).restart_pause == 0
+    with pytest.raises(UsageError, match="restart_pause is -1, but must be at least 0"):
+        Rules(restart_pause=-1)
+    with pytest.raises(UsageError, match="restart_pause_max is inf, but must be at least 0"):
+        Rules(restart_pause_max=float("inf"))
     assert Rules(max_restarts=None).max_restarts is None
     with pytest.raises(UsageError, match="max_restarts is -1, but must be at least 0, or left out for no limit"):
         Rules(max_restarts=-1)
