@@ -176,7 +176,7 @@ def _stage_view(component: Component) -> dict[str, Any]:
     """The files that are brought to a component."""
     return {
         "sources": list(component.sources),
-        "staging": component.staging,
+        "staging_since": moment(component.staging_since),
         "stage_size": component.stage_size,
         "staged": component.staged,
         "staged_at": moment(component.staged_at),

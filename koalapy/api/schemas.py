@@ -296,8 +296,8 @@ class ComponentView(Output):
     unknown_since: str | None
     sources: list[str]
     """Where each of its inputs comes from, in their order."""
-    staging: bool
-    """Whether files must be brought to it before it can start."""
+    staging_since: str | None
+    """When its files were ordered to its cluster; null when none must be brought before it can start."""
     stage_size: int
     """Bytes that must be brought, as far as known."""
     staged: int
@@ -403,7 +403,7 @@ class AttemptComponentView(Output):
     file_site: str | None
     transfer_time: float
     sources: list[str]
-    staging: bool
+    staging_since: str | None
     stage_size: int
     staged: int
     staged_at: str | None

@@ -29,7 +29,9 @@ def has_stages(job: Json) -> bool:
 def lines(job: Json, *, unicode: bool) -> list[str]:
     """A line for each component to which files are brought, or were."""
     staged = [
-        (printable(f"{i} {c['cluster']}"), c) for i, c in enumerate(job["components"]) if c["staging"] and _is_told(c)
+        (printable(f"{i} {c['cluster']}"), c)
+        for i, c in enumerate(job["components"])
+        if c["staging_since"] and _is_told(c)
     ]
     width = max((len(where) for where, _ in staged), default=0)
     return [f"{where.ljust(width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
@@ -45,12 +47,12 @@ def _progress(job: Json, component: Json, unicode: bool) -> str:
     away = sorted({source for source in component["sources"] if source != component["cluster"]})
     where = f" from {', '.join(away)}" if away else ""
     if component["staged_at"]:
-        took = seconds_since(_began(job, component), component["staged_at"])
+        took = seconds_since(component["staging_since"], component["staged_at"])
         return f"{bytes_text(size)}{where} in {took:.3g} s{_speed(size, took)}"
     if not size:
         return f"waits for its files{where}"
     now = job["ended_at"] or datetime.now(UTC).isoformat()
-    passed = seconds_since(_began(job, component), now)
+    passed = seconds_since(component["staging_since"], now)
     return f"{_bar(there / size, unicode)} {_of(there, size)}{where}{_speed(there, passed)}"
 
 
@@ -69,16 +71,6 @@ def _bar(fraction: float, unicode: bool) -> str:
     return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR - full) + "]"
 
 
-def _began(job: Json, component: Json) -> str:
-    """When the transfer was ordered, the last time; else when the job was placed."""
-    began = [
-        entry["at"] for entry in job.get("timeline", ())
-        if entry["event"] == "transfer" and entry["component"] == component["index"]
-        and entry["generation"] == job["generation"]
-    ]  # fmt: skip
-    return str(began[-1] if began else job["placed_at"] or job["submitted_at"])
-
-
 def follow(client: Client, job: int, stream: TextIO, deadline: float | None = None) -> None:
     """Show how far a job's files are until they are all there, or the job is over; in place on a terminal.
 
@@ -91,7 +83,7 @@ def follow(client: Client, job: int, stream: TextIO, deadline: float | None = No
         if told != shown:
             _redraw(told, shown, stream)
             shown = told
-        waits = any(component["staging"] and not component["staged_at"] for component in found["components"])
+        waits = any(component["staging_since"] and not component["staged_at"] for component in found["components"])
         if found["state"] in FINAL or found["state"] not in UNDER_WAY or not has_stages(found):
             return
         if found["state"] not in ("queued", "held") and not waits:

@@ -123,8 +123,8 @@ class Component:
     """The file site of each of its inputs, in their order."""
     transfer_time: float = 0.0
     """Estimated seconds from the placement on this site until its inputs are there."""
-    staging: bool = False
-    """Whether files must be brought to it before it can start."""
+    staging_since: float | None = None
+    """When its files were ordered to its cluster; None when none must be brought before it can start."""
     stage_size: int = 0
     """Bytes to be brought in all, as far as known."""
     staged: int = 0
@@ -135,6 +135,11 @@ class Component:
     """The rank of the component that it stands in for, if it is not one of the first."""
     superseded: bool = False
     """Whether its claim failed and another component of the attempt stands in for it."""
+
+    @property
+    def staging(self) -> bool:
+        """Whether files must be brought to it before it can start."""
+        return self.staging_since is not None
 
     @property
     def rank(self) -> int:

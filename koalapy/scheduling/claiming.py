@@ -62,7 +62,7 @@ class Claiming:
     def start(self, job: Job, placement: Placement, now: float) -> Job:
         """Begin an attempt: a new generation, in the claiming queue at its first JCT, which may be at once."""
         components = tuple(
-            self._placed(job, index, placed) for index, placed in enumerate(placement.components)
+            self._placed(job, index, placed, now) for index, placed in enumerate(placement.components)
         )  # fmt: skip
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
@@ -80,7 +80,7 @@ class Claiming:
             return job
         return self.claim(job, now)
 
-    def _placed(self, job: Job, index: int, placed: PlacedComponent) -> Component:
+    def _placed(self, job: Job, index: int, placed: PlacedComponent, now: float) -> Component:
         sources, seconds = placed.sources, placed.transfer_time
         files = job.spec.inputs_of(placed.request_index)
         if files and not sources:
@@ -89,7 +89,8 @@ class Claiming:
                 sources, seconds = transfer.sources, transfer.seconds
         return Component(
             index, placed.cluster, placed.size, request_index=placed.request_index,
-            sources=sources, transfer_time=seconds, staging=job.spec.has_stage(placed.request_index),
+            sources=sources, transfer_time=seconds,
+            staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )  # fmt: skip
 
     def _factor(self, job: Job) -> float:
@@ -121,7 +122,8 @@ class Claiming:
 
     def _expect(self, job: Job, end: float, now: float) -> Job:
         attempt = live(job)
-        first = attempt.placed_at + max(component.transfer_time for component in attempt.gang)
+        estimates = (c.staging_since + c.transfer_time for c in attempt.gang if c.staging_since is not None)
+        first = max(estimates, default=attempt.placed_at)
         end, before = max(end, first), attempt.start_estimate or now
         if attempt.barrier_at is not None or abs(end - before) <= self._rules.claim_epsilon:
             return job
@@ -215,7 +217,7 @@ class Claiming:
             cluster, transfer = found
             job = self._ledger.update_component(
                 job, component.index, cluster=cluster, sources=transfer.sources, transfer_time=transfer.seconds,
-                stage_size=0, staged=0, staged_at=None,
+                staging_since=now if component.staging else None, stage_size=0, staged=0, staged_at=None,
             )  # fmt: skip
             moved = live(job).components[component.index]
             self._ledger.note(job, now, "re-placed", f"{component.cluster} had no room", moved)
@@ -314,7 +316,7 @@ class Claiming:
         another = Component(
             index, component.cluster, component.size, request_index=component.request_index,
             sources=component.sources, transfer_time=component.transfer_time, replaces=component.rank,
-            staging=component.staging, stage_size=component.stage_size, staged=component.staged,
+            staging_since=component.staging_since, stage_size=component.stage_size, staged=component.staged,
             staged_at=component.staged_at,
         )  # fmt: skip
         job = self._ledger.change(job, attempt=replace(attempt, components=(*attempt.components, another)))

@@ -31,8 +31,12 @@ def end(ledger: Ledger, job: Job, component: Component) -> None:
 
 def expected_end(attempt: Attempt, now: float) -> float | None:
     """When all transfers will be over, by how far they are; None while that tells nothing."""
-    passed = now - attempt.placed_at
-    if passed < TELLING:
+    ends = (_expected_end(component, now) for component in attempt.gang)
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _expected_end(component: Component, now: float) -> float | None:
+    if component.staging_since is None or component.staged_at is not None:
         return None
-    under_way = [c for c in attempt.gang if c.awaits_files and 0 < c.staged < c.stage_size]
-    return max((now + passed * (c.stage_size - c.staged) / c.staged for c in under_way), default=None)
+    passed, there, size = now - component.staging_since, component.staged, component.stage_size
+    return now + passed * (size - there) / there if passed >= TELLING and 0 < there < size else None

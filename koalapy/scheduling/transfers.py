@@ -60,7 +60,9 @@ class Transfers:
                 continue
             for component in live(job).gang:
                 if component.cluster == event.cluster and component.staging and job.stage_token(component) not in told:
-                    job = self._ledger.update_component(job, component.index, staged=0, staged_at=None)
+                    job = self._ledger.update_component(
+                        job, component.index, staging_since=now, staged=0, staged_at=None
+                    )  # fmt: skip
                     self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
 
     def _find(self, token: Token, cluster: ClusterName) -> tuple[Job, Component] | None:
@@ -79,8 +81,8 @@ class Transfers:
 
     def _done(self, job: Job, component: Component, now: float) -> None:
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
-        if component.stage_size:
-            took = max(now - live(job).placed_at, 1e-3)
+        if component.stage_size and component.staging_since is not None:
+            took = max(now - component.staging_since, 1e-3)
             speed = f"{bytes_text(component.stage_size / took)}/s"
             self._ledger.note(
                 job, now, "staged", f"{bytes_text(component.stage_size)} in {took:.3g} s ({speed})", component

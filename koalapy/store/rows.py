@@ -122,7 +122,7 @@ _ATTEMPT_COLUMNS = (
 _COMPONENT_COLUMNS = (
     "index", "cluster", "size", "request_index", "lrm_job", "exit_code", "error", "infrastructure",
     "unknown_since", "submitted_at", "claimed_at", "ended_at", "transfer_time", "replaces", "superseded",
-    "staging", "stage_size", "staged", "staged_at",
+    "staging_since", "stage_size", "staged", "staged_at",
 )  # fmt: skip
 
 

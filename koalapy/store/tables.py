@@ -98,7 +98,7 @@ components = Table(
     Column("transfer_time", Float, nullable=False, server_default="0"),
     Column("replaces", Integer),
     Column("superseded", Boolean, nullable=False, server_default=false()),
-    Column("staging", Boolean, nullable=False, server_default=false()),
+    Column("staging_since", Float),
     Column("stage_size", BigInteger, nullable=False, server_default="0"),
     Column("staged", BigInteger, nullable=False, server_default="0"),
     Column("staged_at", Float),

@@ -20,7 +20,7 @@ def _columns() -> dict[str, list[sa.Column]]:
         "jobs": [sa.Column("application", sa.String(length=200), nullable=False, server_default="")],
         "components": [
             sa.Column("sources", sa.JSON(), nullable=False, server_default="[]"),
-            sa.Column("staging", sa.Boolean(), nullable=False, server_default=sa.false()),
+            sa.Column("staging_since", sa.Float(), nullable=True),
             sa.Column("stage_size", sa.BigInteger(), nullable=False, server_default="0"),
             sa.Column("staged", sa.BigInteger(), nullable=False, server_default="0"),
             sa.Column("staged_at", sa.Float(), nullable=True),

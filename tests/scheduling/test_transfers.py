@@ -191,6 +191,29 @@ def test_a_re_placed_component_takes_its_files_along() -> None:
     check_quiet(world)
 
 
+def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_since() -> None:
+    world = world_of(manual=True)
+    for name in GRID:
+        world.deliver(name)
+    world.step([LinkMeasured("files", "south", Link(None, 1e6))])
+    job = world.submit(nonfixed(4), policy="worst-fit")
+    world.sites["north"].local_user(1)
+    world.sites["north"].report()
+    world.deliver("north")
+    world.now = 12.0
+    world.step()
+    assert world.stagings(job)[1:] == [("Unstage", "north", "1.1.0"), ("Stage", "south", "1.1.0")]
+    world.obey("south")
+    world.now = 14.0
+    world.sites["south"].stage("1.1.0", 20)
+    world.deliver("south")
+    assert start_estimate(world, job) == 22, "a fifth took 2 s"
+    world.now = 20.0
+    world.staged(world.sites["south"], "1.1.0")
+    world.deliver("south")
+    assert world.reasons(job, "staged") == ["100 bytes in 8 s (12.5 bytes/s)"]
+
+
 def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
     world = World({"north": 4, "files": 0}, Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=1),
                   links={("files", "north"): Link(None, 16.0)}, manual=True)  # fmt: skip

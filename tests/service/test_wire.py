@@ -74,9 +74,9 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         bundle=Bundle("f" * 64, 9, 1), collect=("*.out",),
     )  # fmt: skip
     placed = (
-        replace(PLACED[0], staging=True),
-        replace(PLACED[1], superseded=True, staging=True),
-        replace(PLACED[1], index=2, replaces=1, staging=True, sources=("files", "south")),
+        replace(PLACED[0], staging_since=1.0),
+        replace(PLACED[1], superseded=True, staging_since=1.0),
+        replace(PLACED[1], index=2, replaces=1, staging_since=1.0, sources=("files", "south")),
     )
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
     told = message(StageComponent("south", "7.1.1"), job, 3, 1, PROFILES, catalogue)
