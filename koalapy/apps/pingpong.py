@@ -1,7 +1,7 @@
 """Latency (64 KB) and bandwidth (1 MB) between rank 0 and each other rank, both ways, as measured in sonmez-2010 V-A.
 
-A message is answered with an empty one, so that each way is timed by itself: from what there and back took, half of
-what an empty message takes there and back is taken off.
+Messages go there and back in turn, each answered with an empty one, so that each way is timed by itself: from what a
+message and its answer took, half of what an empty message takes there and back is taken off.
 """
 
 import json
@@ -9,8 +9,8 @@ import os
 import statistics
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -20,11 +20,14 @@ from koalapy.apps import report
 
 LATENCY_BYTES = 64 * 1024
 BANDWIDTH_BYTES = 1024 * 1024
-BUDGET = 0.25
-"""Seconds for all messages of one size and way, beside the first of each turn."""
+BUDGET = 0.5
+"""Seconds for all messages of one size, both ways, beside the first of each turn."""
 TURNS = 3
 """The sizes take turns, so that what disturbs a while does not disturb all messages of a size."""
 DATA, END = 1, 2
+
+Round = tuple[float, float]
+"""Seconds of a message and its answer, there and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,78 +46,89 @@ def message(size: int, partner: int) -> bytes:
     return (pattern * (size // len(pattern) + 1))[:size]
 
 
-def turn(once: Callable[[], float], most: int, budget: float) -> list[float]:
-    """Seconds of each round after the first, one at least; only the first where that took ``TURNS`` budgets."""
+def turn(once: Callable[[], Round], most: int, budget: float) -> list[Round]:
+    """Rounds after the first, one at least; only the first where that took ``TURNS`` budgets."""
     first = once()
-    if first >= TURNS * budget:
+    if sum(first) >= TURNS * budget:
         return [first]
-    found: list[float] = []
+    found: list[Round] = []
     started = time.perf_counter()
     while not found or (len(found) < most and time.perf_counter() - started < budget):
         found.append(once())
     return found
 
 
-def sampled(exchange: Callable[[int], float], most: int, budget: float) -> dict[int, list[float]]:
-    """Seconds of there and back by size, of ``most`` messages each; of a size that takes too long only one."""
-    found: dict[int, list[float]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
+def sampled(exchange: Callable[[int], Round], most: int, budget: float) -> dict[int, list[Round]]:
+    """Rounds by size, ``most`` of each; of a size that takes too long only one."""
+    found: dict[int, list[Round]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
     turns = min(TURNS, most)
     for _ in range(turns):
-        for size, seconds in found.items():
-            if not seconds or seconds[0] < budget:
-                seconds += turn(partial(exchange, size), most // turns, budget / TURNS)
+        for size, rounds in found.items():
+            if not rounds or sum(rounds[0]) < budget:
+                rounds += turn(partial(exchange, size), most // turns, budget / TURNS)
     return found
 
 
-def undisturbed(seconds: list[float]) -> float:
+def one_way(seconds: Mapping[int, Sequence[float]]) -> OneWay:
+    """What follows from the messages of each size that went one way."""
+    found = {size: _undisturbed(some) for size, some in seconds.items()}
+    # An empty answer is never slower than the message, whatever the clock made of it.
+    latency, longer = (max(found[s] - found[0] / 2, found[s] / 2) for s in (LATENCY_BYTES, BANDWIDTH_BYTES))
+    return OneWay(latency, BANDWIDTH_BYTES / longer, len(seconds[BANDWIDTH_BYTES]))
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
     """The lower quartile: a rank that has to wait for its core tells nothing of the network."""
     return sorted(seconds)[len(seconds) // 4]
 
 
-def send(world: MPI.Intracomm, partner: int, mark: int, most: int, budget: float) -> OneWay:
-    """Time the way from here to ``partner``, which answers every message with an empty one."""
-    data, empty = message(BANDWIDTH_BYTES, mark), bytearray()
+class Side:
+    """One of the two ranks between which messages go."""
 
-    def exchange(size: int) -> float:
-        sent = memoryview(data)[:size]
+    def __init__(self, world: MPI.Intracomm, partner: int, mark: int) -> None:
+        self._world, self._partner = world, partner
+        self._data, self._buffer, self._empty = message(BANDWIDTH_BYTES, mark), bytearray(BANDWIDTH_BYTES), bytearray()
+        self._seen: dict[int, bool] = {}
+
+    def lead(self, most: int, budget: float) -> tuple[list[OneWay], bool]:
+        """Both ways, from here and to here, and whether messages came here as they were sent."""
+        rounds = sampled(self._round, most, budget)
+        self._world.Send(self._empty, self._partner, END)
+        ways = [one_way({size: [some[way] for some in found] for size, found in rounds.items()}) for way in (0, 1)]
+        return ways, all(self._seen.values())
+
+    def follow(self) -> bool:
+        """Answer, and send back what comes, until the other side has measured; whether it came as it was sent."""
+        while (size := self._take()) is not None:
+            back = self._go(size)
+            self._world.Send(array("d", [back]), self._partner, DATA)
+        return all(self._seen.values())
+
+    def _round(self, size: int) -> Round:
+        there, back = self._go(size), array("d", [0.0])
+        self._take()
+        self._world.Recv(back, self._partner, DATA)
+        return there, back[0]
+
+    def _go(self, size: int) -> float:
+        """Seconds until a message was answered."""
+        sent = memoryview(self._data)[:size]
         started = time.perf_counter()
-        world.Send(sent, partner, DATA)
-        world.Recv(empty, partner, DATA)
+        self._world.Send(sent, self._partner, DATA)
+        self._world.Recv(self._empty, self._partner, DATA)
         return time.perf_counter() - started
 
-    samples = sampled(exchange, most, budget)
-    found = {size: undisturbed(seconds) for size, seconds in samples.items()}
-    world.Send(empty, partner, END)
-    # An empty answer is never slower than the message, whatever the clock made of it.
-    latency, one_way = (max(found[s] - found[0] / 2, found[s] / 2) for s in (LATENCY_BYTES, BANDWIDTH_BYTES))
-    return OneWay(latency, BANDWIDTH_BYTES / one_way, len(samples[BANDWIDTH_BYTES]))
-
-
-def answer(world: MPI.Intracomm, partner: int, mark: int) -> bool:
-    """Answer until the partner has measured; whether messages came as they were sent."""
-    buffer, empty, status = bytearray(BANDWIDTH_BYTES), bytearray(), MPI.Status()
-    expected = message(BANDWIDTH_BYTES, mark)
-    right: dict[int, bool] = {}
-    while True:
-        world.Recv(buffer, partner, MPI.ANY_TAG, status)
+    def _take(self) -> int | None:
+        """Answer a message; its size, or None when it was the last."""
+        status = MPI.Status()
+        self._world.Recv(self._buffer, self._partner, MPI.ANY_TAG, status)
         if status.Get_tag() == END:
-            return all(right.values())
-        size = status.Get_count(MPI.BYTE)
-        world.Send(empty, partner, DATA)
-        if size not in right:  # the first of each size, which is not timed
-            right[size] = buffer[:size] == expected[:size]
-
-
-def measure(world: MPI.Intracomm, partner: int, given: Namespace) -> tuple[list[OneWay], bool]:
-    """Both ways between rank 0 and ``partner``, told on rank 0; on both of them whether all came as it was sent."""
-    most, budget = given.repeats, given.budget
-    if world.rank == 0:
-        there = send(world, partner, partner, most, budget)
-        right = answer(world, partner, partner)
-        return [there, world.recv(source=partner)], right
-    right = answer(world, 0, partner)
-    world.send(send(world, 0, partner, most, budget), 0)
-    return [], right
+            return None
+        size = int(status.Get_count(MPI.BYTE))
+        self._world.Send(self._empty, self._partner, DATA)
+        if size not in self._seen:  # the first of each size, after which the way back is not timed yet
+            self._seen[size] = self._buffer[:size] == self._data[:size]
+        return size
 
 
 def as_json(pairs: dict[int, list[OneWay]], repeats: int, passed: bool) -> str:
@@ -149,7 +163,7 @@ def main() -> int:
     world = MPI.COMM_WORLD
     options = report.parser(__doc__)
     options.add_argument("--repeats", type=int, default=300, help="messages of each size and way at most")
-    options.add_argument("--budget", type=float, default=BUDGET, help="seconds for each size and way")
+    options.add_argument("--budget", type=float, default=BUDGET, help="seconds for each size")
     options.add_argument("--json", action="store_true", help="tell the result in one line of JSON, and nothing else")
     given = report.parse(options, world)
     if world.size < 2 or given.repeats < 1 or not given.budget > 0:
@@ -162,9 +176,12 @@ def main() -> int:
     for partner in range(1, world.size):
         world.Barrier()
         if world.rank in (0, partner):
-            ways, fine = measure(world, partner, given)
+            side = Side(world, partner if world.rank == 0 else 0, partner)
+            if world.rank == 0:
+                pairs[partner], fine = side.lead(given.repeats, given.budget)
+            else:
+                fine = side.follow()
             right = right and fine
-            pairs |= {partner: ways} if ways else {}
     right = bool(world.allreduce(right, MPI.LAND))
     if given.json:
         if world.rank == 0:

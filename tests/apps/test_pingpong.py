@@ -4,17 +4,18 @@ import pytest
 
 pytest.importorskip("mpi4py.MPI", reason="needs mpi4py (pip install 'koalapy[mpi]')", exc_type=ImportError)
 
-from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, message, sampled, turn
+from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, Round, message, one_way, sampled, turn
 
 pytestmark = pytest.mark.mpi
 
 
-def counted(*took: float) -> "tuple[list[float], list[float]]":
-    """What ``turn`` makes of messages that took so long, the last for ever on; and what it was given."""
-    given: list[float] = []
+def counted(*took: float) -> tuple[list[Round], list[Round]]:
+    """What ``turn`` makes of messages that took so long each way, the last for ever on; and what it was given."""
+    given: list[Round] = []
 
-    def once() -> float:
-        given.append(took[min(len(given), len(took) - 1)])
+    def once() -> Round:
+        seconds = took[min(len(given), len(took) - 1)]
+        given.append((seconds, seconds))
         return given[-1]
 
     return turn(once, most=50, budget=0.01), given
@@ -22,32 +23,32 @@ def counted(*took: float) -> "tuple[list[float], list[float]]":
 
 def test_the_first_message_of_a_turn_does_not_count() -> None:
     found, given = counted(0.009, 0.001)
-    assert set(found) == {0.001}
+    assert set(found) == {(0.001, 0.001)}
     assert len(found) == len(given) - 1
     assert 1 <= len(found) <= 50
 
 
 def test_one_is_sent_though_there_is_no_time_for_more() -> None:
-    assert len(turn(lambda: 0.0, most=50, budget=1e-12)) == 1
+    assert len(turn(lambda: (0.0, 0.0), most=50, budget=1e-12)) == 1
 
 
 def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
-    assert counted(8.0) == ([8.0], [8.0])
+    assert counted(8.0) == ([(8.0, 8.0)], [(8.0, 8.0)])
     sent: list[int] = []
 
-    def exchange(size: int) -> float:
+    def exchange(size: int) -> Round:
         sent.append(size)
-        return size / 125_000  # 1 Mbit/s
+        return size / 125_000, size / 125_000  # 1 Mbit/s
 
-    found = sampled(exchange, most=300, budget=0.25)
-    assert (found[LATENCY_BYTES], found[BANDWIDTH_BYTES]) == ([0.524288], [8.388608])
+    found = sampled(exchange, most=300, budget=0.5)
+    assert (found[LATENCY_BYTES], found[BANDWIDTH_BYTES]) == ([(0.524288,) * 2], [(8.388608,) * 2])
     assert sent.count(BANDWIDTH_BYTES) == sent.count(LATENCY_BYTES) == 1
     assert len(found[0]) >= TURNS
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 300])
 def test_no_more_messages_count_than_were_asked_for(most: int) -> None:
-    found = sampled(lambda _: 0.0, most, budget=0.05)
+    found = sampled(lambda _: (0.0, 0.0), most, budget=0.05)
     assert all(1 <= len(seconds) <= most for seconds in found.values())
 
 
@@ -56,3 +57,15 @@ def test_a_message_has_its_size_and_is_of_one_pair_only(size: int) -> None:
     assert len(message(size, 1)) == size
     assert size == 0 or message(size, 1) != message(size, 2)
     assert message(1024, 3) == bytes((i * 31 + 3) % 251 for i in range(1024))
+
+
+def test_each_way_is_told_by_itself() -> None:
+    found = one_way({0: [2e-5] * 9, LATENCY_BYTES: [0.001] * 8 + [7.0], BANDWIDTH_BYTES: [9.0, 0.1, 0.1, 0.1]})
+    assert found.latency == pytest.approx(0.001 - 1e-5)
+    assert found.bandwidth == pytest.approx(BANDWIDTH_BYTES / (0.1 - 1e-5))
+    assert found.repeats == 4
+
+
+def test_an_answer_never_takes_longer_than_its_message() -> None:
+    found = one_way({0: [0.004], LATENCY_BYTES: [0.001], BANDWIDTH_BYTES: [0.002]})
+    assert (found.latency, found.bandwidth) == (0.0005, BANDWIDTH_BYTES / 0.001)
