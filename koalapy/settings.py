@@ -167,6 +167,9 @@ class ClusterSection(Section):
     """For that, too; by default any free one."""
     transfer_limit: int = Field(default=4, ge=1, le=64)
     """How many files and folders are pulled from other sites at once; further ones wait for their turn."""
+    forget_after: float = Field(default=14 * 86400.0, gt=0, allow_inf_nan=False)
+    """Seconds after which the agent removes what is left of a daemon that is not heard of any more, while there is
+    another: stages and ended components, as after the database was wiped."""
 
     @property
     def is_embedded(self) -> bool:
@@ -251,8 +254,12 @@ class Settings(BaseSettings):
     """Bytes that a submitter may send along with a job (``--stage``), as one archive."""
     collect_limit: int = Field(default=1024**3, ge=0)
     """Bytes that a component may bring back (``--collect``), as one archive."""
+    bundles_quota: int = Field(default=50 * 1024**3, ge=0)
+    """Bytes of all that submitters have sent along together; those that nobody needs go first."""
+    results_quota: int = Field(default=200 * 1024**3, ge=0)
+    """Bytes of all that components have brought back together; those of the jobs that ended first go first."""
     results_keep: float | None = Field(default=None, gt=0)
-    """Seconds after a job's end for which these are kept; by default as long as the job is known."""
+    """Seconds after a job's end for which these are kept; by default as long as there is room."""
     background_load: bool = False
     """Whether experiments may load clusters past the scheduler, as local users do."""
     rules: RulesSection = RulesSection()

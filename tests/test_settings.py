@@ -140,3 +140,17 @@ def test_measuring_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str
     with pytest.raises(UsageError) as refusal:
         load_yaml(network={name: value})
     assert refusal.value.field == f"network.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transfer_limit", 0), ("transfer_limit", 65), ("transfer_limit", "many"), ("forget_after", 0),
+        ("forget_after", float("inf")),
+    ],
+)  # fmt: skip
+def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(clusters={"north": {name: value}})
+    assert refusal.value.field == f"clusters.north.{name}"
+    assert refusal.value.message.startswith(f"clusters.north.{name}: Input should be ")

@@ -17,6 +17,7 @@ from koalapy.agents.barrier import Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.desk import FileDesk
+from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
 from koalapy.agents.protocol import Ack, Command, Forget, FromDaemon, Hello, Open, Stop, Submit, Welcome
@@ -66,6 +67,10 @@ class AgentSettings:
     """Address by which other sites' agents reach this one, to pull files."""
     transfer_port: int | None = None
     """By default any free one."""
+    transfer_limit: int = 4
+    """How many pulls from other sites run at once."""
+    forget_after: float = 14 * 86400.0
+    """Seconds after which what is left of a daemon that has not been heard of is removed, while there is another."""
 
     @property
     def stages(self) -> Path:
@@ -98,12 +103,13 @@ class Agent:
         self._questions = Questions(self._uplink)
         self._files = FileDesk(
             settings.cluster, settings.replica_directories, settings.stages, settings.directory / "exports",
-            settings.transfer_address, settings.transfer_port, Depot(settings.url, settings.cluster, settings.token),
-            self._questions, self._reporter, self._finished,
+            settings.transfer_address, settings.transfer_port, settings.transfer_limit,
+            Depot(settings.url, settings.cluster, settings.token), self._questions, self._reporter, self._finished,
         )  # fmt: skip
         background = Background(lrm, settings.lrm, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
+        self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         self._epoch = 0
         self._greeting: asyncio.Task[None] | None = None
 
@@ -116,6 +122,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._jobs.watch())
                 group.create_task(self._ping())
+                group.create_task(self._forgetting.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
             await self._questions.close()
@@ -128,6 +135,9 @@ class Agent:
         """Take up again whatever the folders remember."""
         for instance, token, folder in self._spool.load():
             component = Component.recall(instance, token, folder)
+            if component.size == 0 and component.stop is None:
+                folder.remove()  # We ended before it was written down what the daemon wants: it says so again.
+                continue
             self._reporter.add(component)
             if component.ended:
                 self._files.ended(component)
@@ -211,6 +221,7 @@ class Agent:
     def _welcome(self, message: Welcome) -> None:
         self._epoch, self._barrier.lease = message.epoch, message.lease
         self._reporter.instance = message.instance
+        self._forgetting.heard()
         self._greeting = asyncio.create_task(self._take_stock())
 
     async def _take_stock(self) -> None:
@@ -248,6 +259,7 @@ class Agent:
         component.stage, component.collect = message.stage, tuple(message.collect)
         submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect"})
         component.folder.write(submit={**submit, "secret": component.secret})
+        self._reporter.add(component)
         self._jobs.hand_in(component)
         return ""
 
@@ -263,12 +275,13 @@ class Agent:
         component = self._reporter.find(message.token)
         if component is None:
             component = self._new(message.token, 0, None)
-            component.stop = message.reason
             component.folder.write(stop=message.reason)
+            component.stop = message.reason
+            self._reporter.add(component)
             self._jobs.hand_in(component, unsure=True)
         elif component.stop is None and not component.ended:
-            component.stop = message.reason
             component.folder.write(stop=message.reason)
+            component.stop = message.reason
             self._jobs.end(component)
         else:
             self._reporter.publish_again(component)
@@ -285,7 +298,6 @@ class Agent:
         return ""
 
     def _new(self, token: str, size: int, walltime: float | None) -> Component:
+        """Not known to anybody before it is written down: where that cannot be, the daemon's next word begins anew."""
         folder = self._spool.make(self._reporter.instance, token)
-        component = Component(self._reporter.instance, token, folder, size, walltime)
-        self._reporter.add(component)
-        return component
+        return Component(self._reporter.instance, token, folder, size, walltime)

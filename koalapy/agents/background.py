@@ -3,6 +3,7 @@
 They count as background in every report, for their names do not begin as those of our components do.
 """
 
+import asyncio
 import contextlib
 import math
 import shutil
@@ -47,6 +48,8 @@ class Background:
         """``kind`` of the resource manager; ``directory`` is where its jobs have their folders."""
         self._lrm, self._kind, self._directory = lrm, kind, directory
         self._started: dict[str, Started] = {}
+        self._handing = asyncio.Lock()
+        """Who hands in, or ends: what is on its way to the resource manager must be counted, and ended, too."""
 
     async def start(self, payload: Mapping[str, object]) -> dict[str, object]:
         """Have ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
@@ -55,6 +58,10 @@ class Background:
                 "a cluster of the kind drmaa does not tell of local users' load", hint="use the kind slurm or sge"
             )
         nodes, seconds = _nodes(payload.get("nodes")), _seconds(payload.get("seconds"))
+        async with self._handing:
+            return await self._start(nodes, seconds)
+
+    async def _start(self, nodes: int, seconds: float) -> dict[str, object]:
         self._forget_ended()
         now = time.monotonic()
         if sum(one.until > now for one in self._started.values()) >= MOST_AT_ONCE:
@@ -74,6 +81,10 @@ class Background:
 
     async def stop(self, payload: Mapping[str, object]) -> dict[str, object]:
         """End whatever was started here and has not ended; how many jobs were told to."""
+        async with self._handing:
+            return {"stopped": await self._stop()}
+
+    async def _stop(self) -> int:
         self._forget_ended()
         stopped, failed = 0, None
         for name, started in list(self._started.items()):
@@ -86,7 +97,7 @@ class Background:
             stopped += 1
         if failed is not None:
             raise failed
-        return {"stopped": stopped}
+        return stopped
 
     def _forget_ended(self) -> None:
         """Resource managers remember ended jobs for long: what must have ended is not asked about for ever."""

@@ -30,8 +30,8 @@ class Barrier:
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
-        component.plan = plan
         component.folder.write(open=plan)
+        component.plan = plan
         for node in component.connected:
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send({"t": "open", **plan})

@@ -119,6 +119,8 @@ def _settings_of_agent(
         stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
         transfer_address=transfer_address,
         transfer_port=section.transfer_port,
+        transfer_limit=section.transfer_limit,
+        forget_after=section.forget_after,
     )
 
 

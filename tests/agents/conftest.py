@@ -31,6 +31,7 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self.epoch = 1
+        self.instance = "test"
         self.lease = 60.0
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
@@ -143,7 +144,7 @@ class FakeDaemon:
         match message["type"]:
             case "hello":
                 await self.say(
-                    cluster, {"type": "welcome", "epoch": self.epoch, "instance": "test", "lease": self.lease}
+                    cluster, {"type": "welcome", "epoch": self.epoch, "instance": self.instance, "lease": self.lease}
                 )
             case "inventory":
                 self.inventories.append(message["components"])

@@ -9,7 +9,7 @@ import pytest
 
 from koalapy.agents.background import LONGEST, MOST_AT_ONCE, Background
 from koalapy.agents.lrm.local import LocalCluster, LocalLrm
-from koalapy.agents.lrm.port import LrmSnapshot
+from koalapy.agents.lrm.port import LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
 from tests.agents.lrm.conftest import WITHIN, make_cluster
 from tests.agents.memory_lrm import MemoryLrm
@@ -85,3 +85,48 @@ async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="under way already"):
         await background.start({"nodes": 1, "seconds": 600})
     assert await background.stop({}) == {"stopped": MOST_AT_ONCE}
+
+
+class SlowLrm(MemoryLrm):
+    """Takes no job before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.cancelled: list[str] = []
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().submit(submission)
+
+    async def cancel(self, job: str, name: str) -> None:
+        self.cancelled.append(job)
+
+
+async def test_what_is_being_handed_in_is_ended_too(tmp_path: Path) -> None:
+    lrm = SlowLrm()
+    await lrm.open()
+    background = Background(lrm, "slurm", tmp_path / "background")
+    starting = asyncio.create_task(background.start({"nodes": 1, "seconds": 600}))
+    await lrm.asked.wait()
+    stopping = asyncio.create_task(background.stop({}))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    lrm.go_on.set()
+    assert (await starting)["lrm_job"] == "1"
+    assert await stopping == {"stopped": 1}
+    assert lrm.cancelled == ["1"]
+
+
+async def test_many_at_once_are_no_more_than_there_may_be(tmp_path: Path) -> None:
+    lrm = SlowLrm()
+    await lrm.open()
+    background = Background(lrm, "slurm", tmp_path / "background")
+    starting = [asyncio.create_task(background.start({"nodes": 1, "seconds": 600})) for _ in range(MOST_AT_ONCE + 3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    lrm.go_on.set()
+    answers = await asyncio.gather(*starting, return_exceptions=True)
+    assert sum(isinstance(answer, SiteRejected) for answer in answers) == 3
+    assert len(lrm.jobs) == MOST_AT_ONCE

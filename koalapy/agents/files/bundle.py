@@ -1,5 +1,6 @@
 """Unpacking the submitter's own files, whatever somebody put in the archive."""
 
+import errno
 import os
 import tarfile
 import threading
@@ -8,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from koalapy.agents.files.roots import shown
 
 PIECE = 1024 * 1024
+OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EILSEQ)
+"""Errors of which the archive is the cause, and not the cluster."""
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -26,6 +29,10 @@ def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
                 if stop.is_set():
                     return
                 _unpack(opened, member, into)
+    except OSError as error:
+        if error.errno not in OF_NAMES:
+            raise
+        raise BadBundle(f"{shown(member.name)}: {error.strerror}") from error
     except tarfile.TarError as error:
         raise BadBundle(f"the archive cannot be read: {error}") from error
 

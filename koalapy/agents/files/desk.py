@@ -19,15 +19,15 @@ class FileDesk:
 
     def __init__(
         self, cluster: str, replica_directories: Sequence[Path], stage_directory: Path, exports_directory: Path,
-        address: str, port: int | None, depot: Depot, questions: Questions, reporter: Reporter,
+        address: str, port: int | None, pulls: int, depot: Depot, questions: Questions, reporter: Reporter,
         finished: Callable[[Component], object],
     ) -> None:  # fmt: skip
-        """``finished`` is called with components that have nothing more to send."""
+        """``pulls`` may run at once; ``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
         self._replicas = replicas = Replicas(Roots(cluster, replica_directories))
         self._exports = Exports(replicas, exports_directory, address, port)
         self.stages = Stages(
-            cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use
+            cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use, pulls
         )
         self.collector = Collector(depot, self.stages, self._collected, self._is_in_reach)
         questions.answer_with("stat", replicas.stat)

@@ -117,7 +117,11 @@ class Exports:
         if len(self._tickets) >= TICKETS:
             self._take_back(next(iter(self._tickets)))
         ticket = self._ticket(folder, only)
-        self._write()
+        try:
+            self._write()
+        except OSError:
+            self._end(ticket.module)
+            raise
         assert self._listening is not None
         return Way(
             host=self._address, port=self._listening.getsockname()[1], module=ticket.module, user=USER,
@@ -140,7 +144,7 @@ class Exports:
                 os.killpg(process.pid, signal.SIGKILL)
         await asyncio.gather(*self._waiting, return_exceptions=True)
         for module in list(self._tickets):
-            self._take_back(module)
+            self._end(module)
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     def _open(self, path: Path) -> tuple[int, str | None]:
@@ -156,12 +160,21 @@ class Exports:
         return ticket
 
     def _take_back(self, module: str) -> None:
-        ticket = self._tickets.pop(module, None)
-        if ticket is not None:
-            ticket.alarm.cancel()
-            os.close(ticket.folder)
-            self._secrets(module).unlink(missing_ok=True)
+        if module in self._tickets:
+            self._end(module)
             self._write()
+
+    def _end(self, module: str) -> None:
+        """Also without another configuration a ticket is worth nothing then: its folder and its secret are gone."""
+        ticket = self._tickets.pop(module)
+        ticket.alarm.cancel()
+        if any(not _has_begun(process.pid) for process in self._connections):
+            # It may have been let in by this ticket, and would serve whatever has the descriptor's number next.
+            asyncio.get_running_loop().call_later(LOGIN, os.close, ticket.folder)
+        else:
+            os.close(ticket.folder)
+        with contextlib.suppress(OSError):
+            self._secrets(module).unlink()
 
     # rsync's configuration, which it reads anew for every connection
 

@@ -17,6 +17,7 @@ from koalapy.agents.files import rsync
 from koalapy.agents.files.digest import Content, GrowingDigest, measure
 from koalapy.agents.files.exports import Way
 from koalapy.agents.files.trouble import Fault, StageTrouble, of_site
+from koalapy.agents.files.turns import Turns
 from koalapy.agents.protocol import StageFile
 from koalapy.agents.questions import Questions
 from koalapy.model.errors import SiteError, SiteRejected
@@ -39,15 +40,20 @@ class Cut(Exception):
     """The transfer was cut, and may be gone on with."""
 
 
+class TooMuch(Exception):
+    """More has come than there should be: it is not what was wanted."""
+
+
 class Pull:
     """Brings one file or folder into ``folder``, which is its own and is kept over restarts of the agent."""
 
     def __init__(
         self, file: StageFile, cluster: str, folder: Path, questions: Questions, threads: Executor,
-        progress: Callable[[], object],
+        turns: Turns, place: int, progress: Callable[[], object],
     ) -> None:  # fmt: skip
         self._file, self._cluster, self._folder = file, cluster, folder
         self._questions, self._threads, self._progress = questions, threads, progress
+        self._turns, self._place = turns, place
         self._name = file.part if file.part is not None else Path(file.path).name
         self._kind = ""
         self._digest: GrowingDigest | None = None
@@ -59,7 +65,7 @@ class Pull:
         self.moved = 0
         """Bytes that this agent has seen arrive."""
         self.seconds = 0.0
-        """In which they did."""
+        """In which they did; no wait for a turn is among them."""
 
     async def run(self) -> Path:
         """The path of what came, whole and verified; ``StageTrouble``."""
@@ -84,7 +90,11 @@ class Pull:
         while True:
             before = self.there
             try:
-                await self._once()
+                # Who waits for a turn has no ticket: those that a source gives out are few.
+                async with self._turns.turn(self._place):
+                    await self._once()
+                return
+            except TooMuch:
                 return
             except SiteRejected as error:
                 if error.fault in OF_FILE:
@@ -107,11 +117,12 @@ class Pull:
 
     async def _once(self) -> None:
         file = self._file
-        wanted = {"path": file.path, "part": file.part, "size": file.size, "checksum": file.checksum}
+        wanted = {"path": file.path, "part": file.part, "size": file.size}
         ticket = Way.model_validate(await self._questions.ask(file.source, "export", wanted))
         self._kind = ticket.kind
-        await asyncio.to_thread(self._look)
-        if self._kind == "file" and self.there > file.size:
+        await self._look_anew()
+        if self.there > file.size:
+            self._stop_digest()
             await asyncio.to_thread(_empty, self._folder)
             self.there = 0
         if self._kind == "file" and self._digest is None:
@@ -123,9 +134,9 @@ class Pull:
             words = "there is no rsync on its head node: install it there"
             raise StageTrouble(f"{self._cluster} cannot pull files: {words}", "site") from error
         finally:
-            await asyncio.to_thread(self._look)
-            self.moved += max(0, self.there - before)
             self.seconds += time.monotonic() - began
+            await self._look_anew()
+            self.moved += max(0, self.there - before)
             self._give_back(file.source, ticket)
         if outcome.our_own:
             raise StageTrouble(f"there is no room left on {self._cluster}: {outcome.our_own}", "site")
@@ -140,9 +151,18 @@ class Pull:
     # How far it is
 
     def _tick(self) -> None:
+        """``TooMuch``."""
         if time.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().run_in_executor(None, self._look)
         self._progress()
+        if self.there > self._file.size:
+            raise TooMuch
+
+    async def _look_anew(self) -> None:
+        """After a look that is still under way, lest it has the last word."""
+        if self._looking is not None:
+            await asyncio.wait((self._looking,))
+        await asyncio.to_thread(self._look)
 
     def _look(self) -> None:
         began = time.monotonic()
@@ -182,7 +202,7 @@ class Pull:
             found = await self._questions.ask(file.source, "stat", {"path": path, "checksum": True}, 600.0)
         except SiteError as error:
             return self._trouble(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
-        if found["checksum"] != file.checksum:
+        if found.get("checksum") != file.checksum:
             return self._trouble("its checksum is another than the catalogue's: it was changed", "file")
         return self._trouble(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
 
@@ -215,5 +235,6 @@ def _size_of(folder: Path) -> int:
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            total += _size_of(Path(entry)) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+            is_folder = entry.is_dir(follow_symlinks=False)
+            total += _size_of(Path(entry)) if is_folder else entry.stat(follow_symlinks=False).st_size
     return total

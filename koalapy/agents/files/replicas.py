@@ -36,7 +36,6 @@ class Wanted(BaseModel):
     path: str
     part: str | None = None
     size: int = Field(ge=0)
-    checksum: str = ""
 
     def place(self) -> Path:
         """``SiteRejected`` when the part is no entry of a folder."""

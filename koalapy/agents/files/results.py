@@ -7,16 +7,19 @@ import stat
 import tarfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from koalapy.agents.component import Component
 from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.digest import DEEPEST
 from koalapy.agents.files.patterns import Patterns
 from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE
-from koalapy.agents.files.roots import shown
+from koalapy.agents.files.roots import CONTENT, shown
 from koalapy.agents.files.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -26,7 +29,8 @@ PATIENCE = 20.0
 """Seconds for which a component that was told to end waits for a daemon that is there but takes no results."""
 BUSY = 60.0
 """Seconds for which the others do; a daemon that is away is awaited for ever."""
-CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+SENDERS = 16
+"""How many components' results are sent at once; a daemon that hangs must not keep all threads of the agent waiting."""
 
 
 class Collector:
@@ -40,6 +44,7 @@ class Collector:
     ) -> None:  # fmt: skip
         self._depot, self._stages, self._collected, self._in_reach = depot, stages, collected, in_reach
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(SENDERS, "results")
         self._closing = threading.Event()
 
     def collect(self, component: Component) -> None:
@@ -47,6 +52,11 @@ class Collector:
             task = asyncio.create_task(self._collect(component))
             self._tasks[component.name] = task
             task.add_done_callback(lambda task: self._ran(component, task))
+
+    def give_up(self, component: Component) -> None:
+        """Nobody wants its results any more."""
+        if component.name in self._tasks:
+            self._tasks[component.name].cancel()
 
     def _ran(self, component: Component, task: "asyncio.Task[None]") -> None:
         del self._tasks[component.name]
@@ -63,6 +73,7 @@ class Collector:
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _collect(self, component: Component) -> None:
         assert component.stage is not None
@@ -83,7 +94,8 @@ class Collector:
                 await asyncio.sleep(FIRST_PAUSE)
                 continue
             try:
-                await asyncio.to_thread(self._send, component.stage or "", folder, component.collect, inputs)
+                send = partial(self._send, component.stage or "", folder, component.collect, inputs)
+                await asyncio.get_running_loop().run_in_executor(self._threads, send)
                 return ""
             except SiteUnavailable as error:
                 if waited >= (BUSY if component.stop is None else PATIENCE):
@@ -110,6 +122,8 @@ def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, wi
     """
     for path, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):
         above = Path(path).relative_to(folder).parts
+        if len(above) > DEEPEST:
+            raise SiteRejected(f"there are more than {DEEPEST} folders within each other")
         folders.sort()
         if not above:
             folders[:] = [name for name in folders if name not in without]

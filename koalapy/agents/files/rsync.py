@@ -16,6 +16,7 @@ SILENCE = 30
 TICK = 0.25
 """Seconds between two looks at how far it is."""
 LONGEST_COMPLAINT = 4000
+"""Bytes that are kept of what it says, the last ones: there is a line for each of very many files, maybe."""
 COUNT = re.compile(r"\((\d+)\)")
 OURS = re.compile(r"\[(receiver|generator)\]|\[(receiver|generator)=", re.IGNORECASE)
 ROOMLESS = ("No space left on device", "Disk quota exceeded", "File too large")
@@ -75,20 +76,35 @@ async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], object])
         )  # fmt: skip
     except OSError as error:
         raise RsyncMissing(error.strerror) from error
-    talking = asyncio.create_task(process.communicate(f"./{name}\0".encode()))
+    talking = asyncio.create_task(_talk(process, f"./{name}\0".encode()))
     try:
         while True:
             done, _ = await asyncio.wait((talking,), timeout=TICK)
             tick()
             if done:
                 break
-        _, errors = talking.result()
-        return Outcome(process.returncode or 0, errors.decode(errors="replace")[-LONGEST_COMPLAINT:])
+        errors = talking.result()
+        return Outcome(process.returncode or 0, errors.decode(errors="replace"))
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         await asyncio.gather(talking, return_exceptions=True)
+
+
+async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
+    """Tell it what to pull, and hear whole lines of what it complains of at last, until it has ended."""
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(names)
+    process.stdin.close()
+    kept = b""
+    while said := await process.stderr.read(LONGEST_COMPLAINT):
+        kept += said
+        if len(kept) > LONGEST_COMPLAINT:
+            kept = kept[-LONGEST_COMPLAINT:].partition(b"\n")[2]
+    await process.wait()
+    return kept
 
 
 def kill_orphans(folder: Path) -> list[int]:

@@ -6,11 +6,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import structlog
 
@@ -21,18 +22,25 @@ from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE, Pull
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.files.roots import is_plain_name
 from koalapy.agents.files.rsync import is_alive, kill_orphans
+from koalapy.agents.files.sharing import Errands, content_of
+from koalapy.agents.files.trees import copy_tree, remove_tree
 from koalapy.agents.files.trouble import StageTrouble, of_site
+from koalapy.agents.files.turns import Turns
 from koalapy.agents.protocol import Moved, Stage, StageBundle, StageFile, StageStatus
 from koalapy.agents.questions import Questions
 from koalapy.agents.spool import Folder
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
+Made = TypeVar("Made")
 
 ORPHANS_END = 30.0
 """Seconds that a killed rsync may take to be gone: one that a file system does not let go of stays."""
 BUSY = 60.0
 """Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
+
+COPY_TRIES = 2
+"""So many stages are asked for a copy, the newest first: programs may have written to all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,12 @@ class Means:
     questions: Questions
     depot: Depot
     threads: Executor
+    """For checksums of what is on its way."""
+    bundle_threads: Executor
+    turns: Turns
+    errands: Errands
+    copies: Callable[[StageFile], Sequence[Path]]
+    """Where stages have the same content, the newest last."""
 
 
 class StageRun:
@@ -57,6 +71,7 @@ class StageRun:
         self._own, self._journal = own, Folder(own)
         self._files, self._bundle = order.files, order.bundle
         self._means, self._changed = means, changed
+        self._place = means.turns.arrive()
         self._state: Literal["running", "done", "failed"] = "running"
         self._trouble: StageTrouble | None = None
         self._ready: set[int] = set()
@@ -96,6 +111,11 @@ class StageRun:
         except OSError as error:
             self._fail(of_site(self._means.cluster, error))
 
+    def copies(self, wanted: StageFile) -> list[Path]:
+        """Where a content lies that it has brought from another site; its program may have changed it since."""
+        same = [self._files[index] for index in self._ready if content_of(self._files[index]) == content_of(wanted)]
+        return [self.folder / file.target for file in same]
+
     @property
     def inputs(self) -> frozenset[str]:
         """What they are called in the folder."""
@@ -110,10 +130,10 @@ class StageRun:
         if self._making is not None:
             await asyncio.gather(self._making, return_exceptions=True)
 
-    async def _make(self, work: Callable[..., None], *args: Any) -> None:
+    async def _make(self, work: Callable[..., Made], *args: Any, threads: Executor | None = None) -> Made:
         """As ``asyncio.to_thread``, but ``end`` waits for it: nothing is to be made in folders that are removed."""
-        self._making = asyncio.ensure_future(asyncio.to_thread(work, *args))
-        await asyncio.shield(self._making)
+        making = self._making = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args))
+        return await asyncio.shield(making)
 
     def remove(self) -> None:
         """Remove the folder and all we know of it; blocks."""
@@ -209,23 +229,59 @@ class StageRun:
             place = await asyncio.to_thread(self._look_at, file)
             await self._make(self._link, file, place)
         elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
-            work = self._own / f"input-{index}"
-            self._pull = Pull(
-                file, self._means.cluster, work, self._means.questions, self._means.threads,
-                lambda: self._changed(self),
-            )  # fmt: skip
-            place = await self._pull.run()
-            self._must_be_free(file)
-            self._journal.write(moving=index)
-            await self._make(self._move, file, place, work)
-            self._moved.append(Moved(source=file.source, size=self._pull.moved, seconds=self._pull.seconds))
-            self._pull = None
+            await self._bring_from_elsewhere(index, file)
         self._ready.add(index)
         self._journal.write(ready=sorted(self._ready))
         self._changed(self)
 
+    async def _bring_from_elsewhere(self, index: int, file: StageFile) -> None:
+        """Copied from a stage that has it, else pulled, by one stage at a time: then the next may copy from that."""
+        tried: set[Path] = set()
+        while True:
+            async with self._means.errands.alone(file):
+                found = [place for place in self._means.copies(file) if place not in tried]
+                if not found or len(tried) == COPY_TRIES:
+                    await self._pull_in(index, file)
+                    return
+            place = self._own / f"copy-{index}"
+            if await self._copy(file, found[-1], place):
+                await self._take(index, file, place)
+                return
+            tried.add(found[-1])
+
+    async def _pull_in(self, index: int, file: StageFile) -> None:
+        pull = self._pull = Pull(
+            file, self._means.cluster, self._own / f"input-{index}", self._means.questions, self._means.threads,
+            self._means.turns, self._place, lambda: self._changed(self),
+        )  # fmt: skip
+        await self._take(index, file, await pull.run())
+        self._moved.append(Moved(source=file.source, size=pull.moved, seconds=pull.seconds))
+        self._pull = None
+
+    async def _take(self, index: int, file: StageFile, place: Path) -> None:
+        """Give it to the component; from now on other stages may copy it."""
+        self._must_be_free(file)
+        self._journal.write(moving=index)
+        await self._make(self._move, file, place, self._own / f"input-{index}")
+        self._ready.add(index)
+
+    async def _copy(self, file: StageFile, found: Path, place: Path) -> bool:
+        """Whether there is what is wanted at the place now; else there is nothing."""
+        await self._make(remove_tree, place)  # There is something only when we had come so far before a restart.
+        if await self._make(self._copy_right, file, found, place, threads=self._means.threads):
+            return True
+        await self._make(remove_tree, place)
+        return False
+
+    def _copy_right(self, file: StageFile, found: Path, place: Path) -> bool:
+        try:
+            content = copy_tree(found, place, self._given_up)
+        except (OSError, SiteError):
+            return False
+        return (content.size, content.checksum) == (file.size, file.checksum)
+
     def _look_at(self, file: StageFile) -> Path:
-        wanted = Wanted(path=file.path, part=file.part, size=file.size, checksum=file.checksum)
+        wanted = Wanted(path=file.path, part=file.part, size=file.size)
         try:
             return self._means.replicas.check(wanted)
         except SiteRejected as error:
@@ -277,7 +333,8 @@ class StageRun:
         try:
             while True:
                 try:
-                    await asyncio.to_thread(self._means.depot.fetch, bundle.id, path, self._given_up, self._came)
+                    fetch = partial(self._means.depot.fetch, bundle.id, path, self._given_up, self._came)
+                    await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
                     break
                 except SiteRejected as error:
                     raise StageTrouble(f"the submitter's own files: {error.message}", "source") from error
@@ -307,18 +364,3 @@ class StageRun:
             return
         shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
         tree.rename(self.folder)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it, as far as that can be, also what a program has made read-only."""
-    shutil.rmtree(path, ignore_errors=True)
-    if path.is_dir() and not path.is_symlink():
-        with contextlib.suppress(OSError):
-            path.chmod(0o700)
-        for above, folders, _ in os.walk(path):
-            for name in folders:
-                folder = Path(above, name)
-                with contextlib.suppress(OSError):
-                    if not folder.is_symlink():
-                        folder.chmod(0o700)
-        shutil.rmtree(path, ignore_errors=True)

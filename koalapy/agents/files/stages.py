@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,10 @@ from pydantic import ValidationError
 
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.replicas import Replicas
+from koalapy.agents.files.sharing import Errands
 from koalapy.agents.files.stage import Means, StageRun
-from koalapy.agents.protocol import Stage, StageStatus
+from koalapy.agents.files.turns import Turns
+from koalapy.agents.protocol import Stage, StageFile, StageStatus
 from koalapy.agents.questions import Questions
 from koalapy.agents.spool import Folder
 
@@ -22,7 +25,9 @@ log = structlog.get_logger()
 TELL_EVERY = 0.5
 """Seconds between two words on how far a transfer is, at least."""
 THREADS = 16
-"""For checksums that are computed while files come."""
+"""For checksums that are computed while files come, besides one for each pull that has its turn."""
+BUNDLES = 16
+"""How many bundles are fetched at once; a daemon that hangs must not keep all threads of the agent waiting."""
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 Key = tuple[str, str]
@@ -35,11 +40,14 @@ class Stages:
 
     def __init__(
         self, cluster: str, directory: Path, replicas: Replicas, questions: Questions, depot: Depot,
-        tell: Callable[[str, StageStatus], bool], in_use: Callable[[str, str], bool],
+        tell: Callable[[str, StageStatus], bool], in_use: Callable[[str, str], bool], pulls: int,
     ) -> None:  # fmt: skip
+        """``pulls`` is how many may run at once."""
         self._directory = directory
-        self._threads = ThreadPoolExecutor(THREADS, "digest")
-        self._means = Means(cluster, replicas, questions, depot, self._threads)
+        self._pools = ThreadPoolExecutor(THREADS + pulls, "digest"), ThreadPoolExecutor(BUNDLES, "bundle")
+        self._means = Means(
+            cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies
+        )  # fmt: skip
         self._tell, self._in_use = tell, in_use
         self._stages: dict[Key, StageRun] = {}
         self._unwanted: set[Key] = set()
@@ -67,7 +75,9 @@ class Stages:
         folders = [path.parent for path in sorted(self._directory.glob(".*/journal"))]
         records = [(own, Folder(own).entries()) for own in folders]
         # First those that are not wanted any more: there may be another of the same token that is.
-        for own, known in sorted(records, key=lambda record: not record[1].get("unwanted")):
+        # The others in the order in which they came, for they wait for their turns again.
+        records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))
+        for own, known in records:
             try:
                 instance, order = str(known["instance"]), Stage.model_validate(known["order"])
             except (KeyError, ValidationError):
@@ -89,7 +99,7 @@ class Stages:
         run = self._stages.get(key)
         if run is None or key in self._unwanted:
             run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
-            run.note(instance=instance, order=order.model_dump())
+            run.note(instance=instance, order=order.model_dump(), since=time.time())
             run.begin()
         run.told = None
         self._publish(instance, run)
@@ -110,11 +120,25 @@ class Stages:
             self._unwanted.discard(key)
             self._spawn(self._remove(self._stages.pop(key)))
 
+    def instances(self) -> set[str]:
+        """The daemons that have stages here."""
+        return {instance for instance, _ in self._stages}
+
+    def abandon(self, instance: str) -> None:
+        """As if a daemon had said of each of its stages that it is not wanted any more."""
+        for token in [token for owner, token in self._stages if owner == instance]:
+            self.unstage(instance, token)
+            self.release(instance, token)
+
     async def close(self) -> None:
         """Stop all transfers; they are gone on with by the next agent."""
         await asyncio.gather(*(run.end() for run in self._stages.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _copies(self, wanted: StageFile) -> list[Path]:
+        return [place for run in self._stages.values() for place in run.copies(wanted)]
 
     def _free_name(self, name: str) -> str:
         """Another than that of a stage of the same token that is still being removed."""

@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class FileSite:
         self.replicas.mkdir(parents=True)
         self.depot = depot or Depot("http://127.0.0.1:1", name, "s3cret")
         self.told: list[StageStatus] = []
+        self.pulls = 4
         self.used: set[str] = set()
         """Tokens of stages that a component has as its own."""
         self._changed = asyncio.Event()
@@ -82,7 +84,7 @@ class FileSite:
         self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None)
         self.stages = Stages(
             self.name, self.directory / "stages", replicas, self.questions, self.depot, self._tell,
-            lambda instance, token: token in self.used,
+            lambda instance, token: token in self.used, self.pulls,
         )  # fmt: skip
         for what, handler in {
             "stat": replicas.stat, "export": self.exports.export, "unexport": self.exports.unexport,
@@ -169,6 +171,11 @@ class Gate:
         self.limit, self.passed = sys.maxsize, 0
         self.open.set()
 
+    def close_again(self, limit: int) -> None:
+        self.limit, self.passed = limit, 0
+        self.open.clear()
+        self.reached.clear()
+
     def _redirect(self, payload: dict[str, Any]) -> dict[str, Any]:
         if "port" not in payload:
             return payload
@@ -254,3 +261,19 @@ async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
     site = FileSite("south", tmp_path / "south", wire)
     yield site
     await site.stop()
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """Folders within each other, more than Python can go down; pytest could not remove them either."""
+    top = tmp_path / "deep"
+    top.mkdir()
+    folder = os.open(top, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=folder)
+        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)
+    yield top
+    subprocess.run(("rm", "-rf", "--", top), check=True)

@@ -4,12 +4,14 @@ import asyncio
 import os
 import random
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from koalapy.agents.files import exports, rsync
 from koalapy.agents.files.exports import Way
+from koalapy.agents.files.pull import Pull
 from koalapy.agents.files.roots import Roots
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
@@ -225,6 +227,30 @@ async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSi
     assert "though its own is right" in failed.error
 
 
+@pytest.mark.parametrize("path", ["data", "set"])
+async def test_more_bytes_than_the_catalogue_has_are_not_awaited(
+    north: FileSite, south: FileSite, wire: Wire, path: str
+) -> None:
+    place = south.make("set/data" if path == "set" else path)
+    wanted = south.input(south.replicas / path)
+    real = south.exports.export
+
+    async def grown(payload: dict[str, object]) -> dict[str, object]:
+        place.write_bytes(BIG)
+        gate.close_again(len(BIG) // 2)
+        return await real({**payload, "size": len(BIG)})
+
+    south.questions.answer_with("export", grown)  # type: ignore[arg-type]
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(wanted)
+    failed = await north.comes_to("failed")
+    assert not gate.open.is_set()
+    assert failed.fault == "file"
+    assert "it was changed" in failed.error
+    gate.close()
+
+
 # The execution site
 
 
@@ -383,6 +409,43 @@ async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite, mo
     assert list(south.exports._tickets) == [way.module for way in ways[1:]]
 
 
+async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one under its number would be served in its place."""
+    way = await exported(south, south.make("data"))
+    folder = south.exports._tickets[way.module].folder
+    reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+    assert b"@RSYNCD" in await reader.readline()
+    later: list[tuple[object, ...]] = []
+    with monkeypatch.context() as watched:
+        watched.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: later.append(arguments))
+        await south.exports.unexport({"module": way.module})
+    assert (exports.LOGIN, os.close, folder) in later
+    os.close(folder)
+    writer.close()
+
+
+async def test_a_ticket_that_cannot_be_written_down_is_none(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    path = south.make("data")
+    await exported(south, path)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", refuse_to_write)
+        with pytest.raises(OSError, match="No space left"):
+            await exported(south, path)
+        assert len(south.exports._tickets) == 1
+        assert len(os.listdir("/proc/self/fd")) == before
+        await south.exports.close()
+    assert south.exports._tickets == {}
+
+
+def refuse_to_write(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
 async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     path = south.make("data")
     await exported(south, path)
@@ -426,3 +489,59 @@ async def test_a_site_without_file_descriptors_does_not_blame_the_replica(
         full.setattr(os, "open", refusing)
         with pytest.raises(SiteUnavailable, match="Too many open files"), Roots("south", [south.replicas]).open(path):
             pass
+
+
+# rsync itself
+
+
+@pytest.fixture
+def fake_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    def make(script: str) -> Path:
+        path = tmp_path / "rsync"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(rsync, "RSYNC", str(path))
+        return path
+
+    return make
+
+
+WAY = Way(host="127.0.0.1", port=1, module="0", user="koala", password="", kind="folder")
+
+
+async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], Path]) -> None:
+    complain = "i=0; while [ $i -lt 5000 ]; do echo rsync: [sender] opening file number $i; i=$((i+1)); done >&2"
+    fake_rsync(f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11")
+    outcome = await rsync.pull(WAY, "x", tmp_path, lambda: None)
+    assert outcome.code == 11
+    assert outcome.complaint.startswith("[sender] opening file number ")
+    assert outcome.our_own == "[receiver] write failed: No space left on device (28)"
+    assert len(outcome.errors) <= rsync.LONGEST_COMPLAINT
+
+
+async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
+    tmp_path: Path, fake_rsync: Callable[[str], Path]
+) -> None:
+    fake_rsync(f"cat > {tmp_path}/heard")
+    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: None)).code == 0
+    assert (tmp_path / "heard").read_bytes() == b"./a b\0"
+    fake_rsync("exec <&-; exit 3")
+    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: None)).code == 3
+
+
+async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:
+    (tmp_path / "came").mkdir()
+    (tmp_path / "came" / "data").write_bytes(b"content\n")
+    means = north.stages._means
+    one = Pull(
+        south.input(south.make("data")), "north", tmp_path / "came", means.questions, means.threads, means.turns, 0,
+        lambda: None,
+    )  # fmt: skip
+    one._looking = old = asyncio.get_running_loop().create_future()
+    looking = asyncio.create_task(one._look_anew())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    one.there = 3
+    old.set_result(None)
+    await looking
+    assert one.there == 8

@@ -181,6 +181,20 @@ async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("impatient")
+async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: Path) -> None:
+    collecting = Collecting(tmp_path, Depot("http://127.0.0.1:1", "north", "s3cret"))
+    collecting.collector.collect(collecting.component)
+    async with asyncio.timeout(30):
+        await collecting.looked.wait()
+    task = collecting.collector._tasks[collecting.component.name]
+    collecting.collector.give_up(collecting.component)
+    await asyncio.wait((task,), timeout=30)
+    assert task.cancelled()
+    assert collecting.collector._tasks == {}
+    assert not collecting.over.is_set()
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited_for_ever(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, Depot("http://127.0.0.1:1", "north", "s3cret"))
     collecting.reached = True
@@ -217,3 +231,8 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.
         assert (await collecting.collect()).error == "its results could not be collected: a: Permission denied"
     finally:
         fake.close()
+
+
+def test_folders_without_end_are_no_results(deep: Path) -> None:
+    with pytest.raises(SiteRejected, match="more than 100 folders within each other"):
+        archived(deep, "**")

@@ -14,6 +14,7 @@ from koalapy.agents.files.digest import measure
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.files.roots import Roots, is_plain_name
 from koalapy.model.errors import SiteRejected
+from koalapy.model.inputs import name_problem
 
 SECRET, OPEN = b"secret\n", b"open\n"
 NAMES = [
@@ -130,3 +131,8 @@ def test_plain_names_stay_where_they_are(name: str) -> None:
     if is_plain_name(name):
         assert os.path.normpath(f"/a/{name}") == f"/a/{name}"
         assert len(os.fsencode(name)) <= 255
+
+
+@given(st.text(max_size=300))
+def test_whatever_name_a_submission_may_give_an_agent_takes(name: str) -> None:
+    assert name_problem(name) or is_plain_name(name)

@@ -8,14 +8,18 @@ import shutil
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from koalapy.agents.files import stage
+from koalapy.agents.files import stage, stages
 from koalapy.agents.files.bundle import BadBundle, unpack
-from koalapy.agents.files.stage import StageRun, remove_tree
+from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.stage import StageRun
+from koalapy.agents.files.trees import remove_tree
 from koalapy.agents.protocol import Stage, StageBundle
+from koalapy.model.errors import SiteRejected
 from tests.agents.files.conftest import INSTANCE, FileSite, T
 from tests.agents.files.depots import FakeDepot
 
@@ -210,7 +214,8 @@ async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(nort
         [member("a", type=tarfile.SYMTYPE, linkname="/etc"), member("a/x")], [member("a", type=tarfile.SYMTYPE)],
         [member("b"), member("a", type=tarfile.LNKTYPE, linkname="b")], [member("a", type=tarfile.FIFOTYPE)],
         [member("a", type=tarfile.CHRTYPE)], [member("a"), member("a")], [member("a"), member("a/b")],
-        [member("a", type=tarfile.DIRTYPE), member("a")],
+        [member("a", type=tarfile.DIRTYPE), member("a")], [member("a"), member("a/b/c")],
+        [member("a"), member("a/b", type=tarfile.DIRTYPE)], [member("/".join(["x" * 250] * 20))],
     ],
 )  # fmt: skip
 def test_archives_that_want_to_be_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
@@ -320,3 +325,33 @@ async def test_a_replica_must_have_a_name(north: FileSite, path: str) -> None:
     wanted = north.input(north.make("data"))
     north.stage(wanted.model_copy(update={"source": "south", "path": path}))
     assert "the catalogue has no such replica" in (await north.comes_to("failed")).error
+
+
+async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
+    north: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+    goes_on, entered = threading.Event(), threading.Semaphore(0)
+
+    def hanging(*_: object) -> None:
+        entered.release()
+        goes_on.wait(30)
+        raise SiteRejected("no")
+
+    monkeypatch.setattr(Depot, "fetch", hanging)
+    try:
+        for number in range(stages.BUNDLES + 4):
+            north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
+        for _ in range(4):
+            assert await asyncio.to_thread(entered.acquire, timeout=30)
+        north.stage(north.input(north.make("data")))
+        await north.comes_to("done")
+        assert not goes_on.is_set()
+    finally:
+        goes_on.set()
+    await north.comes_to("failed", f"8.1.{stages.BUNDLES + 3}")
+
+
+def test_what_a_program_has_made_very_deep_is_removed(deep: Path) -> None:
+    remove_tree(deep)
+    assert os.listdir(deep.parent) == []
