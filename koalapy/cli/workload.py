@@ -151,11 +151,11 @@ def run(
     daemon.check(background)
     with Screen() as screen:
         report = Run(workload, daemon, options, tell=screen.tell, show=screen.show).run()
-    save(folder, report, plots)
+    text = save(folder, report, plots, folder.name)
     if as_json:
         show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
     else:
-        print((folder / "report.md").read_text(encoding="utf-8"), end="")
+        print(text, end="")
     print(f"koala: the report is in {folder}", file=sys.stderr)
     raise typer.Exit(ended_with(report))
 
@@ -163,7 +163,7 @@ def run(
 @workload_app.command()
 def report(
     directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="reports of runs; the first is the base")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder for a comparison of several")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder to write it to, with plots")] = None,
     plots: Annotated[str, typer.Option(help="png, svg or none")] = "png",
     as_json: AsJson = False,
 ) -> None:
@@ -172,16 +172,12 @@ def report(
 
     check_form(plots)
     found = [(directory.name or str(directory), load(directory)) for directory in directories]
+    if output is not None:
+        _make_folder(output)
     if len(found) == 1:
-        _, told = found[0]
-        folder = output or directories[0]
-        _make_folder(folder)
-        save(folder, told, plots)
-        shown: Json = told
-        text = (folder / "report.md").read_text(encoding="utf-8")
+        name, shown = found[0]
+        text = save(output, shown, plots, name)
     else:
-        if output is not None:
-            _make_folder(output)
         shown, text = save_comparison(output, found, plots)
     if as_json:
         show_json(shown)

@@ -33,11 +33,15 @@ def load(folder: Path) -> Json:
     return told
 
 
-def save(folder: Path, told: Json, form: str) -> None:
-    """``report.json``, ``report.md`` and the plots of one run."""
-    _write(folder / "report.json", json.dumps(told, indent=1) + "\n")
-    title = compare.label_of(told, folder.name)
-    _write(folder / "report.md", _page(tables.report(told, f"Workload run: {title}"), folder, [(title, told)], form))
+def save(folder: Path | None, told: Json, form: str, name: str) -> str:
+    """The page of one run; with a folder, it, ``report.json`` and the plots are written there."""
+    title = compare.label_of(told, name)
+    text = tables.report(told, f"Workload run: {title}")
+    if folder is not None:
+        _write(folder / "report.json", json.dumps(told, indent=1) + "\n")
+        text = _page(text, folder, [(title, told)], form)
+        _write(folder / "report.md", text)
+    return text
 
 
 def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form: str) -> tuple[Json, str]:

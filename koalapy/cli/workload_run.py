@@ -28,6 +28,8 @@ class OverRest:
     def __init__(self, client: Client, policy: str | None) -> None:
         """``policy`` is set in every job, with the kind of request that it serves."""
         self._client, self._policy, self._owner = client, policy, current_user()
+        self._owners: set[str] = set()
+        """Of the jobs that were submitted: a workload may name them."""
 
     def check(self, background: float) -> None:
         """``CliError`` when the daemon cannot be reached, or will not load clusters."""
@@ -47,9 +49,11 @@ class OverRest:
         if self._policy:
             body |= {"policy": self._policy, "request": request_for(self._policy, job["request"])}
         try:
-            return self._client.post("/api/v1/jobs", body, {"Idempotency-Key": key})
+            job = self._client.post("/api/v1/jobs", body, {"Idempotency-Key": key})
         except CliError as error:
             _raise(error)
+        self._owners.add(job["owner"])
+        return job
 
     def clusters(self) -> Sequence[Json]:
         found: list[Json] = self._get("/api/v1/clusters")["clusters"]
@@ -57,10 +61,10 @@ class OverRest:
 
     def active(self) -> Mapping[int, str]:
         try:
-            jobs, _ = self._client.jobs(MOST_ACTIVE, active=True, owner=self._owner)
+            found = [self._client.jobs(MOST_ACTIVE, active=True, owner=owner)[0] for owner in sorted(self._owners)]
         except CliError as error:
             _raise(error)
-        return {job["id"]: job["state"] for job in jobs}
+        return {job["id"]: job["state"] for jobs in found for job in jobs}
 
     def job(self, job: int) -> Json:
         return self._get(f"/api/v1/jobs/{job}")

@@ -230,7 +230,7 @@ class JobSpec:
     application: str = ""
     """What the program is to be known as, so that its runs can be compared; by default its own name."""
     communication: float | None = None
-    """The declared share of communication in the program's run time (CCR), from 0 to 1."""
+    """The declared share of communication in the program's run time on one cluster, from 0 to 1."""
 
     def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
         """The inputs of a component."""

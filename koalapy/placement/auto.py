@@ -16,6 +16,8 @@ from koalapy.placement.ways import NOTHING, Choosing, Way, alone_later, alone_no
 
 FIXED = Fixed()
 ROUNDING = 1e-9
+PATIENCE = 600.0
+"""Seconds for which a job of unknown run time waits for one cluster at most, while there is room on several."""
 
 
 class Auto:
@@ -23,7 +25,8 @@ class Auto:
 
     ``informed`` gives the policy for one job, with what is known of its application. Where one cluster has room now the
     job does not wait. Where only several have, and one would have room once jobs of this scheduler have ended, the
-    predicted response times decide; where they are not known, the slowdown does.
+    predicted response times decide; where they are not known, the slowdown does. No job prefers to wait for longer than
+    it would run on several clusters: others may take what it waits for, again and again.
     """
 
     name = "auto"
@@ -113,6 +116,9 @@ class Auto:
         """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
         now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
         where = f"{len(together.option.clusters)} clusters now"
+        if self._known.waited >= _patience(together):
+            waited = f"it has waited {_seconds(self._known.waited)} with room on several clusters"
+            return True, f"{waited}, and prefers to for no more than {_seconds(_patience(together))}"
         if self._is_harmful(together) and not self._is_blocked_for_long(together, later):
             return False, f"a slowdown of {self._slowdown(together)} on {where} is too much while others wait"
         if now is not None and then is not None:
@@ -158,6 +164,11 @@ class Auto:
             return ""
         before = f" after {_seconds(option.transfer)} of transfers" if option.transfer else ""
         return f"predicted to run {_seconds(option.run)}{before}"
+
+
+def _patience(together: Way) -> float:
+    """Seconds for which a job may prefer to wait: as long as it would run on several clusters."""
+    return PATIENCE if together.option.run is None else together.option.run
 
 
 def _seconds(seconds: float) -> str:

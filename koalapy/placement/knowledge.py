@@ -1,24 +1,27 @@
 """What a policy that learns is told of one job: its application's runs so far, and when nodes will be free.
 
-The rules of the literature are its prior: an application that communicates for at most a tenth of its time loses
-nothing by co-allocation, one that does for half of it should not be co-allocated under load (sonmez-2010 VI-C), and a
-slowdown of 1.25 is where co-allocation ceases to pay (Ernemann, in mohamed-2005 6).
+The rules of the literature are its prior. They are stated for the ratio of communication to computation time on one
+cluster (CCR): with one of 0.1 an application loses nothing by co-allocation, with one of 0.5 it should not be
+co-allocated under load (sonmez-2010 VI-C). A slowdown of 1.25 is where co-allocation ceases to pay (Ernemann, in
+mohamed-2005 6).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, inf, log
 from typing import NamedTuple
 
 from koalapy.model.request import ClusterName, InputFile
 
 PAYS_UP_TO = 1.25
 """The slowdown up to which it pays to co-allocate rather than to wait for who knows how long."""
-HARMLESS_SHARE = 0.1
-"""The share of communication up to which co-allocation costs nothing."""
-HARMFUL_SHARE = 0.5
-USUAL_SHARE = 0.25
-"""Of an application that declares none: as Poisson, the middle one of the three in sonmez-2010."""
+HARMLESS_CCR = 0.1
+"""The CCR up to which co-allocation costs nothing."""
+HARMFUL_CCR = 0.5
+USUAL_CCR = 0.25
+"""Of an application that declares nothing: as Poisson, the middle one of the three in sonmez-2010."""
+WORST_PRIOR = 3.75
+"""The most that is assumed: Wave's slowdown over four clusters (sonmez-2010 VI-A, figure 4), whose CCR is 4."""
 PRIOR_WEIGHT = 2.0
 """Of the prior; n runs on one cluster held against m on several weigh n·m / (n + m), so four against four as much."""
 ELSEWHERE = 0.5
@@ -93,12 +96,14 @@ class Knowledge:
     times: RunTimes = field(default_factory=RunTimes)
     ratios: tuple[Ratio, ...] = ()
     communication: float | None = None
-    """The declared share of communication."""
+    """The declared share of communication in the run time."""
     inputs: tuple[InputFile, ...] = ()
     """What every component of a flexible request needs."""
     rooms: Mapping[ClusterName, Room] = field(default_factory=dict)
     loaded: bool = False
     """Whether other jobs wait."""
+    waited: float = 0.0
+    """Seconds for which there was room for the job in all, and it was not placed."""
     now: float = 0.0
 
     def slowdown(self, clusters: int) -> float:
@@ -130,9 +135,14 @@ def slowdown(ratios: Sequence[Ratio], clusters: int, communication: float | None
 
 def prior_slowdown(communication: float | None) -> float:
     """The slowdown of an application of which only the share of communication is known, or nothing at all."""
-    share = USUAL_SHARE if communication is None else communication
-    return 1.0 + max(0.0, share - HARMLESS_SHARE)
+    ccr = USUAL_CCR if communication is None else ccr_of(communication)
+    return min(WORST_PRIOR, 1.0 + max(0.0, ccr - HARMLESS_CCR))
 
 
-HARMFUL = 1.0 + HARMFUL_SHARE - HARMLESS_SHARE
-"""The slowdown from which on nothing is co-allocated under load: that of a share of ``HARMFUL_SHARE``."""
+def ccr_of(share: float) -> float:
+    """The papers' ratio of communication to computation time, of the share of communication in both."""
+    return share / (1.0 - share) if share < 1.0 else inf
+
+
+HARMFUL = 1.0 + HARMFUL_CCR - HARMLESS_CCR
+"""The slowdown from which on nothing is co-allocated under load: that of a CCR of ``HARMFUL_CCR``."""

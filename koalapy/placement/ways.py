@@ -14,7 +14,8 @@ from koalapy.placement.close_to_files import CloseToFiles
 from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.communication_aware import CommunicationAware
 from koalapy.placement.knowledge import Knowledge, Room
-from koalapy.placement.network import Weighing, network_of
+from koalapy.placement.network import Weighing, near_to_all, network_of
+from koalapy.placement.policy import Policy
 from koalapy.placement.split_options import place_options
 from koalapy.placement.worst_fit import WorstFit
 
@@ -158,7 +159,7 @@ def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
     answer = FCM.place(request, grid)
     if isinstance(answer, Refusal) or request.split_options:
         return answer if isinstance(answer, Refusal) else [answer]
-    if any(one != other and link.latency is not None for (one, other), link in grid.links.items()):
+    if _has_links(grid):
         near = CA.place(request, grid)
         if isinstance(near, Placement):
             return [near, answer] if _are_linked(answer, grid) else [near]
@@ -172,22 +173,55 @@ def _are_linked(placement: Placement, grid: GridView) -> bool:
 
 
 def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Refusal:
-    """Given components on as few clusters as may do, and on as many as there are."""
+    """Given components on few clusters that are near to each other, on the few with most idle nodes, and on all.
+
+    Where near ones do, no others are taken whose links are not measured.
+    """
     policy = CTF if any(component.inputs for component in request.components) else WF
-    found: list[Placement] = []
-    least = _least(request.total_size, grid.by_idle)
-    for number in range(least, min(least + NUMBERS_TRIED, len(grid.by_idle))):
-        part = grid.only(frozenset(cluster.name for cluster in grid.by_idle[:number]))
-        answer = policy.place(request, part)
-        if isinstance(answer, Placement):
-            found.append(answer)
-            break
+    near = next(filter(None, (_on_few(policy, request, grid, clusters) for clusters in _near(grid))), None)
+    few = _on_few(policy, request, grid, grid.by_idle)
     answer = policy.place(request, grid)
     if isinstance(answer, Refusal) and policy is CTF and _all_can_be_brought(request, grid):
         answer = WF.place(request, grid)  # only bandwidths are not known: transfers are begun all the same
-    if isinstance(answer, Placement) and all(answer.components != other.components for other in found):
-        found.append(answer)
-    return found or (answer if isinstance(answer, Refusal) else [answer])
+    found = [placement for placement in (near, few, answer) if isinstance(placement, Placement)]
+    if near is not None:
+        found = [placement for placement in found if _are_linked(placement, grid)]
+    different: dict[tuple[PlacedComponent, ...], Placement] = {}
+    for placement in found:
+        different.setdefault(placement.components, placement)
+    return list(different.values()) or (answer if isinstance(answer, Refusal) else [answer])
+
+
+def _on_few(
+    policy: Policy, request: NonFixedRequest, grid: GridView, clusters: Sequence[ClusterView]
+) -> Placement | None:  # fmt: skip
+    """On the first of the clusters, as few as will do."""
+    least = _least(request.total_size, clusters)
+    for number in range(least, min(least + NUMBERS_TRIED, len(clusters) + 1)):
+        answer = policy.place(request, grid.only(frozenset(cluster.name for cluster in clusters[:number])))
+        if isinstance(answer, Placement):
+            return answer
+    return None
+
+
+def _near(grid: GridView) -> list[list[ClusterView]]:
+    """Clusters with all links between them measured, set by set, the lowest latencies first (sonmez-2010 IV-C)."""
+    if not _has_links(grid):
+        return []
+
+    def sets(grid: GridView) -> list[list[ClusterView]]:
+        network = network_of(grid, BY_LATENCY)
+        ordered = network.together(grid.by_idle)
+        names = [cluster.name for cluster in ordered]
+        found = dict.fromkeys(frozenset(near_to_all([name, *names], network.near)) for name in names)
+        return [[cluster for cluster in ordered if cluster.name in inside] for inside in found]
+
+    return grid.once(("near ones",), sets)
+
+
+def _has_links(grid: GridView) -> bool:
+    """Whether anything is known of the latencies between clusters."""
+    return any(one != other and link.latency is not None for (one, other), link in grid.links.items())
 
 
 def _least(total: int, by_idle: Sequence[ClusterView]) -> int:

@@ -1,6 +1,8 @@
 """What a policy that learns is told of a job: the experience with its application, and when nodes will be free."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
@@ -13,6 +15,22 @@ from koalapy.placement.knowledge import Knowledge, Release, Room
 from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
+
+KEPT_WAITS = 10_000
+"""Jobs of which is known for how long they might have been placed; those asked for last."""
+LONGEST_GAP = 120.0
+"""Seconds that count at most between two questions: what was possible meanwhile is not known."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """Of one job, which is told by its spec: every job has one of its own."""
+
+    spec: JobSpec
+    asked: float
+    had_room: bool = False
+    """Whether there were as many nodes idle in all, when it was last asked for."""
+    seconds: float = 0.0
 
 
 class Rooms(Mapping[ClusterName, Room]):
@@ -48,6 +66,7 @@ class Advising:
         self._grid = grid
         self._waiting = waiting
         self._now = now
+        self._waits: OrderedDict[int, Wait] = OrderedDict()
         self._rooms: dict[ClusterName, tuple[dict[Token, int], int, Room]] = {}
         """As worked out since something last happened, with the components there then, and what of them was leaving."""
 
@@ -76,8 +95,26 @@ class Advising:
             spec.inputs,
             view.once(("rooms",), lambda view: Rooms(self._grid, self._room)),
             any(request != spec.request for request in first_two) or len(first_two) > 1,
+            self._waited(spec, view),
             self._now(),
         )
+
+    def _waited(self, spec: JobSpec, view: GridView) -> float:
+        """Seconds for which a job was asked for again and again while there were nodes enough in all.
+
+        What is idle in the view counts, as far as it is idle indeed: some views are of what might be.
+        """
+        now, wait = self._now(), self._waits.get(id(spec))
+        if wait is None:
+            wait = self._waits[id(spec)] = Wait(spec, now)  # which holds the spec, so that its id stays its own
+            if len(self._waits) > KEPT_WAITS:
+                self._waits.popitem(last=False)
+        if wait.had_room:
+            wait.seconds += min(now - wait.asked, LONGEST_GAP)
+        idle = sum(book.available for book in self._grid.books() if book.is_open)
+        wait.asked, wait.had_room = now, spec.request.total_size <= min(idle, view.usable_idle)
+        self._waits.move_to_end(id(spec))
+        return wait.seconds
 
     def _room(self, book: ClusterBook) -> Room:
         """Of one cluster; worked out again only if components came or left: a scan that places many jobs asks often."""

@@ -21,7 +21,7 @@ class Verdict(StrEnum):
     BY_THE_WAIT = "by the wait"
     """Co-allocated if the wait is known to be longer than that."""
     ONE_CLUSTER = "one cluster"
-    """As before, but never co-allocated while other jobs wait."""
+    """As before, but not while other jobs wait, unless it has waited for long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def from_trace(
         raise UsageError(f"{name or 'the trace'} has no job that ran", field="--swf", hint="see --status")
     first = found[0].submitted
     jobs: list[Arrival] = []
-    for index, old in zip(_numbers(recipe), found, strict=False):
+    for old, index in zip(found, _numbers(recipe), strict=False):
         at = (old.submitted - first) / recipe.compress
         if recipe.duration is not None and at > recipe.duration:
             break
@@ -70,14 +70,11 @@ def from_trace(
 
 
 def _numbers(recipe: Recipe) -> Iterator[int]:
-    most = recipe.jobs if recipe.jobs is not None else MOST
-    return iter(range(1, most + 1)) if recipe.jobs or recipe.duration is None else iter(_bounded(most))
-
-
-def _bounded(most: int) -> Iterator[int]:
-    for number in count(1):
-        if number > most:
-            raise UsageError(f"more than {most} jobs", field="--duration", hint="give --jobs, or a smaller --rate")
+    """Those of the jobs, from 1 on; ``UsageError`` where nothing else bounds them."""
+    for number in count(1) if recipe.jobs is None else range(1, recipe.jobs + 1):
+        if number > MOST:
+            hint = "give --jobs or --duration, or a smaller --rate"
+            raise UsageError(f"more than {MOST} jobs", field="--jobs", hint=hint)
         yield number
 
 

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 from koalapy.workload.plan import Arrival, components_of, nodes_of
 
+INFRASTRUCTURE_FAILURE = "infrastructure-failure:"
+"""How the reason of a job begins that the scheduler has given up, since its attempts failed by the infrastructure."""
+
 Json = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -30,7 +33,7 @@ def planned(number: int, arrival: Arrival) -> Json:
         "number": number, "id": None, "application": arrival.application, "nodes": nodes_of(arrival.job),
         "components": components_of(arrival.job), "priority": arrival.job.get("priority", "low"),
         "policy": arrival.job.get("policy", ""), "state": "not submitted", "reason": "", "arrives": arrival.at,
-        "submitted": None, "late": None, "clusters": {}, "coallocated": None,
+        "submitted": None, "late": None, "exit_code": None, "clusters": {}, "coallocated": None,
         **dict.fromkeys((*TIMES, *COUNTS)),
     }  # fmt: skip
 
@@ -47,7 +50,7 @@ def measured(plan: Json, submitted: float, job: Json, attempts: Sequence[Json]) 
         "id": job["id"], "components": components_of(job), "state": job["state"],
         "policy": job.get("policy") or plan["policy"],
         "reason": job.get("reason", ""), "submitted": round(submitted, 3),
-        "late": round(max(0.0, submitted - plan["arrives"]), 3),
+        "late": round(max(0.0, submitted - plan["arrives"]), 3), "exit_code": job.get("exit_code"),
         "queue_time": job.get("queue_time"), "startup_overhead": job.get("startup_overhead"), "wait_time": wait,
         "execution_time": None if response is None or wait is None else round(response - wait, 6),
         "response_time": response, "start_delay": job.get("start_delay"), "transfer_time": _transfer_time(attempts),
@@ -74,8 +77,9 @@ def _moment(text: str) -> float:
 
 
 def has_run(job: Json) -> bool:
-    """Whether its program came to an end of its own; a job may also fail before it was ever placed."""
-    return job["state"] == "succeeded" or (job["state"] == "failed" and job["wait_time"] is not None)
+    """Whether its program came to an end of its own; others fail before they are placed, or are aborted."""
+    ended_itself = job["state"] == "failed" and job.get("exit_code") is not None
+    return job["state"] == "succeeded" or (ended_itself and job["wait_time"] is not None)
 
 
 def means(jobs: Sequence[Json]) -> Json:
@@ -83,17 +87,24 @@ def means(jobs: Sequence[Json]) -> Json:
     ended = [job for job in jobs if job["state"] in ENDED]
     ran = [job for job in ended if has_run(job)]
     states = Counter(job["state"] for job in jobs)
-    restarts = sum(job["restarts"] or 0 for job in ended)
+    failures = sum(_failures(job) for job in ended)
+    attempts = sum((job["restarts"] or 0) + 1 for job in ended)
     placed = [job for job in ran if job["coallocated"] is not None]
     told: Json = {"jobs": len(jobs), "states": dict(sorted(states.items())), "ran": len(ran)}
     told |= {name: mean_of(ran, name) for name in (*TIMES, *COUNTS)}
     told["coallocated"] = _rounded(_mean([bool(job["coallocated"]) for job in placed]))
     told["clusters_combined"] = _rounded(_mean([len(job["clusters"]) for job in placed]))
     # As mohamed-2005 counts: a job may fail more than once, and runs well in the end.
-    told["failures"] = _rounded(restarts / (restarts + len(ended))) if ended else None
+    told["failures"] = _rounded(failures / attempts) if ended else None
     response = sorted(job["response_time"] for job in ran if job["response_time"] is not None)
     told["response_quantiles"] = {f"{part:g}": _rounded(quantile(response, part)) for part in FRACTIONS}
     return told
+
+
+def _failures(job: Json) -> int:
+    """Attempts that failed; the last one of a job that was given up is none of its restarts."""
+    given_up = bool(job["state"] == "failed" and job["reason"].startswith(INFRASTRUCTURE_FAILURE))
+    return int(job["restarts"] or 0) + given_up
 
 
 def mean_of(jobs: Iterable[Json], name: str) -> float | None:
@@ -144,22 +155,33 @@ def _sortable(key: Hashable) -> tuple[tuple[bool, Any], ...]:
 
 
 class Samples:
-    """What the clusters said, look by look; each holds until the next one."""
+    """What the clusters said, look by look; each holds until the next one. One at none says that nothing is known."""
 
     COLUMNS = ("total", "used", "background", "idle")
 
     def __init__(self, told: Mapping[str, Any] | None = None) -> None:
         self.at: list[float] = list(told["at"]) if told else []
         self.clusters: dict[str, dict[str, list[int]]] = dict(told["clusters"]) if told else {}
+        self._node_seconds = {
+            name: {column: self._sum(values) for column, values in columns.items()}
+            for name, columns in self.clusters.items()
+        }
+
+    def _sum(self, values: Sequence[int]) -> float:
+        spans = (after - at for at, after in zip(self.at, self.at[1:], strict=False))
+        return sum(value * span for value, span in zip(values, spans, strict=False))
 
     def add(self, at: float, clusters: Iterable[Json]) -> None:
         known = {cluster["name"]: _held(cluster) for cluster in clusters}
         for name in known.keys() - self.clusters.keys():
             self.clusters[name] = {column: [0] * len(self.at) for column in self.COLUMNS}
+            self._node_seconds[name] = dict.fromkeys(self.COLUMNS, 0.0)
         self.at.append(round(at, 3))
+        span = self.at[-1] - self.at[-2] if len(self.at) > 1 else 0.0
         for name, columns in self.clusters.items():
             now = known.get(name, {})
             for column, values in columns.items():
+                self._node_seconds[name][column] += span * (values[-1] if values else 0)
                 values.append(int(now.get(column, 0)))
 
     def told(self) -> Json:
@@ -168,19 +190,11 @@ class Samples:
     def until(self, end: float) -> "Samples":
         """Those up to a moment."""
         kept = sum(at <= end for at in self.at)
-        part = Samples()
-        part.at = self.at[:kept]
-        part.clusters = {
+        clusters = {
             name: {column: values[:kept] for column, values in columns.items()}
             for name, columns in self.clusters.items()
         }
-        return part
-
-    def node_seconds(self, column: str, cluster: str) -> float:
-        values = self.clusters[cluster][column]
-        return sum(
-            value * (after - at) for value, at, after in zip(values, self.at, self.at[1:], strict=False)
-        )  # fmt: skip
+        return Samples({"at": self.at[:kept], "clusters": clusters})
 
     def utilisation(self) -> Json:
         """Of each cluster and of all: fractions of the nodes that our jobs and local users had; None if not known."""
@@ -188,9 +202,9 @@ class Samples:
         return {"clusters": told, "all": self._of(sorted(self.clusters))}
 
     def _of(self, names: Sequence[str]) -> Json:
-        offered = sum(self.node_seconds("total", name) for name in names)
+        offered = sum(self._node_seconds[name]["total"] for name in names)
         used, background = (
-            sum(self.node_seconds(column, name) for name in names) / offered if offered else None
+            sum(self._node_seconds[name][column] for name in names) / offered if offered else None
             for column in ("used", "background")
         )
         nodes = sum(max(self.clusters[name]["total"], default=0) for name in names)

@@ -27,6 +27,10 @@ STYLE: Any = {
 }  # fmt: skip
 
 
+MOST_APART = 20
+"""Clusters or applications, of which more are shown all together only; and sizes with a number at each bar."""
+
+
 def draw(runs: Runs, folder: Path, form: str) -> list[Path]:
     """Every figure that the runs have something to say in, as files of that form (``png``, ``svg``)."""
     figures: dict[str, Callable[[Runs], Figure | None]] = {
@@ -49,24 +53,23 @@ def _figure(columns: int = 1, rows: int = 1, *, width: float = 6.4, height: floa
     return figure, [ax for line in axes for ax in line]
 
 
-def _applications(runs: Runs) -> list[str]:
-    found = {job["application"] for _, report in runs for job in report["jobs"]}
-    return sorted(found)
-
-
 def _bars(runs: Runs) -> list[tuple[float, str, str, Json]]:
     """Position, run, application and means of each bar: applications apart, runs side by side."""
+    groups = [(label, {g["application"]: g for g in by_application(report["jobs"])}) for label, report in runs]
+    applications = sorted({name for _, of in groups for name in of})
+    if len(applications) > MOST_APART:
+        applications = ["all"]
+        groups = [(label, {"all": means(report["jobs"])}) for label, report in runs]
     bars: list[tuple[float, str, str, Json]] = []
-    for place, application in enumerate(_applications(runs)):
-        for index, (label, report) in enumerate(runs):
-            own = next((g for g in by_application(report["jobs"]) if g["application"] == application), None)
-            if own is not None:
-                bars.append((place * (len(runs) + 1) + index, label, application, own))
+    for place, application in enumerate(applications):
+        for index, (label, of) in enumerate(groups):
+            if application in of:
+                bars.append((place * (len(runs) + 1) + index, label, application, of[application]))
     return bars
 
 
 def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]]) -> None:
-    many = len(_applications(runs)) > 1
+    places = {application: int(at) // (len(runs) + 1) for at, _, application, _ in bars}
     names = [label if len(runs) > 1 else application for _, label, application, _ in bars]
     wide = len(bars) > 4 or max(map(len, names), default=0) > 14
     ax.set_xticks([at for at, *_ in bars], names, rotation=30 if wide else 0, ha="right" if wide else "center")
@@ -74,8 +77,8 @@ def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]
     right = max(at for at, *_ in bars)
     room = max(0.7, 1.2 - right / 2)
     ax.set_xlim(-room, right + room)
-    if many and len(runs) > 1:
-        for place, application in enumerate(_applications(runs)):
+    if len(places) > 1 and len(runs) > 1:
+        for application, place in places.items():
             middle = place * (len(runs) + 1) + (len(runs) - 1) / 2
             ax.text(middle, 1.02, application, ha="center", transform=ax.get_xaxis_transform(), fontweight="bold")
 
@@ -126,7 +129,7 @@ def utilisation(runs: Runs) -> Figure | None:
         if len(samples.at) < 2:
             continue
         panels.append((label if len(runs) > 1 else "all clusters", samples, names))
-        if len(runs) == 1 and len(names) > 1:
+        if len(runs) == 1 and 1 < len(names) <= MOST_APART:
             panels += [(name, samples, [name]) for name in names]
     if not panels:
         return None
@@ -184,7 +187,7 @@ def sizes(runs: Runs) -> Figure | None:
     keys = sorted({key for _, groups in series for key in groups}, key=lambda key: (key[0], key[1] or 0))
     if not keys:
         return None
-    figure, axes = _figure(2, 2, width=9.0, height=6.4)
+    figure, axes = _figure(2, 2, width=min(30.0, max(9.0, 2.0 + 0.6 * len(keys))), height=6.4)
     panels: list[tuple[str, Callable[[list[Json]], float | None], bool]] = [
         ("failed attempts", lambda jobs: means(jobs)["failures"], True),
         ("co-allocated jobs", lambda jobs: means(jobs)["coallocated"], True),
@@ -198,10 +201,11 @@ def sizes(runs: Runs) -> Figure | None:
             known = [(place, height) for place, height in found if height is not None]
             at = [place + (index - (len(series) - 1) / 2) * width for place, _ in known]
             bars = ax.bar(at, [height for _, height in known], 0.92 * width, color=colour, label=label)
-            # With its number, for one of height 0 is not one that is not there.
-            ax.bar_label(bars, fmt="{:.0%}" if is_part else "{:.3g}", fontsize=7, padding=1)
+            if len(keys) <= MOST_APART:
+                # With its number, for one of height 0 is not one that is not there.
+                ax.bar_label(bars, fmt="{:.0%}" if is_part else "{:.3g}", fontsize=7, padding=1)
         ax.set_ylabel(title)
-        ax.set_xticks(range(len(keys)), [_size_name(key) for key in keys])
+        ax.set_xticks(range(len(keys)), [_size_name(key) for key in keys], rotation=90 if len(keys) > MOST_APART else 0)
         ax.grid(axis="x", visible=False)
         if is_part:
             ax.yaxis.set_major_formatter(PercentFormatter(1.0))

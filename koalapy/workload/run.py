@@ -18,10 +18,14 @@ LATE = 1.0
 TICK = 0.1
 RETRY = 1.0
 """Seconds between two tries to reach a daemon that is away."""
+ENDS_WITHIN = 10.0
+"""Seconds for which cancelled jobs are waited for."""
 SHARE = 10
 """How many times as long as a look at the jobs took, we wait at least until the next one."""
 AT_ONCE = 20
 """Jobs whose record is fetched in one look."""
+SHOWN_EVERY = 0.5
+"""Seconds between two tellings of the progress, if nothing was looked at meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,6 @@ class Progress:
     states: Counter[str] = field(default_factory=Counter)
     """Of the jobs that are not over."""
     ended: Counter[str] = field(default_factory=Counter)
-    refused: int = 0
     late: int = 0
     total: int = 0
     ours: int = 0
@@ -83,7 +86,9 @@ class Run:
         self._over: set[int] = set()
         self._active: Mapping[int, str] = {}
         self._samples = Samples()
-        self._sample_at = self._look_at = 0.0
+        self._in_doubt: int | None = None
+        """The job of which is not known whether its submission has arrived."""
+        self._sample_at = self._look_at = self._show_at = 0.0
         self._mean_background: float | None = None
         self._away_since: float | None = None
         self._away = 0.0
@@ -137,7 +142,9 @@ class Run:
                 self._look()
         except Away as error:
             self._is_away(error)
-        self._show(self._progress())
+        if (now := self._now()) >= self._show_at:
+            self._show(self._progress())
+            self._show_at = now + max(SHOWN_EVERY, SHARE * (self._now() - now))
         self._sleep(TICK if self._away_since is None else RETRY)
 
     # The daemon comes and goes
@@ -145,6 +152,7 @@ class Run:
     def _is_away(self, error: Away) -> None:
         if self._away_since is None:
             self._away_since = self._now()
+            self._samples.add(self._away_since, ())
             self._tell(f"the daemon is away: {error}; waiting up to {self._options.patience:g} s")
 
     def _is_back(self) -> None:
@@ -161,9 +169,11 @@ class Run:
             arrival, row = self._workload.jobs[number], self._rows[number]
             if arrival.at > self._now():
                 return
+            self._in_doubt = number
             try:
-                job = self._daemon.submit(arrival.job, f"workload-{self._key}-{number}")
+                job = self._daemon.submit(arrival.job, self._key_of(number))
             except Busy as error:
+                self._in_doubt = None
                 self._try_at = self._now() + error.retry_after
                 self._tell(f"job {number + 1} waits {error.retry_after:g} s to be submitted: {error}")
                 return
@@ -172,13 +182,23 @@ class Run:
                 self._over.add(number)
                 self._tell(f"job {number + 1} was refused: {error}")
             else:
-                now = self._now()
-                self._submitted[number] = int(job["id"]), now
-                self._rows[number] = measures.measured(row, now, job, ())
-                if now - arrival.at > LATE and not self._late_told:
+                late = self._has_arrived(number, job) - arrival.at
+                if late > LATE and not self._late_told:
                     self._late_told = True
-                    self._tell(f"job {number + 1} was submitted {now - arrival.at:.1f} s late")
+                    self._tell(f"job {number + 1} was submitted {late:.1f} s late")
+            self._in_doubt = None
             self._waiting.popleft()
+
+    def _has_arrived(self, number: int, job: Json) -> float:
+        """Note a job that the daemon has taken; returns when that was."""
+        now = self._now()
+        self._submitted[number] = int(job["id"]), now
+        self._rows[number] = measures.measured(self._rows[number], now, job, ())
+        return now
+
+    def _key_of(self, number: int) -> str:
+        """However often it is sent with this key, it is one job."""
+        return f"workload-{self._key}-{number}"
 
     # Looking
 
@@ -200,6 +220,7 @@ class Run:
             self._fetch(number)
         now = self._now()
         self._look_at = now + max(self._options.interval, SHARE * (now - began)) if len(ended) <= AT_ONCE else now
+        self._show_at = now
 
     def _fetch(self, number: int) -> None:
         ident, submitted = self._submitted[number]
@@ -218,7 +239,6 @@ class Run:
             seconds=self._now(), jobs=len(self._rows), submitted=len(self._submitted),
             states=Counter(active.values()),
             ended=Counter(self._rows[number]["state"] for number in self._over),
-            refused=sum(row["state"] == "refused" for row in self._rows),
             late=sum((row["late"] or 0) > LATE for row in self._rows),
             total=last["total"], ours=last["used"], background=last["background"],
             mean_background=self._mean_background, away=self._away_since is not None,
@@ -236,16 +256,32 @@ class Run:
     def _leave(self) -> None:
         """Look a last time at what goes on; cancel it only if that was asked for."""
         left = [number for number in self._submitted if number not in self._over]
-        self._tell(f"{self.interrupted}: {len(left)} jobs {'are cancelled' if self._cancels else 'go on'}")
+        one = len(left) == 1
+        what = f"{'is' if one else 'are'} cancelled" if self._cancels else f"{'goes' if one else 'go'} on"
+        self._tell(f"{self.interrupted}: {len(left)} job{'' if one else 's'} {what}")
         try:
-            for number in left:
-                if self._cancels:
+            if self._cancels and (number := self._in_doubt) is not None:
+                # Sent again it has arrived, once.
+                self._has_arrived(number, self._daemon.submit(self._workload.jobs[number].job, self._key_of(number)))
+                left.append(number)
+            if self._cancels:
+                for number in left:
                     self._cancel(self._submitted[number][0])
-                self._fetch(number)
+            self._look_again(left, self._now() + (ENDS_WITHIN if self._cancels else 0.0))
         except (Away, Refused) as error:
             self._tell(f"what became of the last jobs is not known: {error}")
         except KeyboardInterrupt:
             self._tell("what became of the last jobs is not known")
+
+    def _look_again(self, left: list[int], until: float) -> None:
+        """At each of these jobs, until all are over."""
+        while True:
+            for number in left:
+                self._fetch(number)
+            left = [number for number in left if number not in self._over]
+            if not left or self._now() >= until:
+                return
+            self._sleep(RETRY)
 
     @property
     def _cancels(self) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 from koalapy.model.errors import UsageError
 
 FIELDS = 18
+PARTS = (2, 3, 4)
+"""Statuses of lines that tell of a part of a job, from one checkpoint to the next; another line tells of all of it."""
 NAMES = {
     0: "job number", 1: "submit time", 2: "wait time", 3: "run time", 4: "allocated processors",
     7: "requested processors", 10: "status",
@@ -105,5 +107,6 @@ def _number(words: list[str], place: int, where: str) -> float:
 def usable(jobs: Iterable[TraceJob], status: int | None) -> Iterator[TraceJob]:
     """Those of which is known how wide they were and how long they ran; ``status`` 1 are the completed ones."""
     for job in jobs:
-        if job.processors > 0 and job.ran > 0 and job.submitted >= 0 and status in (None, job.status):
+        is_wanted = job.status not in PARTS if status is None else job.status == status
+        if job.processors > 0 and job.ran > 0 and job.submitted >= 0 and is_wanted:
             yield job

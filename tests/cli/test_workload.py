@@ -133,6 +133,14 @@ def test_a_job_that_fails_is_told_by_the_exit_code(koala: Koala, tmp_path: Path)
     assert "1 failed, 1 succeeded" in done.out
 
 
+def test_a_workload_may_say_whose_its_jobs_are(koala: Koala, server: Server, tmp_path: Path) -> None:
+    file = written(tmp_path / "w", ["echo", "a"])
+    text = Path(file).read_text().replace('"command"', '"owner": "grace", "command"')
+    Path(file).write_text(text)
+    assert koala("workload", "run", file, "--plots", "none").code == 0
+    assert {job.spec.owner for job in server.service.records.values()} == {"grace"}
+
+
 def test_a_run_may_take_another_policy(koala: Koala, server: Server, tmp_path: Path) -> None:
     file = written(tmp_path / "w", ["echo", "a"])
     assert koala("workload", "run", file, "--policy", "cluster-minimization", "--plots", "none").code == 0
@@ -177,6 +185,10 @@ def test_runs_are_shown_again_and_compared(koala: Koala, tmp_path: Path) -> None
         assert koala("workload", "run", file, *options).code == 0
     one = koala("workload", "report", folders[0], "--plots", "none")
     assert one.out.startswith("# Workload run: worst-fit")
+    assert sorted(path.name for path in (tmp_path / "worst-fit").iterdir()) == ["report.json", "report.md"]
+    drawn = koala("workload", "report", folders[0], "-o", str(tmp_path / "drawn"), "--plots", "svg")
+    assert "![response](response.svg)" in drawn.out
+    assert drawn.out == (tmp_path / "drawn" / "report.md").read_text()
     compared = koala("workload", "report", *folders, "-o", str(tmp_path / "both"), "--plots", "svg")
     assert compared.code == 0, compared.err
     assert "| cluster-minimization |" in compared.out

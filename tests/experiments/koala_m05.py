@@ -82,12 +82,7 @@ class Experiment:
         return not self._grid.http.get("/api/v1/jobs", params={"active": True, "limit": 1}).json()["jobs"]
 
     def _is_let_in(self, job: PlannedJob) -> bool:
-        body = {
-            "request": {"type": "nonfixed", "components": [{"size": size} for size in job.sizes]},
-            "command": ["sleep", f"{job.lasts:.3f}"], "launcher": "processes", "priority": job.priority,
-            "policy": "close-to-files",
-        }  # fmt: skip
-        answer = self._grid.http.post("/api/v1/jobs", json=body)
+        answer = self._grid.http.post("/api/v1/jobs", json=job.submission)
         assert answer.status_code in (201, 429), answer.text
         return answer.status_code == 201
 

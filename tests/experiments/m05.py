@@ -1,35 +1,49 @@
 """The workload of mohamed-2005 4.2, scaled to two clusters of 16 nodes and to seconds; the same numbers in every world.
 
-A sixth of the processors: jobs of 6 and 12 nodes for 36 and 72, in 3, 4, 6 or 8 components as equal as can be, those of
-6 in 3 or 4. A sixtieth of the time: programs of 0.5 to 3.2 seconds for 30 to 192. Each component of a job reads the
-same file of 4 or 8 GB, which is on one of the two clusters, as it was on two of four.
+The jobs are those of ``koala workload generate --preset m05``: a sixth of the processors, 6 and 12 nodes for 36 and 72,
+and a sixtieth of the time, programs of 0.5 to 3.2 seconds for 30 to 192. Each component of a job reads the same file of
+4 or 8 GB, which is on one of the two clusters, as it was on two of four.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
+from typing import Any
 
 from koalapy.model.job import Priority
 from koalapy.model.request import InputFile
+from koalapy.workload.generate import generate
+from koalapy.workload.recipe import PRESETS, GridSize
 
 CLUSTERS = {"north": 16, "south": 16}
 BANDWIDTH = 5e9
 """Bytes per second between the two: 0.8 or 1.6 s a file."""
 QUEUE_LIMIT = 100
-SPLITS = {6: (3, 4), 12: (3, 4, 6, 8)}
-"""In how many components a job of a size may be."""
+NODES, TIMES = 1 / 6, 60.0
+"""What the paper's sizes are multiplied with, and how many times as fast everything goes."""
+FILES = tuple(f"file-{number}" for number in range(1, 51))
 
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """One job; times in seconds, ``arrives`` from the beginning."""
+    """One job: in how many seconds from the beginning it arrives, as it is submitted, and the file that it reads."""
 
     arrives: float
-    priority: Priority
-    sizes: tuple[int, ...]
-    lasts: float
+    submission: dict[str, Any]
     file: InputFile
+
+    @property
+    def priority(self) -> Priority:
+        return Priority(self.submission["priority"])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(component["size"] for component in self.submission["request"]["components"])
+
+    @property
+    def lasts(self) -> float:
+        return float(self.submission["command"][1])
 
 
 @dataclass(frozen=True)
@@ -53,14 +67,27 @@ def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: i
 
     ``scale`` also multiplies how long everybody's programs run.
     """
-    draws = random.Random(seed)
-    planned = tuple(_job(draws, arrives, scale) for arrives in _arrivals(draws, every, jobs))
+    recipe = replace(
+        PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES
+    )  # fmt: skip
+    files = _files(random.Random(f"{seed}/files"))
+    planned = [
+        PlannedJob(arrival.at, {**arrival.job, "inputs": []}, files[arrival.job["inputs"][0]["file"]])
+        for arrival in generate(recipe, GridSize(CLUSTERS), seed).jobs
+    ]
+    draws = random.Random(f"{seed}/local users")
     users: list[LocalUser] = []
     for cluster in CLUSTERS:
         number = int(planned[-1].arrives / (5.0 * scale))
         arrivals = _arrivals(draws, 5.0 * scale, number)
         users += [LocalUser(at, cluster, draws.randint(1, 6), scale * draws.uniform(2.0, 6.0)) for at in arrivals]
-    return Workload(planned, tuple(sorted(users, key=lambda user: user.arrives)))
+    return Workload(tuple(planned), tuple(sorted(users, key=lambda user: user.arrives)))
+
+
+def _files(draws: random.Random) -> dict[str, InputFile]:
+    return {
+        name: InputFile(name, draws.choice((4, 8)) * 10**9, (draws.choice(list(CLUSTERS)),)) for name in FILES
+    }  # fmt: skip
 
 
 def _arrivals(draws: random.Random, every: float, number: int) -> Iterator[float]:
@@ -68,15 +95,6 @@ def _arrivals(draws: random.Random, every: float, number: int) -> Iterator[float
     for _ in range(number):
         at += draws.expovariate(1 / every)
         yield at
-
-
-def _job(draws: random.Random, arrives: float, scale: float) -> PlannedJob:
-    total = draws.choice(list(SPLITS))
-    parts = draws.choice(SPLITS[total])
-    sizes = tuple(total // parts + (part < total % parts) for part in range(parts))
-    gigabytes = draws.choice((4, 8))
-    file = InputFile(f"file-{draws.randint(1, 50)}", gigabytes * 10**9, (draws.choice(list(CLUSTERS)),))
-    return PlannedJob(arrives, draws.choice(list(Priority)), sizes, scale * draws.uniform(0.5, 3.2), file)
 
 
 # What came of it

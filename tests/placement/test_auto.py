@@ -11,7 +11,7 @@ from koalapy.model.advice import Option
 from koalapy.model.cluster import ClusterState, GridView, Link
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.placement.auto import Auto
+from koalapy.placement.auto import PATIENCE, Auto
 from koalapy.placement.knowledge import (
     HARMFUL,
     PAYS_UP_TO,
@@ -186,7 +186,7 @@ def seen(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
 @pytest.mark.parametrize(
     ("share", "loaded", "co_allocated"),
     [(None, False, True), (None, True, True), (0.0, True, True), (0.1, True, True), (0.25, True, True),
-     (0.5, True, False), (0.5, False, False), (1.0, True, False)],
+     (1 / 3, True, False), (0.35, False, False), (1.0, True, False)],
 )  # fmt: skip
 def test_an_application_that_never_ran_goes_by_its_share_of_communication(
     share: float | None, loaded: bool, co_allocated: bool
@@ -223,6 +223,23 @@ def test_what_is_in_the_way_for_longer_than_the_job_would_run_is_not_waited_for(
     assert isinstance(Auto(known).place(FOUR, SPLIT), Refusal)
     known = replace(known, rooms=busy(4, Release(None, 1, 300.0)))
     assert isinstance(Auto(known).place(FOUR, SPLIT), Placement)
+
+
+@pytest.mark.parametrize(
+    ("known", "patience"),
+    [
+        (seen(3.0), 300.0),
+        (replace(seen(3.0), rooms=busy(4, Release(1.0, 1))), 300.0),
+        (replace(seen(3.0), loaded=True), 300.0),
+        (Knowledge("new", communication=0.9, rooms=UNKNOWN), PATIENCE),
+    ],
+)
+def test_it_never_prefers_to_wait_for_longer_than_it_would_run_on_several(known: Knowledge, patience: float) -> None:
+    """Else others that come later could take what it waits for, again and again."""
+    assert isinstance(Auto(replace(known, waited=0.99 * patience)).place(FOUR, SPLIT), Refusal)
+    answer = Auto(replace(known, waited=patience)).place(FOUR, SPLIT)
+    assert isinstance(answer, Placement)
+    assert f"it has waited {patience:g} s with room on several clusters" in answer.reason
 
 
 def test_local_users_are_not_waited_for() -> None:
@@ -268,6 +285,18 @@ def test_given_components_are_put_on_few_clusters() -> None:
     placed = Auto().place(nonfixed(2, 2, 2), view)
     assert {name for _, name in sites(placed)} == {"north", "south"}
     assert {name for _, name in sites(Auto().place(nonfixed(2, 2), view))} == {"west"}
+
+
+def test_given_components_are_put_on_clusters_that_are_near_to_each_other() -> None:
+    """The most idle nodes are in north and west, with a slow link between them, or one that nobody has measured."""
+    view = grid(north=5, south=3, west=5)
+    slow = with_links(view, {"north south": Link(1e-4), "north west": Link(1e-1), "south west": Link(1e-2)})
+    assert sites(Auto().place(nonfixed(3, 3), slow)) == [(3, "north"), (3, "south")]
+    unmeasured = with_links(view, {"north south": Link(1e-4), "south west": Link(1e-4)})
+    assert {name for _, name in sites(Auto().place(nonfixed(4, 3), unmeasured))} in (
+        {"north", "south"}, {"south", "west"},
+    )  # fmt: skip
+    assert {name for _, name in sites(Auto().place(nonfixed(4, 4), unmeasured))} == {"north", "west"}, "no other way"
 
 
 def test_inputs_are_part_of_the_response_time() -> None:

@@ -136,6 +136,51 @@ def test_a_prediction_that_did_not_come_true_is_not_waited_for_for_ever() -> Non
     assert grid.state(long) is JobState.RUNNING
 
 
+def sure(rules: Rules | None = None) -> Grid:
+    """Where nobody doubts that wave takes 10 s on one cluster and 30 s on two."""
+    grid = Grid({"north": 4, "south": 4}, rules)
+    for _ in range(5):
+        for request in (fixed(north=4), fixed(north=2, south=2)):
+            grid.submit(request, application="wave")
+            grid.advance(40.0)
+    return grid
+
+
+def pass_by(grid: Grid, seconds: float) -> None:
+    """Every 8 s a job of one node comes to each cluster. That it ends 12 s later is known; not, that more will come."""
+    until = grid.now + seconds
+    while grid.now < until:
+        for name in grid.sites:
+            grid.submit(fixed(**{name: 1}), lasts=12.0, command=("sh", "-c", "x"), walltime=13.0)
+        grid.advance(8.0)
+
+
+def test_without_aging_it_is_not_passed_for_ever_by_jobs_that_come_later() -> None:
+    """Each wait that it prefers is short, and none comes true."""
+    grid = sure(Rules(aging=False))
+    pass_by(grid, 16.0)
+    wave = grid.ask_for("wave")
+    pass_by(grid, 24.0)
+    assert grid.state(wave) is JobState.QUEUED
+    pass_by(grid, 24.0)
+    assert grid.clusters_of(wave) == {"north", "south"}
+    assert "it has waited 3" in grid.reasons(wave, "placed")[-1]
+
+
+def test_a_wait_for_nodes_that_are_nowhere_is_not_one_that_it_preferred() -> None:
+    grid = sure()
+    full = [grid.submit(fixed(**{name: 3}), lasts=1e6, command=("sh", "-c", "x")) for name in grid.sites]
+    grid.block(walltime=500.0, lasts=500.0)
+    wave = grid.ask_for("wave")
+    grid.advance(485.0)
+    for job in full:
+        grid.cancel(job)
+    grid.advance(5.0)
+    assert grid.state(wave) is JobState.QUEUED, "soon there will be room in one cluster"
+    grid.advance(15.0)
+    assert len(grid.clusters_of(wave)) == 1
+
+
 def test_where_no_cluster_can_hold_it_it_is_co_allocated_whatever_the_slowdown() -> None:
     grid = experienced(4)
     wave = grid.ask_for("wave", 6)
@@ -200,8 +245,8 @@ def test_jobs_of_applications_that_nobody_knows_yet_are_refused_together() -> No
 def test_a_waiting_job_whose_application_becomes_known_is_not_held_back_by_others() -> None:
     grid = Grid({"north": 4, "south": 4})
     grid.block()
-    stranger = grid.ask_for("stranger", communication=0.9)
-    first, second = (grid.ask_for("tiny", communication=0.9) for _ in range(2))
+    stranger = grid.ask_for("stranger", communication=0.45)
+    first, second = (grid.ask_for("tiny", communication=0.45) for _ in range(2))
     grid.advance(1.0)
     assert grid.scheduler.position(first) == 2
     grid.submit(fixed(north=1), application="tiny", lasts=0.5)

@@ -79,8 +79,10 @@ def test_runs_on_three_clusters_tell_something_of_two() -> None:
 
 
 def test_declared_communication_is_what_is_assumed_before_anything_is_seen() -> None:
-    assert [round(prior_slowdown(share), 3) for share in (0.0, 0.1, 0.25, 0.5, 1.0)] == [1.0, 1.0, 1.15, 1.4, 1.9]
-    assert prior_slowdown(None) == prior_slowdown(0.25)
+    """The paper's bounds are ratios of communication to computation: of 0.1, 0.25 and 0.5; Wave's is 4."""
+    shares = (0.0, 1 / 11, 1 / 5, 1 / 3, 1 / 2, 4 / 5, 1.0)
+    assert [round(prior_slowdown(share), 3) for share in shares] == [1.0, 1.0, 1.15, 1.4, 1.9, 3.75, 3.75]
+    assert prior_slowdown(None) == pytest.approx(prior_slowdown(1 / 5))
 
 
 def test_times_are_those_of_the_slowest_cluster() -> None:

@@ -47,6 +47,14 @@ def test_a_malformed_line_is_named(line: str, said: str) -> None:
         swf.parse(["; Version: 2\n", LINE, line], "trace")
 
 
+def test_parts_of_a_job_between_checkpoints_are_no_jobs() -> None:
+    """The archive's logs tell of the whole job in a line of its own, with status 0, 1 or 5."""
+    text = [LINE.replace("4 -1 -1 1 1 1", f"4 -1 -1 {status} 1 1") for status in (1, 2, 3, 4, 5, 0, -1)]
+    trace = swf.parse(text, "x")
+    assert [job.status for job in swf.usable(trace.jobs, None)] == [1, 5, 0, -1]
+    assert [job.status for job in swf.usable(trace.jobs, 3)] == [3]
+
+
 @given(st.text())
 def test_no_text_is_more_than_refused(text: str) -> None:
     for read in (swf.parse, plan.parse):

@@ -57,7 +57,8 @@ def test_a_job_that_never_started_is_nowhere() -> None:
 def test_means_are_over_the_jobs_that_ran() -> None:
     told = measures.means([
         job(1, wait=1.0, response=4.0), job(2, wait=3.0, response=12.0, places={"north": 4}, restarts=2),
-        job(3, state="failed", wait=2.0, response=5.0, restarts=1), job(4, state="cancelled", wait=None, response=99.0),
+        job(3, state="failed", exit_code=1, wait=2.0, response=5.0, restarts=1),
+        job(4, state="cancelled", wait=None, response=99.0),
         planned(5, Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})),
     ])  # fmt: skip
     assert told["states"] == {"cancelled": 1, "failed": 1, "not submitted": 1, "succeeded": 2}
@@ -76,6 +77,17 @@ def test_a_job_that_failed_before_it_started_has_not_run() -> None:
     assert (told["ran"], told["response_time"], told["wait_time"], told["execution_time"]) == (1, 10.0, 2.0, 8.0)
     assert told["states"] == {"failed": 1, "succeeded": 1}
     assert told["failures"] == pytest.approx(1 / 3, abs=1e-6)
+
+
+def test_a_job_that_was_aborted_has_not_run_to_an_end_of_its_own() -> None:
+    """Its last attempt is a failure, too, but none of its restarts."""
+    reason = "infrastructure-failure: north: the runner was lost (gave up after 2 restarts)"
+    aborted = job(2, state="failed", response=500.0, restarts=2, reason=reason)
+    late = job(3, state="failed", response=100.0, reason="walltime of 98 s exceeded")
+    told = measures.means([job(1), aborted, late])
+    assert (told["ran"], told["response_time"], told["states"]) == (1, 10.0, {"failed": 2, "succeeded": 1})
+    # Of five attempts three failed.
+    assert told["failures"] == 0.6
 
 
 def test_means_of_nothing_are_unknown() -> None:
@@ -111,6 +123,18 @@ def test_utilisation_weighs_each_look_by_how_long_it_held() -> None:
     assert told["all"] == {"nodes": 6, "ours": round(14 / 24, 6), "background": 0.25}
     assert Samples(samples.told()).utilisation() == told
     assert samples.until(1.0).at == [0.0, 1.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.floats(0.001, 100)), min_size=1, max_size=20))
+def test_utilisation_is_the_same_whether_counted_on_the_way_or_at_the_end(looks: list[tuple[int, int, float]]) -> None:
+    samples, at = Samples(), 0.0
+    for used, background, span in looks:
+        samples.add(at, [cluster("north", 8, used, background)])
+        at += span
+    again = Samples(samples.told()).utilisation()
+    assert samples.until(at).utilisation() == again
+    for who in ("ours", "background"):
+        assert samples.utilisation()["all"][who] == pytest.approx(again["all"][who], abs=1e-5)
 
 
 def test_a_promised_node_is_not_counted_twice() -> None:

@@ -49,6 +49,15 @@ def test_axes_say_what_they_show(tmp_path: Path) -> None:
     assert "(s)" in figures[2].axes[-1].get_xlabel()
 
 
+def test_many_applications_and_clusters_are_drawn_too(tmp_path: Path) -> None:
+    """Where applications are not named, there may be as many as jobs."""
+    jobs = [job(number, application=f"job-{number}") for number in range(800)]
+    samples = Samples()
+    for at in (0.0, 1.0):
+        samples.add(at, [cluster(f"site-{number}", 4, 1, 1) for number in range(400)])
+    assert drawn([("a", report_of(jobs, samples, {}, RUN))], tmp_path, "png") == ALL
+
+
 def test_a_run_in_which_nothing_ran_has_no_bars(tmp_path: Path) -> None:
     arrival = Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})
     empty = report_of([planned(1, arrival)], Samples(), {}, RUN)

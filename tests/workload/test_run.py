@@ -149,6 +149,8 @@ def test_a_daemon_that_is_gone_for_a_while_is_waited_for() -> None:
     assert daemon.submissions == pytest.approx([0.0, 30.0], abs=1.2)
     assert report["run"]["daemon_away"] == pytest.approx(28, abs=1.5)
     assert [line.split(":")[0] for line in told][:2] == ["the daemon is away", "the daemon is back after 28 s"]
+    # It was seen for 2 s, and for 11 after it came back; in all of them but the first and the third one node was used.
+    assert report["utilisation"]["all"]["ours"] == pytest.approx(10 / (4 * 12), abs=0.01)
 
 
 def test_a_daemon_that_never_comes_back_ends_the_run() -> None:
@@ -186,7 +188,49 @@ def test_an_interrupt_cancels_nothing_unless_asked(cancels: bool) -> None:
     states = {"succeeded": 1, "not submitted": 1, "cancelled" if cancels else "running": 1}
     assert report["summary"]["states"] == states
     assert report["run"]["interrupted"] == "interrupted"
-    assert any("are cancelled" in line if cancels else "go on" in line for line in told)
+    assert any("1 job is cancelled" in line if cancels else "1 job goes on" in line for line in told)
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_submission_that_was_interrupted_is_cancelled_whether_it_has_arrived_or_not(arrived: bool) -> None:
+    class Slow(MemoryDaemon):
+        interrupts = True
+
+        def submit(self, job: Json, key: str) -> Json:
+            if self.interrupts and arrived:
+                super().submit(job, key)
+            if self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            return super().submit(job, key)
+
+    daemon = Slow()
+    report, _ = play(daemon, workload((0.0, 50.0), (5.0, 50.0)), cancel_on_interrupt=True)
+    assert daemon.cancelled == [1]
+    assert report["summary"]["states"] == {"cancelled": 1, "not submitted": 1}
+
+
+def test_the_progress_of_many_jobs_is_not_told_all_the_time() -> None:
+    """What is told grows with the jobs: it would keep a run from submitting them in time."""
+    daemon, shown = MemoryDaemon(), []
+    report, _ = play(daemon, workload((0.0, 60.0)), shown.append)
+    assert len(shown) <= 4 * report["run"]["seconds"]
+
+
+def test_cancelled_jobs_are_waited_for() -> None:
+    """They give their nodes back a moment later; a report that still has them running would be about nothing."""
+
+    class Dying(MemoryDaemon):
+        def cancel(self, job: int) -> None:
+            self.jobs[job]["lasts"] = self.now + 2.0 - self.jobs[job]["submitted"]
+
+        def job(self, job: int) -> Json:
+            found = super().job(job)
+            return found | {"state": "cancelled"} if found["state"] == "succeeded" else found
+
+    daemon = Dying()
+    report, _ = play(daemon, workload((0.0, 50.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=True)
+    assert report["summary"]["states"] == {"cancelled": 1}
 
 
 def test_a_run_has_a_time_of_its_own() -> None:
