@@ -226,7 +226,7 @@ class StoredBundle:
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """What one component of one attempt has brought; bytes of the archive, and files in it."""
+    """What one component of one attempt has brought: files in the archive, and its bytes, 0 when it is not kept now."""
 
     job: JobId
     generation: int
@@ -272,10 +272,18 @@ class FileStore(Protocol):
         """Of one attempt, in order of rank."""
         ...
 
-    def save_result(self, result: StoredResult) -> None: ...
+    def results_size(self) -> int:
+        """Bytes of all that are kept."""
+        ...
 
-    def remove_results(self, before: float) -> list[JobId]:
-        """Forget those of jobs that ended before a moment; the jobs they were of."""
+    def save_result(self, result: StoredResult) -> int:
+        """In place of what the component brought before, and of all earlier attempts; how many bytes these were."""
+        ...
+
+    def remove_results(self, before: float, enough: int | None = None) -> dict[JobId, int]:
+        """Those of jobs that ended before a moment are not kept any more, the oldest first until ``enough`` bytes are
+        gone; the jobs, and how many bytes theirs were.
+        """
         ...
 
 
@@ -290,8 +298,8 @@ class Verified:
 class FileService(Protocol):
     """What the REST API may ask about files; errors are those of ``model.errors``."""
 
-    def list(self, name: str | None = None) -> Sequence[Replica]:
-        """In order of name and cluster; ``NotFoundError`` for a name that the catalogue does not have."""
+    def list(self, name: str | None, after: tuple[str, ClusterName], limit: int) -> Sequence[Replica]:
+        """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
         ...
 
     async def add(self, name: str, cluster: ClusterName, path: str) -> Replica: ...
@@ -306,8 +314,8 @@ class FileService(Protocol):
 class BundleService(Protocol):
     """Submitters' own files."""
 
-    async def put(self, content: AsyncIterator[bytes]) -> tuple[StoredBundle, bool]:
-        """Keep an archive; False when it was there already."""
+    async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
+        """Keep an archive, of as many bytes as were announced if they were; False when it was there already."""
         ...
 
     def get(self, bundle: str) -> StoredBundle:

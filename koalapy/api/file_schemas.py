@@ -43,6 +43,11 @@ class ReplicaList(Output):
     replicas: list[ReplicaView]
 
 
+class ReplicaPage(ReplicaList):
+    next: str | None
+    """Where the next page is; null on the last."""
+
+
 class VerifiedView(ReplicaView):
     problem: str
     """Why it could not be looked at; its state is then what was known before."""

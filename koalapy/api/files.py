@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
@@ -11,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from koalapy.api import file_schemas as schemas
 from koalapy.api.agents import refused
 from koalapy.api.conversion import moment
-from koalapy.api.jobs import Id
+from koalapy.api.jobs import LARGEST_PAGE, Id
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.replica import Replica
@@ -19,7 +21,11 @@ from koalapy.ports import BundleService, FileService, ResultService, StoredBundl
 
 TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
+CUT = partial(problem, 400, "the body ended too early", field="body", hint="send it again")
+STALLED = partial(problem, 408, "the body did not go on", field="body", hint="send it again")
 Name = Annotated[str | None, Query(min_length=1, max_length=1000, description="only of this logical file")]
+After = Annotated[str, Query(max_length=1000, description="only from this logical file on")]
+AfterCluster = Annotated[str, Query(max_length=100, description="and of that file only after this cluster")]
 Needed = Annotated[str, Query(min_length=1, max_length=1000, description="the logical file")]
 Where = Annotated[str | None, Query(min_length=1, max_length=100, description="only on this cluster")]
 BundleId = Annotated[str, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
@@ -42,11 +48,16 @@ def files_router(files: FileService, bundles: BundleService, results: ResultServ
 
 
 def _add_replicas(router: APIRouter, files: FileService) -> None:
-    @router.get("/replicas", response_model=schemas.ReplicaList, operation_id="list_replicas",
+    @router.get("/replicas", response_model=schemas.ReplicaPage, operation_id="list_replicas",
                 responses=declared(401, 404, 422))  # fmt: skip
-    async def replicas(name: Name = None) -> Any:
-        """The replica catalogue: which logical files there are, and where."""
-        return {"replicas": [replica_view(replica) for replica in files.list(name)]}
+    async def replicas(name: Name = None, after: After = "", after_cluster: AfterCluster = "",
+                       limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100) -> Any:  # fmt: skip
+        """The replica catalogue: which logical files there are, and where; in order of name and cluster."""
+        # One more than asked for tells whether there is another page.
+        found = files.list(name, (after, after_cluster), limit + 1)
+        page = found[:limit]
+        following = _next_page(name, page[-1], limit) if len(found) > limit else None
+        return {"replicas": [replica_view(replica) for replica in page], "next": following}
 
     @router.post("/replicas", status_code=201, response_model=schemas.ReplicaView, operation_id="add_replica",
                  responses=declared(400, 401, 409, 413, 422, 503))  # fmt: skip
@@ -72,13 +83,16 @@ def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
     @router.post("/bundles", status_code=201, response_model=schemas.BundleView, operation_id="upload_bundle",
                  openapi_extra=BODY,
                  responses={200: {"model": schemas.BundleView, "description": "it was there already"},
-                            **declared(400, 401, 413, 422, 503)})  # fmt: skip
+                            **declared(400, 401, 408, 413, 422, 503, 507)})  # fmt: skip
     async def upload(request: Request) -> Response:
         """Keep an uncompressed tar of regular files and folders for jobs to come; its id is for their ``bundle``."""
+        length = request.headers.get("content-length", "")
         try:
-            bundle, created = await bundles.put(request.stream())
+            bundle, created = await bundles.put(request.stream(), int(length[:20]) if length.isdecimal() else 0)
         except ClientDisconnect:
-            return problem(400, "the body ended too early", field="body", hint="send it again")
+            return CUT()
+        except TimeoutError:
+            return STALLED()
         return JSONResponse(bundle_view(bundle), 201 if created else 200)
 
     @router.get("/bundles/{bundle}", response_model=schemas.BundleView, operation_id="show_bundle",
@@ -121,11 +135,19 @@ def agent_files_router(
         try:
             result = await results.put(cluster, token, request.stream())
         except ClientDisconnect:
-            return problem(400, "the body ended too early", field="body", hint="send it again")
+            return CUT()
+        except TimeoutError:
+            return STALLED()
         view = asdict(result)
         return JSONResponse({name: view[name] for name in schemas.ResultView.model_fields})
 
     return router
+
+
+def _next_page(name: str | None, last: Replica, limit: int) -> str:
+    query: dict[str, Any] = {} if name is None else {"name": name}
+    query |= {"after": last.name, "after_cluster": last.cluster, "limit": limit}
+    return f"/api/v1/replicas?{urlencode(query)}"
 
 
 def replica_view(replica: Replica) -> dict[str, Any]:

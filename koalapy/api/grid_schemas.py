@@ -91,6 +91,8 @@ class PolicyList(Output):
 
 
 class Health(Output):
+    """Jobs are counted as they are stored: whoever looks at one after that sees nothing older."""
+
     status: Literal["ok", "degraded"]
     version: str
     epoch: int

@@ -20,6 +20,7 @@ from koalapy.api.network_schemas import MeasureOrder
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
+    FullError,
     KoalaError,
     LeaseLost,
     NotFoundError,
@@ -38,6 +39,7 @@ STATUS: dict[type[KoalaError], int] = {
     NotFoundError: 404,
     ConflictError: 409,
     BusyError: 429,
+    FullError: 507,
     SiteUnavailable: 503,
     StoreUnavailable: 503,
     LeaseLost: 503,

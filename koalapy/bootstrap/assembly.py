@@ -209,18 +209,22 @@ def _services(
     settings: Settings, stores: Stores, engine: Engine, hub: Hub, links: LinkBook, describe: Describe, data_dir: Path
 ) -> Services:  # fmt: skip
     clock = engine.clock
-    bundles = Bundles(stores.files, data_dir / "bundles", limit=settings.bundle_limit, clock=clock)
+    bundles = Bundles(
+        stores.files, data_dir / "bundles", limit=settings.bundle_limit, quota=settings.bundles_quota, clock=clock,
+        needed=lambda: {job.spec.bundle.id for job in engine.scheduler.jobs() if job.spec.bundle},
+    )  # fmt: skip
     files = Files(engine, stores.files, hub.questions, bundles)
     jobs = Jobs(engine, stores.jobs, stores.saved.next_job, describe, files.resolve)
     results = Results(
-        stores.files, data_dir / "results", limit=settings.collect_limit, clock=clock, attempts=jobs.attempts
-    )
+        stores.files, data_dir / "results", limit=settings.collect_limit, quota=settings.results_quota, clock=clock,
+        attempts=jobs.attempts,
+    )  # fmt: skip
     network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
     return Services(jobs, bundles, files, results, network, Advisor(engine.scheduler.experience, stores.advice))
 
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
-    housekeeping = Housekeeping(engine, services.bundles, services.results, settings.results_keep)
+    housekeeping = Housekeeping(services.bundles, services.results, settings.results_keep, engine.clock)
     return [
         Duty("tidy", INTERVAL, housekeeping.tidy),
         Duty("network", LOOK_EVERY, services.network.measure_what_is_due),

@@ -142,13 +142,18 @@ class Client:
         return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=self._patience)
 
     def _pieces(self, path: str, query: Json, timeout: float | None) -> Iterator[bytes]:
+        began = False
         try:
             with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
                 if answer.is_error:
                     answer.read()
                     raise _refusal(answer)
+                began = True
                 yield from answer.iter_raw()
         except self._errors as error:
+            if began:
+                said = f"the daemon at {self.url} broke off ({error})"
+                raise CliError(said, Exit.UNREACHABLE, "try again") from error
             raise self._unreachable(error) from error
 
     def _json(self, method: str, path: str, **more: Any) -> Json:

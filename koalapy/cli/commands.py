@@ -28,6 +28,7 @@ from koalapy.cli.client import FINAL, Client
 from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import EPILOG, CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, Why, show_json
+from koalapy.model.wording import nodes
 
 app = typer.Typer(
     name="koala",
@@ -157,7 +158,7 @@ def submit(
 
 def _announce(job: dict[str, Any], wait: bool) -> None:
     request = job["request"]
-    kind = f"{request['type']}, {submission.nodes_of(request)} nodes, {job['priority']} priority"
+    kind = f"{request['type']}, {nodes(submission.nodes_of(request))}, {job['priority']} priority"
     # The program's output goes to standard output alone when it is waited for.
     print(f"Submitted job {job['id']}: {kind}", file=sys.stderr if wait else sys.stdout, flush=True)
     if not wait and sys.stdout.isatty():

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from koalapy.model.errors import BusyError, ConflictError, KoalaError, LeaseLost, NotFoundError, UsageError
+from koalapy.model.errors import BusyError, ConflictError, FullError, KoalaError, LeaseLost, NotFoundError, UsageError
 
 
 class Exit(IntEnum):
@@ -61,6 +61,7 @@ CODE_OF_ERROR: dict[type[KoalaError], Exit] = {
     NotFoundError: Exit.NOT_FOUND,
     ConflictError: Exit.NOT_ALLOWED,
     BusyError: Exit.NOT_ALLOWED,
+    FullError: Exit.NOT_ALLOWED,
     LeaseLost: Exit.NOT_ALLOWED,
 }
 
@@ -73,4 +74,5 @@ CODE_OF_STATUS = {
     413: Exit.USAGE,
     422: Exit.USAGE,
     429: Exit.NOT_ALLOWED,
+    507: Exit.NOT_ALLOWED,
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from koalapy.cli import unpacking
-from koalapy.cli.client import FINAL, Client
+from koalapy.cli.client import FINAL, LARGEST_PAGE, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
 from koalapy.cli.tables import table
@@ -47,12 +47,24 @@ def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_UR
 
 @replicas_app.command("list")
 def list_(name: OptionalName = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
-    """Show the catalogue."""
-    answer = Client(url, token).get("/api/v1/replicas", name=name)
+    """Show the catalogue, in order of name and cluster."""
+    replicas = _catalogue(Client(url, token), name)
     if as_json:
-        show_json(answer)
+        show_json({"replicas": replicas})
     else:
-        print(_page(answer["replicas"]))
+        print(_page(replicas))
+
+
+def _catalogue(client: Client, name: str | None) -> list[Json]:
+    """All of it, page by page."""
+    found: list[Json] = []
+    after: Json = {}
+    while True:
+        page = client.get("/api/v1/replicas", name=name, limit=LARGEST_PAGE, **after)
+        found += page["replicas"]
+        if page["next"] is None:
+            return found
+        after = {"after": found[-1]["name"], "after_cluster": found[-1]["cluster"]}
 
 
 @replicas_app.command()
@@ -93,7 +105,9 @@ def _page(replicas: list[Json]) -> str:
          r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"]
         for r in replicas
     ]  # fmt: skip
-    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
+    # What is wrong is told to its end, however narrow the terminal.
+    fine = all(row[-1] == "-" for row in rows)
+    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows, cut=fine)
 
 
 def _entries(count: int) -> str:
@@ -116,7 +130,11 @@ def fetch(
         )
     client = Client(url, token)
     found = client.get(f"/api/v1/jobs/{job}")
-    came = unpacking.unpack(client.results(job), folder, force=force)
+    try:
+        came = unpacking.unpack(client.results(job), folder, force=force)
+    except KeyboardInterrupt:
+        hint = f"the rest is brought by koala fetch {job} --force" + (f" --to {to}" if to else "")
+        raise CliError(f"{folder} has only what came until now", Exit.INTERRUPTED, hint) from None
     parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(found["components"])}
     missing = sorted(parts - came.keys())
     if as_json:

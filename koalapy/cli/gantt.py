@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from koalapy.cli.errors import printable
+from koalapy.cli.width import columns_of, cut, left
 from koalapy.model.moment import clock
 
 Json = dict[str, Any]
@@ -56,17 +57,22 @@ def chart(
     marks = UNICODE if unicode else ASCII
     start, end = _span(job, attempts, limit, now)
     rows = [Row("queued", _queue_phases(job, start, end)), *_attempt_rows(job, attempts, limit, end, marks["cut"])]
+    if not unicode:
+        rows = [replace(row, label=_ascii(row.label), text=_ascii(row.text)) for row in rows]
     origin = f"{clock(start, now, exact=True)} UTC"
-    margin = max(len(label) for label in (origin, *(row.label for row in rows))) + 2
+    margin = max(columns_of(label) for label in (origin, *(row.label for row in rows))) + 2
     columns = max(FEWEST_COLUMNS, width - margin)
     scale = Scale(start, end, columns)
     lines = [origin.ljust(margin) + scale.labels(), " " * margin + scale.ruler(marks)]
     for row in rows:
-        shown = _paint(row.phases, scale, marks) if row.phases else _cut(printable(row.text), columns, marks["cut"])
-        lines.append(row.label.ljust(margin) + shown)
+        shown = _paint(row.phases, scale, marks) if row.phases else cut(printable(row.text), columns, marks["cut"])
+        lines.append(left(row.label, margin) + shown)
     lines += ["", *_legend((phase.what for row in rows for phase in row.phases), margin + columns, marks)]
-    text = "\n".join(line.rstrip() for line in lines)
-    return text if unicode else text.encode("ascii", "replace").decode()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
 
 
 class Scale:
@@ -151,7 +157,7 @@ def _queue_phases(job: Json, start: float, end: float) -> list[Phase]:
     return phases
 
 
-def _attempt_rows(job: Json, attempts: Sequence[Json], limit: int, end: float, cut: str) -> list[Row]:
+def _attempt_rows(job: Json, attempts: Sequence[Json], limit: int, end: float, mark: str) -> list[Row]:
     rows: list[Row] = []
     if (hidden := attempts[-limit:][0]["generation"] - 1 if attempts else 0) > 0:
         said = "1 earlier attempt" if hidden == 1 else f"{hidden} earlier attempts"
@@ -168,7 +174,7 @@ def _attempt_rows(job: Json, attempts: Sequence[Json], limit: int, end: float, c
             stands_in = before is not None and before["rank"] == component["rank"]
             since = (_at(before["ended_at"]) or begun) if before is not None and stands_in else begun
             phases = _component_phases(component, attempt, since, over)
-            rows.append(Row(_label(component, stands_in, cut), phases))
+            rows.append(Row(_label(component, stands_in, mark), phases))
     return rows
 
 
@@ -195,10 +201,10 @@ def _component_phases(component: Json, attempt: Json, begun: float, over: float 
     return phases or [Phase(known[-1][0], begun, begun)]
 
 
-def _label(component: Json, stands_in: bool, cut: str) -> str:
+def _label(component: Json, stands_in: bool, mark: str) -> str:
     """``  2 north:4 (for 0)``, with a long name cut."""
     before, after = f"  {component['index']} ", f":{component['size']}" + f" (for {component['rank']})" * stands_in
-    return before + _cut(printable(component["cluster"]), LONGEST_LABEL - len(before) - len(after), cut) + after
+    return before + cut(printable(component["cluster"]), LONGEST_LABEL - len(before) - len(after), mark) + after
 
 
 # From phases to text
@@ -222,10 +228,6 @@ def _paint(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> str:
         room = min(first, last - 1)
         lane[room:last] = marks[phase.what] * (last - room)
     return "".join(lane)
-
-
-def _cut(text: str, length: int, mark: str) -> str:
-    return text if len(text) <= length else text[: max(0, length - 1)] + mark
 
 
 def _legend(used: Iterable[str], width: int, marks: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import duration, table
+from koalapy.cli.width import columns_of, left, right
 from koalapy.model.moment import clock
 
 Json = dict[str, Any]
@@ -17,25 +18,31 @@ WIDTH = 8
 """Of a column at least, so that a short matrix can be read too."""
 
 
-def network_page(answer: Json) -> str:
-    """The matrix, its legend, and what there is to be said of single links."""
+def network_page(answer: Json, columns: int | None = None) -> str:
+    """The matrix, its legend, and what there is to be said of single links; ``columns`` of the terminal if any."""
     links = {(link["one"], link["other"]): link for link in answer["links"]}
-    parts = [matrix(answer["clusters"], links)]
+    parts = [matrix(answer["clusters"], links, columns)]
     parts += ["\n".join(legend)] if (legend := _legend(answer)) else []
     parts += ["\n".join(notes)] if (notes := _notes(answer["links"])) else []
     return "\n\n".join(parts)
 
 
-def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json]) -> str:
-    """Two lines for each cluster: bandwidth in MB/s above, latency in ms below."""
+def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns: int | None = None) -> str:
+    """Two lines for each cluster: bandwidth in MB/s above, latency in ms below; in parts that have room."""
     rows = [["MB/s, ms", *(printable(name) for name in clusters)]]
     for one in clusters:
         cells = [_cell(links[min(one, other), max(one, other)]) for other in clusters]
         rows.append([printable(one), *(top for top, _ in cells)])
         rows.append(["", *(bottom for _, bottom in cells)])
-    first = max(len(row[0]) for row in rows)
-    width = max(WIDTH, *(len(cell) for row in rows for cell in row[1:]))
-    lines = [row[0].ljust(first) + "".join(f"  {cell.rjust(width)}" for cell in row[1:]) for row in rows]
+    first = max(columns_of(row[0]) for row in rows)
+    width = max([WIDTH, *(columns_of(cell) for row in rows for cell in row[1:])])
+    most = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
+    parts = [range(start, min(start + most, len(clusters) + 1)) for start in range(1, len(clusters) + 1, most or 1)]
+    return "\n\n".join(_part(rows, part, first, width) for part in parts or [range(0)])
+
+
+def _part(rows: Sequence[Sequence[str]], part: range, first: int, width: int) -> str:
+    lines = [left(row[0], first) + "".join(f"  {right(row[column], width)}" for column in part) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -12,6 +12,7 @@ from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.grid import InnerToken, InnerUrl
 from koalapy.cli.matrix import history_table, in_words, network_page
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
+from koalapy.cli.width import room
 
 Json = dict[str, Any]
 
@@ -40,7 +41,8 @@ def network(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_
     if as_json:
         show_json(answer)
     else:
-        print(network_page(answer))
+        terminal = room(sys.stdout)
+        print(network_page(answer, terminal[0] if terminal else None))
 
 
 def _client(context: typer.Context, url: str | None, token: str | None) -> Client:

@@ -1,20 +1,23 @@
 """The submitter's own files as one archive that any koala daemon takes (``--stage``)."""
 
+import errno
 import hashlib
 import os
 import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from typing import BinaryIO
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
 
-PIECE = 1024 * 1024
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors that are of what is written, not of what is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,29 @@ def stage(client: Client, paths: Sequence[str]) -> str:
 def packed(paths: Sequence[str]) -> Iterator[Packed]:
     """The archive of some files and folders, the same one for the same files; ``CliError`` for what cannot be read."""
     found = sorted(look(paths), key=lambda one: one.name.split("/"))
-    with tempfile.TemporaryFile() as file:
-        _write(found, file)
+    with _archive(found) as file:
         size = file.tell()
         file.seek(0)
         ident = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         yield Packed(file, ident, size, sum(not one.is_folder for one in found))
+
+
+def _archive(found: Sequence[Found]) -> BufferedRandom:
+    """A file that nobody else sees; ``CliError`` when there is no room for it."""
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            _write(found, file)
+            file.flush()
+        except BaseException:
+            with suppress(OSError):
+                file.close()
+            raise
+    except OSError as error:
+        said = f"--stage: the archive cannot be written: {(error.strerror or str(error)).lower()}"
+        raise CliError(said, Exit.FAILED, "set TMPDIR to a folder with room for it") from error
+    return file
 
 
 def look(paths: Sequence[str]) -> list[Found]:
@@ -116,5 +135,7 @@ def _write(found: Sequence[Found], file: BinaryIO) -> None:
                 with Path(one.path).open("rb") as content:
                     archive.addfile(member, content)
             except OSError as error:
+                if error.errno in FULL:
+                    raise
                 hint = "try again when nobody writes to it"
                 raise CliError(f"--stage: {one.path} cannot be read: {error}", Exit.USAGE, hint) from error

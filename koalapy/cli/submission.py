@@ -12,20 +12,28 @@ from koalapy.cli.errors import CliError, Exit
 Json = dict[str, Any]
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def _number(text: str) -> int | None:
     try:
-        return [int(part) for part in text.split(",")]
+        return int(text)
     except ValueError:
-        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4") from None
+        return None
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    numbers = [number for part in text.split(",") if (number := _number(part)) is not None]
+    if len(numbers) != text.count(",") + 1:
+        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
+    return numbers
 
 
 def _fixed(text: str) -> list[Json]:
     components = []
     for part in text.split(","):
-        cluster, colon, size = part.rpartition(":")
-        if not colon or not cluster or not size.lstrip("-").isdigit():
+        cluster, colon, given = part.rpartition(":")
+        size = _number(given)
+        if not colon or not cluster or size is None:
             raise CliError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
-        components.append({"cluster": cluster, "size": int(size)})
+        components.append({"cluster": cluster, "size": size})
     return components
 
 
@@ -84,10 +92,11 @@ def coallocation_of(text: str | None) -> str | int | None:
     """``never``, ``allowed`` or a number of clusters."""
     if text is None or text in ("never", "allowed"):
         return text
-    if not text.lstrip("-").isdecimal():
+    most = _number(text)
+    if most is None:
         hint = "use never, allowed, or the most clusters to combine"
         raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
-    return int(text)
+    return most
 
 
 def inputs_of(texts: list[str]) -> list[Json] | None:

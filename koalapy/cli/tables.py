@@ -9,7 +9,10 @@ from typing import Any
 from koalapy.cli.errors import printable
 from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
+from koalapy.cli.width import columns_of, left, room
+from koalapy.cli.width import cut as cut_to
 from koalapy.model.moment import clock
+from koalapy.model.wording import nodes
 
 Json = dict[str, Any]
 
@@ -17,11 +20,10 @@ Json = dict[str, Any]
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: bool = True) -> str:
     """Columns as wide as needed; the last one is cut to the terminal where there is one."""
     text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in text) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in text]
-    if cut and sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns
-        lines = [line if len(line) <= room else line[: room - 1] + "…" for line in lines]
+    widths = [max(columns_of(row[column]) for row in text) for column in range(len(header))]
+    lines = ["  ".join(left(cell, most) for cell, most in zip(row, widths, strict=True)).rstrip() for row in text]
+    if cut and (terminal := room(sys.stdout)):
+        lines = [cut_to(line, terminal[0]) for line in lines]
     return "\n".join(lines)
 
 
@@ -135,7 +137,7 @@ def job_page(job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Seq
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
         ("user", job["owner"]),
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
-        ("request", f"{request['type']}, {nodes_of(request)} nodes, {job['priority']} priority"),
+        ("request", f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         ("submitted", job["submitted_at"]),

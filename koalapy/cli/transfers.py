@@ -9,6 +9,7 @@ from koalapy.cli.client import FINAL, Client
 from koalapy.cli.deadline import TimeIsUp
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import seconds_since
+from koalapy.cli.width import columns_of, cut, left, room
 from koalapy.model.quantities import bytes_text
 
 Json = dict[str, Any]
@@ -33,8 +34,8 @@ def lines(job: Json, *, unicode: bool) -> list[str]:
         for i, c in enumerate(job["components"])
         if c["staging_since"] and _is_told(c)
     ]
-    width = max((len(where) for where, _ in staged), default=0)
-    return [f"{where.ljust(width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
+    width = max((columns_of(where) for where, _ in staged), default=0)
+    return [f"{left(where, width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
 
 
 def _is_told(component: Json) -> bool:
@@ -79,7 +80,7 @@ def follow(client: Client, job: int, stream: TextIO, deadline: float | None = No
     shown: list[str] = []
     while True:
         found = client.get(f"/api/v1/jobs/{job}")
-        told = lines(found, unicode=False) if found["state"] not in ("queued", "held") else []
+        told = _fitting(_told(found, stream), stream)
         if told != shown:
             _redraw(told, shown, stream)
             shown = told
@@ -91,6 +92,24 @@ def follow(client: Client, job: int, stream: TextIO, deadline: float | None = No
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeIsUp
         time.sleep(LOOK)
+
+
+def _told(job: Json, stream: TextIO) -> list[str]:
+    if job["state"] not in ("queued", "held"):
+        return lines(job, unicode=False)
+    # Who sits there sees that there is something to wait for.
+    return [printable(f"{job['state']}: {job['reason']}")] if stream.isatty() else []
+
+
+def _fitting(told: list[str], stream: TextIO) -> list[str]:
+    """As much as can be drawn again in place: no line goes on in the next one, and none leaves the terminal."""
+    terminal = room(stream)
+    if terminal is None:
+        return told
+    columns, most = terminal[0], max(2, terminal[1] - 1)
+    if len(told) > most:
+        told = [*told[: most - 1], f"and {len(told) - most + 1} more"]
+    return [cut(line, columns, "~") for line in told]
 
 
 def _redraw(told: list[str], shown: list[str], stream: TextIO) -> None:

@@ -55,6 +55,7 @@ def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]
             to.mkdir(parents=True, exist_ok=True)
             root = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
             for member in archive:
+                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
                 parts = _parts(member)
                 counted = came.setdefault(parts[0], Came())
                 if member.isdir():
@@ -65,6 +66,9 @@ def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]
                 counted.size += member.size
     except tarfile.TarError as error:
         raise CliError(f"the archive broke off: {error}", Exit.FAILED, "try again with --force") from error
+    except (ValueError, OverflowError) as error:
+        said = f"the archive has something in it that no file can have: {error}"
+        raise CliError(said, Exit.FAILED, "a daemon of another kind made it") from error
     except OSError as error:
         raise CliError(f"cannot write to {to}: {error.strerror or error}", Exit.FAILED, "give another --to") from error
     finally:
@@ -109,9 +113,14 @@ def _write(
                 os.unlink(parts[-1], dir_fd=folder)
         mode = 0o755 if member.mode & 0o100 else 0o644
         handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
-        with open(handle, "wb") as file:
-            _copy(content, file)
-            os.utime(file.fileno(), (member.mtime, member.mtime))
+        try:
+            with open(handle, "wb") as file:
+                _copy(content, file)
+                os.utime(file.fileno(), (member.mtime, member.mtime))
+        except BaseException:
+            # Nobody is to take a part of a file for the whole.
+            os.unlink(parts[-1], dir_fd=folder)
+            raise
     except FileExistsError as error:
         raise CliError(f"{to.joinpath(*parts)} is there already", Exit.USAGE, "--force overwrites it") from error
     finally:

@@ -6,6 +6,7 @@ KoalaError
 ├── NotFoundError     no such job, cluster or policy
 ├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
+├── FullError         there is no room for what was sent
 ├── StoreUnavailable  the database did not answer; may be tried again
 ├── LeaseLost         another daemon has taken over this database
 └── SiteError         a cluster said no or did not answer
@@ -47,6 +48,10 @@ class BusyError(KoalaError):
     def __init__(self, message: str, *, retry_after: float, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.retry_after = retry_after
+
+
+class FullError(KoalaError):
+    """No room is left for what was sent; nothing of it was kept."""
 
 
 class StoreUnavailable(KoalaError):

@@ -17,7 +17,10 @@ from typing import BinaryIO
 
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.quantities import bytes_text
+from koalapy.service.room import Taken
 
+PATIENCE = 120.0
+"""Seconds until the next bytes."""
 PIECE = 1024 * 1024
 """Bytes that are written at a time."""
 INCOMING = ".incoming-"
@@ -65,22 +68,28 @@ def incoming(directory: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-async def receive(content: AsyncIterator[bytes], path: Path, limit: int) -> Archive:
+async def receive(content: AsyncIterator[bytes], path: Path, limit: int, taken: Taken) -> Archive:
     """Write an archive to a file and check it.
 
-    ``TooLargeError`` for more than ``limit`` bytes, ``UsageError`` for what is no good archive, ``StoreUnavailable``
-    when it cannot be kept.
+    ``TooLargeError`` for more than ``limit`` bytes, ``FullError`` for more than there is room for, ``UsageError`` for
+    what is no good archive, ``StoreUnavailable`` when it cannot be kept, ``TimeoutError`` when it does not go on.
     """
     digest, size = hashlib.sha256(), 0
     with _create(path) as file:
         async for piece in _pieces(content):
             size += len(piece)
-            if size > limit:
-                hint = f"send at most {bytes_text(limit)}; files on clusters can be added with koala replicas add"
-                raise TooLargeError(f"the archive is larger than {bytes_text(limit)}", field="body", hint=hint)
+            check_size(size, limit)
+            await taken.more(len(piece))
             await asyncio.to_thread(_keep, file, digest, piece)
         await asyncio.to_thread(_sync, file)
     return Archive(digest.hexdigest(), size, await asyncio.to_thread(check, path))
+
+
+def check_size(size: int, limit: int) -> None:
+    """``TooLargeError`` for more bytes than are taken."""
+    if size > limit:
+        hint = f"send at most {bytes_text(limit)}; files on clusters can be added with koala replicas add"
+        raise TooLargeError(f"the archive is larger than {bytes_text(limit)}", field="body", hint=hint)
 
 
 @contextmanager
@@ -101,7 +110,12 @@ def _create(path: Path) -> io.FileIO:
 async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The same bytes in larger pieces, for each costs a change of threads."""
     held = bytearray()
-    async for piece in content:
+    while True:
+        # Who has gone without a word would take up room for ever.
+        async with asyncio.timeout(PATIENCE):
+            piece = await anext(content, None)
+        if piece is None:
+            break
         held += piece
         if len(held) >= PIECE:
             yield bytes(held)

@@ -2,38 +2,52 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.model.errors import FullError, NotFoundError, UsageError
 from koalapy.ports import FileStore, StoredBundle
-from koalapy.service.archives import WAY_OUT, check, discard, incoming, keeping, receive
+from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
+from koalapy.service.room import Lacking, Room
 
 KEPT = 86400.0
 """Seconds for which a bundle is kept after it was last wanted, when no unfinished job needs it."""
+KEPT_AT_LEAST = 3600.0
+"""The same when there is no room for others: time to submit the job that it was sent for."""
 
 
 class Bundles:
     """Takes archives, hands them out, and throws away what nobody needs."""
 
-    def __init__(self, store: FileStore, directory: Path, *, limit: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: FileStore, directory: Path, *, limit: int, quota: int, clock: Callable[[], float],
+        needed: Callable[[], Collection[str]],
+    ) -> None:  # fmt: skip
         self._store = store
         self._directory = directory
         self._limit = limit
         self._clock = clock
+        self._needed = needed
+        """The bundles of unfinished jobs."""
         self._known = {bundle.id: bundle for bundle in store.bundles()}
         self._touched: set[str] = set()
         """Those whose time of use is newer here than in the store."""
         self._tops: dict[str, frozenset[str]] = {}
         self._changing = asyncio.Lock()
         """Held while a bundle comes or goes."""
+        used = sum(bundle.size for bundle in self._known.values())
+        why = "all it has is needed by unfinished jobs, or was wanted within the last hour"
+        self._room = Room("bundles_quota", quota, used, self._free, why)
         discard(directory, self._known)
 
-    async def put(self, content: AsyncIterator[bytes]) -> tuple[StoredBundle, bool]:
-        """Keep an archive; False when it was there already."""
-        with incoming(self._directory) as path:
-            archive = await receive(content, path, self._limit)
+    async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
+        """Keep an archive, of as many bytes as were announced if they were; False when it was there already."""
+        # Nothing is to make way for what is refused in the end.
+        check_size(announced, self._limit)
+        with incoming(self._directory) as path, self._room.taken() as taken:
+            archive = await receive(content, path, self._limit, taken)
             if not archive.files:
                 raise UsageError("there is no file in the archive", field="body", hint=WAY_OUT)
             async with self._changing:
@@ -44,6 +58,8 @@ class Bundles:
                     path.rename(self._directory / bundle.id)
                 # Known only when that is written: after a restart nobody would know of it.
                 await asyncio.to_thread(self._store.save_bundles, [bundle])
+                # One whose file was lost is counted, until it is back or thrown away.
+                taken.keep(instead_of=self._known[bundle.id].size if bundle.id in self._known else 0)
                 self._known[bundle.id] = bundle
                 self._tops[bundle.id] = _tops(archive.names)
         return bundle, True
@@ -66,37 +82,55 @@ class Bundles:
         self._touched.add(bundle)
         return found
 
-    def tops(self, bundle: str) -> frozenset[str]:
+    async def tops(self, bundle: str) -> frozenset[str]:
         """What lies directly in a component's folder of a bundle that is there."""
         if bundle not in self._tops:
-            self._tops[bundle] = _tops(check(self.path(bundle)))
+            self._tops[bundle] = _tops(await asyncio.to_thread(check, self.path(bundle)))
         return self._tops[bundle]
 
     def path(self, bundle: str) -> Path:
         return self._directory / bundle
 
-    async def tidy(self, needed: set[str]) -> list[str]:
+    async def tidy(self) -> list[str]:
         """Remove those that are not needed and were not wanted for long; their names."""
-        for ident in needed:
+        for ident in self._needed():
             if self._is_there(ident):
                 self.touch(ident)
         before = self._clock() - KEPT
-        old = [bundle.id for bundle in self._known.values() if bundle.used_at < before]
         gone = []
-        for ident in old:
+        for ident in [bundle.id for bundle in self._known.values() if bundle.used_at < before]:
             async with self._changing:
-                if self._known[ident].used_at >= before:
-                    continue  # wanted again while others were removed
-                # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
-                del self._known[ident]
-                self._tops.pop(ident, None)
-                self.path(ident).unlink(missing_ok=True)
-                await asyncio.to_thread(self._store.remove_bundle, ident)
-                gone.append(ident)
+                if self._is_old(ident, before):
+                    await self._remove(ident)
+                    gone.append(ident)
+        with suppress(FullError):
+            await self._room.make()
         touched = self._touched & self._known.keys()
         await asyncio.to_thread(self._store.save_bundles, [self._known[ident] for ident in touched])
         self._touched -= touched
         return gone
+
+    async def _free(self, lacking: Lacking) -> None:
+        """Remove some that are not needed, those first that were wanted last the longest time ago."""
+        async with self._changing:
+            needed, before = self._needed(), self._clock() - KEPT_AT_LEAST
+            for bundle in sorted(self._known.values(), key=lambda bundle: bundle.used_at):
+                if lacking() <= 0:
+                    return
+                if bundle.id not in needed and self._is_old(bundle.id, before):
+                    await self._remove(bundle.id)
+
+    def _is_old(self, bundle: str, before: float) -> bool:
+        """Whether it was not wanted since, also not while others were removed."""
+        return bundle in self._known and self._known[bundle].used_at < before
+
+    async def _remove(self, bundle: str) -> None:
+        # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
+        size = self._known.pop(bundle).size
+        self._tops.pop(bundle, None)
+        self.path(bundle).unlink(missing_ok=True)
+        self._room.used -= size
+        await asyncio.to_thread(self._store.remove_bundle, bundle)
 
 
 def _tops(names: Iterable[str]) -> frozenset[str]:

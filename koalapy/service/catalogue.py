@@ -1,6 +1,7 @@
 """The replica catalogue in memory: what the scheduler's commands and the submissions are filled in from."""
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 
 from koalapy.model.replica import Replica, ReplicaState
 from koalapy.model.request import ClusterName
@@ -11,18 +12,22 @@ class Catalogue:
 
     def __init__(self, replicas: Iterable[Replica] = ()) -> None:
         self._replicas: dict[str, dict[ClusterName, Replica]] = {}
+        self._names: list[str] | None = None
+        """In order, until a name comes or goes."""
         for replica in replicas:
             self.put(replica)
 
     def put(self, replica: Replica) -> None:
+        if replica.name not in self._replicas:
+            self._names = None
         self._replicas.setdefault(replica.name, {})[replica.cluster] = replica
 
     def remove(self, name: str, cluster: ClusterName) -> None:
         """No error when there is none."""
         there = self._replicas.get(name, {})
         there.pop(cluster, None)
-        if not there:
-            self._replicas.pop(name, None)
+        if not there and self._replicas.pop(name, None) is not None:
+            self._names = None
 
     def get(self, name: str, cluster: ClusterName) -> Replica | None:
         return self._replicas.get(name, {}).get(cluster)
@@ -35,5 +40,15 @@ class Catalogue:
         """The clusters that have a good replica."""
         return tuple(replica.cluster for replica in self.of(name) if replica.state is ReplicaState.GOOD)
 
-    def names(self) -> list[str]:
-        return sorted(self._replicas)
+    def names(self) -> Sequence[str]:
+        """In order."""
+        if self._names is None:
+            self._names = sorted(self._replicas)
+        return self._names
+
+    def behind(self, name: str, cluster: ClusterName) -> Iterator[Replica]:
+        """All replicas that come after one of that name and cluster, which need not be there, in the same order."""
+        names = self.names()
+        for index in range(bisect_left(names, name), len(names)):
+            found = self.of(names[index])
+            yield from (replica for replica in found if (replica.name, replica.cluster) > (name, cluster))

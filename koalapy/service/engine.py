@@ -20,6 +20,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.catalogue import Catalogue
 from koalapy.service.clock import steady_clock
 from koalapy.service.outbox import Outbox
+from koalapy.service.tally import Tally
 from koalapy.service.wire import message
 
 log = structlog.get_logger()
@@ -76,6 +77,8 @@ class Engine:
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
+        self.stored = Tally(scheduler.jobs())
+        """The jobs as they are stored, which those who ask next may look at; the scheduler is ahead of it."""
         self._store = store
         self._profiles = {book.name: book.profile for book in scheduler.grid.books()}
         self._describe = describe
@@ -217,6 +220,7 @@ class Engine:
     def _finish(
         self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:  # fmt: skip
+        self.stored.update(batch.jobs.values())
         self.outbox.add(batch.outbox)
         # A cluster that has just told its inventory is sent its outbox by ``after``; what has none comes after that.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 import structlog
@@ -25,6 +26,8 @@ PATIENCE = 6 * 3600.0
 """Seconds for an agent to read a file from end to end; an agent that goes away ends the wait at once."""
 LONGEST_NAME = 1000
 """Characters of a logical name."""
+FIRST = ("", "")
+"""What every replica comes after, in the order of name and cluster."""
 STATES = {"missing": ReplicaState.MISSING, "changed": ReplicaState.CHANGED}
 """What an agent's word for a fault makes of a replica; any other makes it unreadable."""
 
@@ -50,14 +53,17 @@ class Files:
 
     # What users do
 
-    def list(self, name: str | None = None) -> Sequence[Replica]:
-        """In order of name and cluster; ``NotFoundError`` for a name that the catalogue does not have."""
-        names = self._catalogue.names() if name is None else [name]
-        found = [replica for one in names for replica in self._catalogue.of(one)]
-        if name is not None and not found:
+    def list(
+        self, name: str | None = None, after: tuple[str, ClusterName] = FIRST, limit: int | None = None
+    ) -> Sequence[Replica]:
+        """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
+        if name is None:
+            return list(islice(self._catalogue.behind(*after), limit))
+        found = self._catalogue.of(name)
+        if not found:
             hint = f"{near_names(name, self._catalogue.names())}; add it with {ADD}"
             raise NotFoundError(f"the replica catalogue has no {name}", field="name", value=name, hint=hint)
-        return found
+        return [replica for replica in found if (name, replica.cluster) > after][:limit]
 
     async def add(self, name: str, cluster: ClusterName, path: str) -> Replica:
         """Have a cluster's agent look at a file or folder, and enter it in the catalogue.
@@ -237,22 +243,26 @@ class Files:
 
     # What submissions need
 
-    def resolve(self, spec: JobSpec) -> JobSpec:
+    async def resolve(self, spec: JobSpec) -> JobSpec:
         """A submission with what the catalogue says of its inputs; ``UsageError`` for what it does not know."""
-        spec = fill_in(spec, Known(self._catalogue.of, self._catalogue.names))
         if spec.bundle is None:
-            return spec
+            return self._fill_in(spec)
         try:
             bundle = self._bundles.touch(spec.bundle.id)
         except NotFoundError as error:
             raise UsageError(f"bundle: {error.message}", field="bundle", value=error.value, hint=error.hint) from error
-        if taken := {file.file_name for file in spec.all_inputs} & self._bundles.tops(bundle.id):
+        tops = await self._bundles.tops(bundle.id)
+        spec = self._fill_in(spec)
+        if taken := {file.file_name for file in spec.all_inputs} & tops:
             name = min(taken)
             raise UsageError(
                 f"bundle has a {name}, and so is an input called", field="bundle", value=bundle.id,
                 hint="give the input another name with as, or rename what is sent along",
             )  # fmt: skip
         return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
+
+    def _fill_in(self, spec: JobSpec) -> JobSpec:
+        return fill_in(spec, Known(self._catalogue.of, self._catalogue.names))
 
 
 def _part(part: Any) -> Part:

@@ -1,10 +1,11 @@
 """Throws away what nobody needs any more: old bundles, and old results where the configuration says so."""
 
+from collections.abc import Callable
+
 import structlog
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.service.bundles import Bundles
-from koalapy.service.engine import Engine
 from koalapy.service.results import Results
 
 log = structlog.get_logger()
@@ -16,18 +17,19 @@ INTERVAL = 600.0
 class Housekeeping:
     """One round at a time; what a round does not get done, the next one does."""
 
-    def __init__(self, engine: Engine, bundles: Bundles, results: Results, results_keep: float | None) -> None:
-        self._engine = engine
+    def __init__(
+        self, bundles: Bundles, results: Results, results_keep: float | None, clock: Callable[[], float]
+    ) -> None:  # fmt: skip
         self._bundles = bundles
         self._results = results
         self._results_keep = results_keep
+        self._clock = clock
 
     async def tidy(self) -> None:
-        needed = {job.spec.bundle.id for job in self._engine.scheduler.jobs() if job.spec.bundle}
+        keep = self._results_keep
         try:
-            bundles = await self._bundles.tidy(needed)
-            keep = self._results_keep
-            jobs = [] if keep is None else await self._results.tidy(self._engine.clock() - keep)
+            bundles = await self._bundles.tidy()
+            jobs = await self._results.tidy(None if keep is None else self._clock() - keep)
         except (StoreUnavailable, OSError) as error:
             log.error("old files were not removed", action="tidy", error=str(error))
             return

@@ -4,7 +4,7 @@ import asyncio
 import getpass
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,10 +34,10 @@ class Jobs:
 
     def __init__(
         self, engine: Engine, store: Store, next_job: JobId, describe: Callable[[str], ClusterRecord],
-        resolve: Callable[[JobSpec], JobSpec] = lambda spec: spec,
+        resolve: Callable[[JobSpec], Awaitable[JobSpec]] | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine
-        self._resolve = resolve
+        self._resolve = resolve or _as_it_is
         self._store = store
         self._next_job = next_job
         self._describe = describe
@@ -68,7 +68,7 @@ class Jobs:
 
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
-        spec = self._resolve(spec)
+        spec = await self._resolve(spec)
         check(spec, self._limits())
         policy = engine.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options).name
         owner = spec.owner or getpass.getuser()
@@ -169,17 +169,15 @@ class Jobs:
         return await explain_job(self._engine, self._store, (await self.get(job)).job)
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
-        spec = self._resolve(spec)
+        spec = await self._resolve(spec)
         check(spec, self._limits())
         return dry_run(self._engine, spec)
 
     async def metrics(self, since: float) -> Metrics:
         now = self._engine.clock()
         usage = await asyncio.to_thread(self._store.usage, now - since, now)
-        return Metrics(now - since, now, usage, self.clusters(), self._engine.scheduler.queued, self._active())
-
-    def _active(self) -> int:
-        return sum(1 for job in self._engine.scheduler.jobs() if job.state.is_active)
+        stored = self._engine.stored
+        return Metrics(now - since, now, usage, self.clusters(), stored.queued, stored.active)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         changed = asyncio.Event()
@@ -243,17 +241,20 @@ class Jobs:
         return self._engine.scheduler.policies.describe()
 
     def health(self) -> dict[str, object]:
-        scheduler = self._engine.scheduler
-        states = {book.name: str(book.state) for book in scheduler.grid.books()}
+        states = {book.name: str(book.state) for book in self._engine.scheduler.grid.books()}
         fine = all(state in ("usable", "drained") for state in states.values())
         return {
             "status": "ok" if fine else "degraded",
             "version": __version__,
             "epoch": self._engine.epoch,
-            "queued": scheduler.queued,
-            "active": self._active(),
+            "queued": self._engine.stored.queued,
+            "active": self._engine.stored.active,
             "clusters": states,
         }
+
+
+async def _as_it_is(spec: JobSpec) -> JobSpec:
+    return spec
 
 
 def _digest(spec: JobSpec) -> str:

@@ -94,7 +94,7 @@ class Network:
     def start(self) -> None:
         """Take up the measurements that a daemon before this one began."""
         for job in self._engine.scheduler.jobs():
-            pair = _measured_by(job)
+            pair = _measured_by(job, self._how.command)
             if pair is None:
                 continue
             if pair in self._under_way or pair not in self._book.pairs():
@@ -115,7 +115,8 @@ class Network:
             return
         for pair in self._book.pairs():
             tried_at = self._book[pair].tried_at
-            if tried_at is None or now - tried_at >= interval:
+            # What was tried later than now was tried before the clock was set back.
+            if tried_at is None or not 0 <= now - tried_at < interval:
                 self._ask(pair)
 
     # What may be asked
@@ -286,14 +287,15 @@ def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
     )  # fmt: skip
 
 
-def _measured_by(job: Job) -> Pair | None:
-    """The link that a job measures, if it is one of ours."""
+def _measured_by(job: Job, command: Sequence[str]) -> Pair | None:
+    """The link that a job measures, if it is one of ours: anybody may call a job of theirs as we call ours."""
     request = job.spec.request
     if not isinstance(request, FixedRequest) or len(request.components) > 2:
         return None
     names = [component.cluster or "" for component in request.components]
     pair = pair_of(names[0], names[-1])
-    return pair if (job.spec.owner, job.spec.name) == (OWNER, f"{NAME} {pair[0]}-{pair[1]}") else None
+    ours = (OWNER, f"{NAME} {pair[0]}-{pair[1]}", tuple(command))
+    return pair if (job.spec.owner, job.spec.name, job.spec.command) == ours else None
 
 
 def result_of(pair: Pair, job: Job, output: bytes, now: float) -> Measurement:

@@ -4,15 +4,19 @@ import asyncio
 import shutil
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.errors import ConflictError, FullError, NotFoundError
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import FileStore, JobRecord, StoredResult
 from koalapy.service.archives import PIECE, discard, incoming, keeping, plain_name, receive
+from koalapy.service.room import Lacking, Room
 
+KEPT_AT_LEAST = 86400.0
+"""Seconds after a job's end for which its results are kept though there is no room for others."""
 LATEST = 2**33
 """Seconds since the epoch that a file can have been changed at, as far as file systems know."""
 LARGEST = 2**31
@@ -25,26 +29,30 @@ class Results:
     """Takes the archives of components, and puts them together."""
 
     def __init__(
-        self, store: FileStore, directory: Path, *, limit: int, clock: Callable[[], float], attempts: Attempts
+        self, store: FileStore, directory: Path, *, limit: int, quota: int, clock: Callable[[], float],
+        attempts: Attempts,
     ) -> None:  # fmt: skip
         self._store = store
         self._directory = directory
         self._limit = limit
         self._clock = clock
         self._attempts = attempts
-        self._removed_before = 0.0
-        """Nothing is left of jobs that ended earlier."""
+        self._changing = asyncio.Lock()
+        """Held while a result comes or goes."""
+        why = "all it has is of jobs that are not over, or ended within the last day"
+        self._room = Room("results_quota", quota, store.results_size(), self._free, why)
         discard(directory, ())
 
     async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         """Keep what a component brought, in place of what it brought before; ``token`` is that of its stage."""
         job, generation, rank = await self._component(cluster, token)
-        directory = self._directory / str(job)
-        with incoming(self._directory) as path:
-            archive = await receive(content, path, self._limit)
-            await asyncio.to_thread(_keep, path, directory, generation, rank)
-        result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
-        await asyncio.to_thread(self._store.save_result, result)
+        with incoming(self._directory) as path, self._room.taken() as taken:
+            archive = await receive(content, path, self._limit, taken)
+            result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
+            async with self._changing:
+                # Written down first: a file that nobody knows of would stay for ever.
+                taken.keep(instead_of=await asyncio.to_thread(self._store.save_result, result))
+                await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
     async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int]:
@@ -70,19 +78,20 @@ class Results:
         ``NotFoundError`` when there is nothing, with the reason.
         """
         record, _ = await self._attempts(job)
-        spec, state, ended_at = record.job.spec, record.job.state, record.job.ended_at
+        spec, state = record.job.spec, record.job.state
         found = await asyncio.to_thread(self._store.results, job, record.job.generation)
         there = [result for result in found if self._path(result).is_file()]
         # While it waits to be tried again, what an attempt brought that failed is not the job's.
         if there and state not in (JobState.QUEUED, JobState.HELD):
-            return _joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there])
+            return _gathered(_joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there]))
         if not spec.collect:
             hint = "name the files at submission: koala submit --collect PATTERN"
             raise NotFoundError(f"nothing is collected of job {job}", field="job", value=job, hint=hint)
         if not state.is_final:
             why, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
-        elif found or (ended_at is not None and ended_at < self._removed_before):
-            why, hint = f"the files of job {job} are not kept any more", "set results_keep for a longer time"
+        elif found:
+            why = f"the files of job {job} are not kept any more"
+            hint = "fetch sooner, or have the daemon's operator raise results_keep and results_quota"
         else:
             why, hint = f"job {job} {state} and brought no files", f"see why: koala show {job}"
         raise NotFoundError(why, field="job", value=job, hint=hint)
@@ -90,23 +99,49 @@ class Results:
     def _path(self, result: StoredResult) -> Path:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
 
-    async def tidy(self, before: float) -> list[JobId]:
-        """Remove what jobs brought that ended before a moment; their ids."""
-        old = await asyncio.to_thread(self._store.remove_results, before)
-        self._removed_before = before
+    async def tidy(self, before: float | None) -> list[JobId]:
+        """Remove what jobs brought that ended before a moment, if there is one, and what there is too much of."""
+        gone: list[JobId] = []
+        if before is not None:
+            async with self._changing:
+                gone = await self._remove(before)
+        with suppress(FullError):
+            await self._room.make()
+        return gone
+
+    async def _free(self, lacking: Lacking) -> None:
+        """Remove those of the jobs that ended first."""
+        async with self._changing:
+            if (enough := lacking()) > 0:
+                await self._remove(self._clock() - KEPT_AT_LEAST, enough)
+
+    async def _remove(self, before: float, enough: int | None = None) -> list[JobId]:
+        old = await asyncio.to_thread(self._store.remove_results, before, enough)
+        self._room.used -= sum(old.values())
         for job in old:
             await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
-        return old
+        return list(old)
 
 
-def _keep(path: Path, directory: Path, generation: int, rank: int) -> None:
+def _keep(path: Path, place: Path, generation: int) -> None:
     """Put an archive in its place; those of earlier attempts nobody can have any more."""
     with keeping():
-        directory.mkdir(exist_ok=True)
-        path.rename(directory / f"{generation}.{rank}.tar")
-        for other in directory.glob("*.*.tar"):
+        place.parent.mkdir(exist_ok=True)
+        for other in place.parent.glob("*.*.tar"):
             if int(other.name.partition(".")[0]) < generation:
                 other.unlink(missing_ok=True)
+        path.rename(place)
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger pieces, for each costs a change of threads."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        if len(held) >= PIECE:
+            yield bytes(held)
+            held.clear()
+    yield bytes(held)
 
 
 def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:

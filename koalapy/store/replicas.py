@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Engine, RowMapping, Table, delete, select
+from sqlalchemy import Engine, RowMapping, Table, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.model.job import JobId
@@ -58,21 +58,37 @@ class SqlFiles:
         query = select(tables.results).where(results.job_id == job, results.generation == generation)
         return [_result(row) for row in self._read(query.order_by(results.rank))]
 
-    def save_result(self, result: StoredResult) -> None:
-        row = asdict(result)
-        self._upsert(tables.results, [row | {"job_id": row.pop("job")}])
+    def results_size(self) -> int:
+        (row,) = self._read(select(func.coalesce(func.sum(tables.results.c.size), 0).label("size")))
+        return int(row["size"])
 
-    def remove_results(self, before: float) -> list[JobId]:
-        """Of jobs that ended before a moment."""
-        results, jobs = tables.results.c, tables.jobs.c
-        old = (
-            select(results.job_id).distinct().join(tables.jobs, jobs.id == results.job_id).where(jobs.ended_at < before)
-        )
+    def save_result(self, result: StoredResult) -> int:
+        results = tables.results.c
+        row = asdict(result)
+        row |= {"job_id": row.pop("job")}
+        same = (results.generation == result.generation) & (results.rank == result.rank)
+        replaced = (results.job_id == result.job) & ((results.generation < result.generation) | same)
         with unavailable_is_known(), self._writer.begin() as connection:
-            found = list(connection.execute(old).scalars())
-            for start in range(0, len(found), 500):
-                some = found[start : start + 500]
-                connection.execute(delete(tables.results).where(results.job_id.in_(some)))
+            size = connection.execute(select(func.coalesce(func.sum(results.size), 0)).where(replaced)).scalar_one()
+            connection.execute(delete(tables.results).where(replaced))
+            connection.execute(insert(tables.results).values(row))
+        return int(size)
+
+    def remove_results(self, before: float, enough: int | None = None) -> dict[JobId, int]:
+        results, jobs = tables.results.c, tables.jobs.c
+        old = select(results.job_id, func.sum(results.size).label("size")).join(tables.jobs, jobs.id == results.job_id)
+        old = old.where(jobs.ended_at < before, results.size > 0).group_by(results.job_id, jobs.ended_at)
+        found: dict[JobId, int] = {}
+        with unavailable_is_known(), self._writer.begin() as connection:
+            for row in connection.execute(old.order_by(jobs.ended_at, results.job_id)).all():
+                if enough is not None and enough <= 0:
+                    break
+                found[row.job_id] = int(row.size)
+                enough = None if enough is None else enough - found[row.job_id]
+            ids = list(found)
+            for start in range(0, len(ids), 500):
+                some = results.job_id.in_(ids[start : start + 500])
+                connection.execute(update(tables.results).where(some).values(size=0))
         return found
 
     def _read(self, query: Any) -> Sequence[RowMapping]:

@@ -66,12 +66,15 @@ async def serving(
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
     file_store = SqlFiles(database)
-    bundles = Bundles(file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, clock=engine.clock)
+    bundles = Bundles(
+        file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock, needed=list
+    )
     files = Files(engine, file_store, sites or Sites(), bundles)
     jobs = Jobs(engine, store, 1, describe, files.resolve)
     results = Results(
-        file_store, path.parent / "results", limit=BUNDLE_LIMIT, clock=engine.clock, attempts=jobs.attempts
-    )
+        file_store, path.parent / "results", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock,
+        attempts=jobs.attempts,
+    )  # fmt: skip
     network = Network(engine, jobs, SqlMeasurements(database), LinkBook(("north", "south"), LINKS), Measuring())
     routers = [
         network_router(network), files_router(files, bundles, results),

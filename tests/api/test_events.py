@@ -2,8 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+from koalapy.api.events import _stream
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import JobChange, JobRecord
 from tests.api.conftest import Open
 
 Event = tuple[str | None, str, dict[str, Any]]
@@ -51,3 +57,12 @@ async def test_what_cannot_be_followed(open_api: Open) -> None:
     refused = await api.get("/api/v1/jobs/9/events", headers={"Last-Event-ID": "x"})
     assert refused.status_code == 422
     assert "Last-Event-ID" in refused.text
+
+
+async def test_a_stream_ends_when_the_database_does_not_answer() -> None:
+    async def changes() -> AsyncIterator[JobChange]:
+        yield JobChange(JobRecord(Job(1, JobSpec(FlexibleRequest(1), ("true",)), 1.0), ""), ())
+        raise StoreUnavailable("the database does not answer")
+
+    told = [event async for event in _stream(changes())]
+    assert [event.splitlines()[0] for event in told] == ["event: job"]

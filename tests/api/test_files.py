@@ -1,5 +1,6 @@
 """Replicas, bundles and results over HTTP: whatever is sent, the answer says what is wrong with it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -41,7 +42,8 @@ async def test_a_replica_is_shown_as_it_is(open_api: Open, sites: Sites) -> None
         "state": "good",
     }  # fmt: skip
     assert (await added(api, "f", "north", "/f")).json()["parts"] == 2
-    assert (await api.get("/api/v1/replicas", params={"name": "climate/m"})).json() == {"replicas": [shown]}
+    page = (await api.get("/api/v1/replicas", params={"name": "climate/m"})).json()
+    assert page == {"replicas": [shown], "next": None}
 
 
 NAMES = [
@@ -66,7 +68,39 @@ async def test_strange_names_go_all_the_way(open_api: Open, sites: Sites, name: 
     assert [(r["state"], r["problem"]) for r in verified.json()["replicas"]] == [("good", "")]
     gone = await api.delete("/api/v1/replicas", params={"name": name})
     assert [r["name"] for r in gone.json()["replicas"]] == [name]
-    assert (await api.get("/api/v1/replicas")).json() == {"replicas": []}
+    assert (await api.get("/api/v1/replicas")).json() == {"replicas": [], "next": None}
+
+
+async def test_the_catalogue_comes_in_pages(open_api: Open, sites: Sites) -> None:
+    api = await open_api(sites=sites)
+    expected = [(name, cluster) for name in sorted([*NAMES, "m"]) for cluster in ("north", "south")]
+    for name, cluster in reversed(expected):
+        await added(api, name, cluster, "/m")
+    for limit in (1, 2, 3, len(expected), 1000):
+        found, path = [], f"/api/v1/replicas?limit={limit}"
+        while path:
+            page = (await api.get(path)).json()
+            assert len(page["replicas"]) == limit or page["next"] is None
+            found += [(r["name"], r["cluster"]) for r in page["replicas"]]
+            path = page["next"]
+        assert found == expected
+    first = (await api.get("/api/v1/replicas?name=m&limit=1")).json()
+    assert [r["cluster"] for r in first["replicas"]] == ["north"]
+    second = (await api.get(first["next"])).json()
+    assert ([r["cluster"] for r in second["replicas"]], second["next"]) == (["south"], None)
+
+
+async def test_pages_bear_changes_between_them(open_api: Open, sites: Sites) -> None:
+    api = await open_api(sites=sites)
+    for name in "bdf":
+        await added(api, name, "north", "/m")
+    first = (await api.get("/api/v1/replicas?limit=2")).json()
+    await api.delete("/api/v1/replicas?name=d")
+    for name in "aceg":
+        await added(api, name, "north", "/m")
+    second = (await api.get(first["next"])).json()
+    assert [r["name"] for r in second["replicas"]] == ["e", "f"]
+    assert [r["name"] for r in (await api.get(second["next"])).json()["replicas"]] == ["g"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +149,8 @@ async def test_a_cluster_out_of_reach_is_to_be_asked_later(open_api: Open, sites
 @pytest.mark.parametrize(
     ("method", "path", "field"),
     [("GET", "/replicas?nmae=m", "nmae"), ("DELETE", "/replicas", "name"), ("DELETE", "/replicas?name=m&all=1", "all"),
-     ("GET", "/replicas?name=", "name")],
+     ("GET", "/replicas?name=", "name"), ("GET", "/replicas?limit=0", "limit"),
+     ("GET", "/replicas?limit=1001", "limit"), ("GET", "/replicas?before=m", "before")],
 )  # fmt: skip
 async def test_a_wrong_question_is_refused_by_its_field(open_api: Open, method: str, path: str, field: str) -> None:
     answer = await (await open_api()).request(method, f"/api/v1{path}")
@@ -240,6 +275,30 @@ async def test_a_bundle_that_does_not_say_how_large_it_is_may_not_be_larger(open
     answer = await (await open_api()).post("/api/v1/bundles", content=endless())
     assert (answer.status_code, answer.json()["field"]) == (413, "body")
     assert sent < 3 * BUNDLE_LIMIT
+
+
+async def test_bundles_for_which_there_is_no_room_are_refused_with_the_way_out(open_api: Open) -> None:
+    api = await open_api()
+    large = [archive_of({name: bytes(BUNDLE_LIMIT - 20_000)}) for name in "abc"]
+    answers = [await api.post("/api/v1/bundles", content=pieces(data, 100_000)) for data in large]
+    assert [answer.status_code for answer in answers] == [201, 201, 507]
+    problem = answers[-1].json()
+    assert (problem["title"], problem["field"]) == ("Insufficient Storage", "body")
+    assert "bundles_quota is 4.19 MB" in problem["detail"]
+    assert "operator raise bundles_quota" in problem["hint"]
+    assert (await api.post("/api/v1/bundles", content=large[0])).status_code == 507, "who sends asks for it before"
+    assert (await api.get(f"/api/v1/bundles/{sha(large[0])}")).status_code == 200
+
+
+async def test_an_upload_that_does_not_go_on_is_ended(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("koalapy.service.archives.PATIENCE", 0.01)
+
+    async def stalls() -> AsyncIterator[bytes]:
+        yield ARCHIVE[:1000]
+        await asyncio.Event().wait()
+
+    answer = await (await open_api()).post("/api/v1/bundles", content=stalls())
+    assert (answer.status_code, answer.json()["field"], answer.json()["hint"]) == (408, "body", "send it again")
 
 
 async def test_users_show_their_tokens_for_files_too(open_api: Open) -> None:

@@ -21,11 +21,13 @@ class MemoryFiles:
         self.now: dict[ClusterName, tuple[ReplicaState, str, str]] = {}
         """What is found out about the replicas of a cluster: state, reason, problem."""
 
-    def list(self, name: str | None = None) -> Sequence[Replica]:
+    def list(
+        self, name: str | None = None, after: tuple[str, ClusterName] = ("", ""), limit: int | None = None
+    ) -> Sequence[Replica]:
         found = [replica for replica in self.replicas if name in (None, replica.name)]
         if name is not None and not found:
             raise NotFoundError(f"the replica catalogue has no {name}", field="name", hint="add it with koala")
-        return found
+        return sorted((r for r in found if (r.name, r.cluster) > after), key=lambda r: (r.name, r.cluster))[:limit]
 
     async def add(self, name: str, cluster: ClusterName, path: str) -> Replica:
         if path.startswith("/other"):
@@ -53,7 +55,7 @@ class MemoryBundles:
         self.kept: dict[str, bytes] = {}
         self.uploads = 0
 
-    async def put(self, content: AsyncIterator[bytes]) -> tuple[StoredBundle, bool]:
+    async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
         data = b"".join([piece async for piece in content])
         ident = hashlib.sha256(data).hexdigest()
         self.uploads += 1

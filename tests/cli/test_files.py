@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import resource
+import signal
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -13,11 +15,12 @@ from typing import Any
 import pytest
 
 from koalapy.cli import transfers
-from koalapy.cli.errors import CliError
+from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.resubmit import command_for
 from koalapy.cli.staging import packed
 from koalapy.cli.submission import inputs_of
 from koalapy.cli.unpacking import unpack
+from koalapy.cli.width import columns_of
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.replica import ReplicaState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
@@ -45,6 +48,15 @@ def test_a_replica_is_added_and_listed(koala: Koala) -> None:
     assert json.loads(koala("replicas", "list", "fields", "--json").out)["replicas"][0]["parts"] == 0
 
 
+def test_a_long_catalogue_is_listed_to_its_end(koala: Koala, server: Server) -> None:
+    expected = [(f"m{i:04}", cluster) for i in range(1001) for cluster in ("north", "south")]
+    server.files.replicas = [replace(MESH, name=name, cluster=cluster) for name, cluster in expected]
+    assert len(koala("replicas", "list").out.splitlines()) == 1 + len(expected)
+    told = json.loads(koala("replicas", "list", "--json").out)
+    assert [(replica["name"], replica["cluster"]) for replica in told["replicas"]] == expected
+    assert len(json.loads(koala("replicas", "list", "m0007", "--json").out)["replicas"]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -60,6 +72,15 @@ def test_what_does_not_work_is_said_in_a_line(koala: Koala, arguments: tuple[str
     ended = koala("replicas", *arguments)
     assert (ended.code, ended.out) == (code, "")
     assert said in ended.err
+
+
+def test_columns_stand_below_each_other_whatever_the_names(koala: Koala, server: Server) -> None:
+    names = ["climate", "気候/2026", "cafe\u0301", "ünï"]
+    server.files.replicas = [replace(MESH, name=name) for name in names]
+    lines = koala("replicas", "list").out.splitlines()
+    assert {
+        columns_of(line[: line.index(word)]) for line, word in zip(lines, ["CLUSTER", *["north"] * 4], strict=True)
+    } == {11}
 
 
 def test_verify_fails_when_not_all_are_good(koala: Koala, server: Server) -> None:
@@ -233,6 +254,24 @@ def test_what_cannot_be_sent_is_said_before_anything_is_submitted(koala: Koala, 
     assert (server.service.records, server.bundles.uploads) == ({}, 0)
 
 
+@pytest.mark.parametrize("kind", ["one large file", "many folders"])
+def test_an_archive_for_which_there_is_no_room_is_no_fault_of_the_files(tmp_path: Path, kind: str) -> None:
+    if kind == "many folders":
+        for i in range(100):
+            (tmp_path / f"{i}").mkdir()
+    (tmp_path / "x").write_bytes(b"x" * (50_000 if kind == "one large file" else 1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(CliError, match="cannot be written: file too large") as refused, packed([str(tmp_path)]):
+            raise AssertionError("it was written")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "TMPDIR" in refused.value.hint
+
+
 def test_a_dry_run_sends_nothing(koala: Koala, server: Server, code: Path) -> None:
     assert koala("submit", *SIX, "--stage", str(code), "--input", "m", "--dry-run", "--", "true").code == 0
     assert server.bundles.uploads == 0
@@ -329,6 +368,52 @@ def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
 
 
+@pytest.mark.parametrize("facts", [{"path": "0-north/a\0b"}, {"mtime": "1e300"}, {"mtime": "nan"}])
+def test_what_no_file_can_have_is_said_in_a_line(facts: dict[str, str], tmp_path: Path) -> None:
+    member = tarfile.TarInfo("0-north/a")
+    member.pax_headers = facts
+    with pytest.raises(CliError, match="something in it that no file can have"):
+        unpack(iter([archive((member, b""))]), tmp_path / "to", force=True)
+    assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
+
+
+class Breaking(list[bytes]):
+    """What is sent until the daemon cannot go on."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from super().__iter__()
+        raise OSError(5, "Input/output error")
+
+
+def test_a_daemon_that_breaks_off_is_not_said_to_be_away(koala: Koala, server: Server, tmp_path: Path) -> None:
+    brought(server, Breaking([DATA[:4000]]), "north", "south")
+    ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
+    assert (ended.code, ended.out) == (5, "")
+    assert ended.err.startswith(f"koala: the daemon at {server.url} broke off (")
+    assert not [path for path in (tmp_path / "x").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt, OSError(28, "No space left on device"), CliError("away", Exit.UNREACHABLE)]
+)
+def test_of_a_file_that_does_not_come_to_its_end_nothing_is_left(
+    koala: Koala, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    brought(server, [DATA], "north", "south")
+
+    def breaks(content: object, file: io.BufferedWriter) -> None:
+        if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
+            raise end
+
+    monkeypatch.setattr("koalapy.cli.unpacking._copy", breaks)
+    ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
+    assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
+    assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]
+    assert {130: "the rest is brought by koala fetch 7 --force --to", 1: "No space left", 5: "away"}[
+        ended.code
+    ] in ended.err
+
+
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "away").mkdir()
     (tmp_path / "file").write_text("mine")
@@ -350,8 +435,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 
 def staging(**changes: Any) -> dict[str, Any]:
-    component = {"index": 0, "cluster": "north", "sources": ["south", "north"], "staging": True, "stage_size": 0,
-                 "staged": 0, "staged_at": None}  # fmt: skip
+    component = {"index": 0, "cluster": "north", "sources": ["south", "north"], "stage_size": 0,
+                 "staging_since": "1970-01-01T00:16:40.000Z", "staged": 0, "staged_at": None}  # fmt: skip
     return component | changes
 
 
@@ -368,7 +453,7 @@ def staging(**changes: Any) -> dict[str, Any]:
         (staging(stage_size=7, staged=7, sources=[], staged_at="1970-01-01T00:16:44.000Z"),
          ["0 north  7 bytes in 4 s, 1.75 bytes/s"]),
         (staging(sources=["north"], staged_at="1970-01-01T00:16:44.000Z"), []),
-        (staging(staging=False), []),
+        (staging(staging_since=None), []),
     ],
 )  # fmt: skip
 def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], said: list[str]) -> None:
@@ -379,7 +464,14 @@ def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], 
 
 def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Server) -> None:
     component = Component(
-        0, "north", 2, ComponentState.WAITING, sources=("south",), staging=True, stage_size=10**9, staged=5 * 10**8
+        0,
+        "north",
+        2,
+        ComponentState.WAITING,
+        sources=("south",),
+        staging_since=1000.0,
+        stage_size=10**9,
+        staged=5 * 10**8,
     )
     request = NonFixedRequest((ComponentRequest(2, inputs=(InputFile("m", 10**9, ("south",)),)),))
     spec = JobSpec(request, ("true",), bundle=Bundle("a" * 64, 1, 1))
@@ -404,6 +496,28 @@ class Terminal(io.StringIO):
         return self._terminal
 
 
+def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "LOOK", 0.0)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "6")
+    many = [staging(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
+    job = {"state": "queued", "reason": "no replica of m is good", "request": {"type": "flexible"},
+           "inputs": [{"file": "m"}], "bundle": None, "components": [],
+           "ended_at": "1970-01-01T00:16:42.000Z"}  # fmt: skip
+    client = Told(
+        job, job | {"state": "claiming", "components": many},
+        job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
+    )  # fmt: skip
+    stream = Terminal(terminal=True)
+    transfers.follow(client, 1, stream)  # type: ignore[arg-type]
+    waits, under_way, there = stream.getvalue().split("\x1b[J")
+    assert waits == "queued: no replica of m is good\n\x1b[1F"
+    assert under_way.endswith("and 5 more\n\x1b[5F")
+    for page in (under_way, there):
+        assert all(columns_of(line.split("\x1b")[0]) <= 40 for line in page.splitlines())
+        assert page.count("\n") == 5
+
+
 class Told:
     """A daemon that tells one thing after the other of a job."""
 
@@ -420,7 +534,7 @@ def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.Mon
     job = {
         "state": "queued", "request": {"type": "flexible"}, "inputs": [{"file": "m"}], "bundle": None, "components": [],
         "placed_at": "1970-01-01T00:16:40.000Z", "timeline": [], "generation": 1,
-        "ended_at": "1970-01-01T00:16:42.000Z",
+        "ended_at": "1970-01-01T00:16:42.000Z", "reason": "0 are idle",
     }  # fmt: skip
     halfway = staging(stage_size=200_000_000, staged=120_000_000)
     there = staging(stage_size=200_000_000, staged=200_000_000, staged_at="1970-01-01T00:16:44.000Z")
@@ -430,7 +544,8 @@ def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.Mon
     )  # fmt: skip
     stream = Terminal(terminal)
     transfers.follow(client, 1, stream)  # type: ignore[arg-type]
-    lines = [
+    lines = ["queued: 0 are idle\n"] if terminal else []
+    lines += [
         "0 north  waits for its files from south\n",
         "0 north  [############........] 120 of 200 MB from south, 60 MB/s\n",
         "0 north  200 MB from south in 4 s, 50 MB/s\n",

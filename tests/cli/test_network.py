@@ -34,6 +34,34 @@ def test_a_network_that_nobody_has_measured(koala: Koala) -> None:
     ]
 
 
+def unmeasured(clusters: list[str]) -> dict[tuple[str, str], dict[str, object]]:
+    link = {"state": "unmeasured", "latency": None, "bandwidth": None}
+    return {(one, other): link for one in clusters for other in clusters if one <= other}
+
+
+def test_a_matrix_that_is_wider_than_the_terminal_comes_in_parts() -> None:
+    clusters = [f"cluster-{i:02}" for i in range(10)]
+    links = unmeasured(clusters)
+    assert max(len(line) for line in matrix(clusters, links).splitlines()) > 80
+    parts = matrix(clusters, links, 80).split("\n\n")
+    assert max(len(line) for part in parts for line in part.splitlines()) <= 80
+    assert [part.splitlines()[0].split()[2:] for part in parts] == [clusters[:5], clusters[5:]]
+    assert {len(part.splitlines()) for part in parts} == {21}
+    assert matrix(clusters[:2], links, 5).count("MB/s, ms") == 2, "one column at least"
+
+
+def test_a_matrix_of_no_clusters_or_strange_ones() -> None:
+    assert matrix([], {}) == matrix([], {}, 80) == "MB/s, ms"
+    lines = matrix(["delft", "東京"], unmeasured(["delft", "東京"])).splitlines()
+    assert lines == [
+        "MB/s, ms     delft      東京",
+        "delft            –         –",
+        "                 –         –",
+        "東京             –         –",
+        "                 –         –",
+    ]
+
+
 def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server: Server) -> None:
     server.network.knows(
         replace(pingpong(NORTH, at=NOW - 7200.0), latency=3e-5, bandwidth=561.4e6),

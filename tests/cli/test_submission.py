@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.submission import body_of, environment_of, request_of
+from koalapy.cli.submission import body_of, coallocation_of, environment_of, request_of
+from tests.cli.conftest import Koala
 
 
 def request(**options: Any) -> Any:
@@ -35,6 +36,10 @@ def test_each_kind_of_request() -> None:
         ({"nonfixed": "2,x"}, "--nonfixed is '2,x'"),
         ({"fixed": "north"}, "--fixed is 'north'"),
         ({"fixed": ":2"}, "--fixed is ':2'"),
+        ({"fixed": "north:--2"}, "--fixed is 'north:--2'"),
+        ({"fixed": "north:²"}, "--fixed is 'north:²'"),
+        ({"fixed": "north:" + "9" * 5000}, "--fixed is 'north:999"),
+        ({"nonfixed": "2,,1"}, "--nonfixed is '2,,1'"),
         ({"nonfixed": "2", "most": 1}, "are for flexible requests"),
         ({"flexible": 2, "splits": ["1;1"]}, "--split is '1;1'"),
     ],
@@ -44,6 +49,15 @@ def test_what_makes_no_sense_is_refused_with_the_way_out(options: dict[str, Any]
         request(**options)
     assert refusal.value.code is Exit.USAGE
     assert refusal.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "--2", "²", "some", "1.5"])
+def test_a_coallocation_that_makes_no_sense_is_refused_with_the_way_out(text: str) -> None:
+    with pytest.raises(CliError, match="--coallocation is") as refusal:
+        coallocation_of(text)
+    assert (refusal.value.code, refusal.value.hint) == (
+        Exit.USAGE, "use never, allowed, or the most clusters to combine",
+    )  # fmt: skip
 
 
 def test_options_override_the_file(tmp_path: Path) -> None:
@@ -69,3 +83,8 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment_of(["A=1=2", "B=", "HERE"]) == {"A": "1=2", "B": "", "HERE": "yes"}
     with pytest.raises(CliError, match="NOT_HERE"):
         environment_of(["NOT_HERE"])
+
+
+def test_one_node_is_one_node(koala: Koala) -> None:
+    assert "flexible, 1 node, low priority" in koala("submit", "--flexible", "1", "--", "true").out
+    assert "flexible, 1 node, low priority" in koala("show", "1").out

@@ -25,10 +25,9 @@ from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.replica import Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
 from koalapy.ports import Batch, JobRecord
-from koalapy.scheduling.events import JobSubmitted, ReplicasChanged
+from koalapy.scheduling.events import ReplicasChanged
 from koalapy.service.bundles import KEPT, Bundles
 from koalapy.service.catalogue import Catalogue
-from koalapy.service.engine import Item
 from koalapy.service.files import Files
 from koalapy.service.housekeeping import Housekeeping
 from koalapy.service.results import Results
@@ -48,6 +47,8 @@ class World:
     files: Files
     told: list[ReplicasChanged]
     """What the scheduler was told."""
+    needed: set[str]
+    """Bundles that unfinished jobs need."""
 
     def state(self, name: str, cluster: str) -> ReplicaState:
         """As the catalogue in memory has it, which is as the store has it."""
@@ -62,7 +63,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with running(tmp_path / "koala.db") as daemon:
         sites = Sites()
         store = SqlFiles(make_engine(f"sqlite:///{tmp_path / 'koala.db'}"))
-        bundles = Bundles(store, tmp_path / "bundles", limit=100_000, clock=lambda: 1000.0)
+        needed: set[str] = set()
+        bundles = Bundles(
+            store, tmp_path / "bundles", limit=100_000, quota=10**9, needed=lambda: needed, clock=lambda: 1000.0
+        )
         told: list[ReplicasChanged] = []
         apply = daemon.scheduler.apply
 
@@ -72,7 +76,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             apply(event, now)  # type: ignore[arg-type]
 
         daemon.scheduler.apply = listening  # type: ignore[method-assign, assignment]
-        yield World(daemon, sites, store, bundles, Files(daemon.engine, store, sites, bundles), told)
+        yield World(daemon, sites, store, bundles, Files(daemon.engine, store, sites, bundles), told, needed)
 
 
 async def until(look: Callable[[], bool]) -> None:
@@ -277,14 +281,14 @@ async def test_submissions_are_filled_in(world: World) -> None:
     await world.files.add("m", "north", "/m")
     bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
     spec = JobSpec(FlexibleRequest(1), ("wave",), inputs=(InputFile("m"),), bundle=Bundle(bundle.id, 0, 0))
-    resolved = world.files.resolve(spec)
+    resolved = await world.files.resolve(spec)
     assert resolved.inputs == (InputFile("m", 4, ("north",)),)
     assert resolved.bundle == Bundle(bundle.id, bundle.size, 3)
     assert resolved.application == "wave"
     with pytest.raises(UsageError, match="bundle has a data, and so is an input called"):
-        world.files.resolve(replace(spec, inputs=(InputFile("m", target="data"),)))
+        await world.files.resolve(replace(spec, inputs=(InputFile("m", target="data"),)))
     with pytest.raises(UsageError, match="there is no bundle") as refused:
-        world.files.resolve(replace(spec, bundle=Bundle("f" * 64, 0, 0)))
+        await world.files.resolve(replace(spec, bundle=Bundle("f" * 64, 0, 0)))
     assert (refused.value.field, "--stage" in refused.value.hint) == ("bundle", True)
 
 
@@ -364,12 +368,16 @@ async def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
 
 async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, tmp_path: Path) -> None:
     now = 1000.0
-    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, clock=lambda: now)
+    needed: set[str] = set()
+    bundles = Bundles(
+        world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: needed, clock=lambda: now
+    )
     kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "abc"]
     now += KEPT
     bundles.touch(kept[1])
     now += 1
-    assert await bundles.tidy({kept[0]}) == [kept[2]]
+    needed.add(kept[0])
+    assert await bundles.tidy() == [kept[2]]
     assert sorted(bundle.id for bundle in world.store.bundles()) == sorted(kept[:2])
     assert {bundle.used_at for bundle in world.store.bundles()} == {now, now - 1}
     with pytest.raises(NotFoundError):
@@ -377,8 +385,8 @@ async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, t
     now += KEPT
     for left in (".incoming-x", "f" * 64):
         (tmp_path / "bundles" / left).touch()
-    again = Bundles(world.store, tmp_path / "bundles", limit=10**6, clock=lambda: now)
-    assert await again.tidy(set()) == [kept[1]]
+    again = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=list, clock=lambda: now)
+    assert await again.tidy() == [kept[1]]
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [kept[0]]
 
 
@@ -394,8 +402,8 @@ async def test_a_bundle_whose_file_is_lost_can_be_uploaded_again(world: World) -
 
 async def test_what_lies_directly_in_a_bundle_is_known_after_a_restart_too(world: World, tmp_path: Path) -> None:
     bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
-    again = Bundles(world.store, tmp_path / "bundles", limit=10**6, clock=lambda: 1000.0)
-    assert world.bundles.tops(bundle.id) == again.tops(bundle.id) == {"run.sh", "data"}
+    again = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=list, clock=lambda: 1000.0)
+    assert await world.bundles.tops(bundle.id) == await again.tops(bundle.id) == {"run.sh", "data"}
 
 
 def said_of(kind: bytes, content: bytes) -> bytes:
@@ -425,7 +433,9 @@ END = bytes(1024)
     ids=["pax", "gnu", "deep", "chain", "common"],
 )
 async def test_no_archive_makes_us_hold_more_than_is_sensible(world: World, data: bytes) -> None:
-    bundles = Bundles(world.store, world.bundles.path("x").parent, limit=10**8, clock=lambda: 0.0)
+    bundles = Bundles(
+        world.store, world.bundles.path("x").parent, limit=10**8, quota=10**9, needed=list, clock=lambda: 0.0
+    )
     with pytest.raises(UsageError) as caught:
         await bundles.put(pieces(data + END, 100_000))
     assert caught.value.field == "body"
@@ -439,7 +449,7 @@ async def test_an_archive_of_too_many_files_is_refused(world: World, monkeypatch
 
 
 async def test_an_archive_for_which_there_is_no_room(world: World, tmp_path: Path) -> None:
-    bundles = Bundles(world.store, tmp_path / "full", limit=10**8, clock=lambda: 0.0)
+    bundles = Bundles(world.store, tmp_path / "full", limit=10**8, quota=10**9, needed=list, clock=lambda: 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
@@ -456,7 +466,7 @@ async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, clock=lambda: now)
+    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=list, clock=lambda: now)
     kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "ab"]
     now += KEPT + 1
     real = world.store.remove_bundle
@@ -466,14 +476,15 @@ async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
         real(bundle)
 
     monkeypatch.setattr(world.store, "remove_bundle", removing)
-    assert await bundles.tidy(set()) == [kept[0]]
+    assert await bundles.tidy() == [kept[0]]
     assert [bundle.id for bundle in world.store.bundles()] == [kept[1]]
 
 
 async def test_a_needed_bundle_whose_file_is_lost_keeps_nobody_from_tidying(world: World) -> None:
     bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
     world.bundles.path(bundle.id).unlink()
-    assert await world.bundles.tidy({bundle.id, "f" * 64}) == []
+    world.needed |= {bundle.id, "f" * 64}
+    assert await world.bundles.tidy() == []
 
 
 async def test_a_bundle_that_was_not_written_down_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,8 +525,10 @@ class Tried:
         return JobRecord(self.job, ""), self.attempts
 
 
-def results_of(world: World, path: Path, tried: Tried) -> Results:
-    return Results(world.store, path / "results", limit=100_000, clock=lambda: 5.0, attempts=tried)
+def results_of(
+    world: World, path: Path, tried: Tried, quota: int = 10**9, clock: Callable[[], float] = lambda: 5.0
+) -> Results:  # fmt: skip
+    return Results(world.store, path / "results", limit=100_000, quota=quota, clock=clock, attempts=tried)
 
 
 async def test_results_come_together(world: World, tmp_path: Path) -> None:
@@ -600,11 +613,11 @@ async def test_results_are_removed_some_time_after_the_end(world: World, tmp_pat
     tried = Tried(world, state=JobState.RUNNING)
     results = results_of(world, tmp_path, tried)
     await results.put("north", "7.2.0", pieces(archive_of({"a": b"1"})))
-    assert await results.tidy(before=1e9) == [], "of a job that has not ended"
+    assert await results.tidy(1e9) == [], "of a job that has not ended"
     ended = replace(tried.job, state=JobState.SUCCEEDED, ended_at=50.0)
     world.daemon.store.write(Batch(1.0, world.daemon.store.epoch, {7: ended}))
-    assert await results.tidy(before=50.0) == []
-    assert await results.tidy(before=51.0) == [7]
+    assert await results.tidy(50.0) == []
+    assert await results.tidy(51.0) == [7]
     assert list((tmp_path / "results").iterdir()) == []
     tried.job = ended
     with pytest.raises(NotFoundError, match="the files of job 7 are not kept any more"):
@@ -613,11 +626,14 @@ async def test_results_are_removed_some_time_after_the_end(world: World, tmp_pat
 
 async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_path: Path) -> None:
     kept, gone = [(await world.bundles.put(pieces(archive_of({name: b""}))))[0] for name in "ab"]
-    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, clock=lambda: KEPT + 2000.0)
+
+    def now() -> float:
+        return KEPT + 2000.0
+
+    bundles = Bundles(
+        world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: {kept.id}, clock=now
+    )  # fmt: skip
     results = results_of(world, tmp_path, Tried(world))
-    engine = world.daemon.engine
-    waiting = Job(1, JobSpec(FlexibleRequest(2), ("true",), bundle=Bundle(kept.id, 1, 1)), 1.0)
-    await engine.commit(Item(events=(JobSubmitted(waiting),)))
-    await Housekeeping(engine, bundles, results, 60.0).tidy()
+    await Housekeeping(bundles, results, 60.0, now).tidy()
     assert [bundle.id for bundle in world.store.bundles()] == [kept.id]
     assert not bundles.path(gone.id).exists()

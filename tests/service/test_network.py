@@ -5,6 +5,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from koalapy.scheduling.events import ClusterDrained
 from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkBook, LinkState, Pair
-from koalapy.service.network import Measuring, Network
+from koalapy.service.network import Measuring, Network, spec_of
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.sql import make_engine
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
@@ -254,6 +255,27 @@ async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World)
     await world.job(twice[0].job.id, JobState.CANCELLED)
     assert (await world.measured(another))[BOTH].link == Link(0.25, 2e6)
     assert [line.job for line in await another.history(*BOTH, 5)] == [1]
+
+
+async def test_a_job_that_is_only_called_like_a_measurement_is_none(world: World) -> None:
+    spec = replace(spec_of(BOTH, ("python", "-m", "mine")), owner="koala")
+    world.sites["south"].deaf = True
+    await world.jobs.submit(spec)
+    world.network.start()
+    assert not any(link.under_way for link in world.network.links())
+    world.sites["south"].deaf = False
+    await world.job(1, JobState.SUCCEEDED)
+    assert world.store.latest() == []
+
+
+async def test_a_clock_that_was_set_back_keeps_nothing_from_being_measured(world: World) -> None:
+    for pair, later in ((NORTH, 86400.0), (BOTH, -10.0), (SOUTH, 0.0)):
+        at = world.daemon.engine.clock() + later
+        world.store.add(Measurement(*pair, MeasurementKind.PINGPONG, at, 0.1, 1e6))
+    network = world.new_network(interval=100.0)
+    await network.measure_what_is_due()
+    assert [bool(link.under_way) for link in network.links()] == [True, False, False]
+    await world.measured(network)
 
 
 async def test_what_is_due_is_measured_and_nothing_else(world: World) -> None:

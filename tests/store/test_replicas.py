@@ -54,9 +54,28 @@ def test_results_are_those_of_one_attempt(open_store: Callable[[], SqlStore], ur
     jobs[2] = replace(jobs[2], state=JobState.FAILED, ended_at=20.0)
     store.write(Batch(1.0, store.epoch, jobs))
     first = StoredResult(1, 2, 0, "north", 10, 1, 9.0)
-    for result in (replace(first, rank=1), first, replace(first, generation=1), replace(first, job=2)):
-        files.save_result(result)
-    files.save_result(replace(first, files=5))
-    assert files.results(1, 2) == [replace(first, files=5), replace(first, rank=1)]
-    assert files.remove_results(before=20.0) == [1]
-    assert (files.results(1, 2), len(files.results(2, 2))) == ([], 1)
+    earlier = [files.save_result(replace(first, generation=1, rank=rank, size=7)) for rank in (0, 1)]
+    assert (earlier, files.results_size()) == ([0, 0], 14)
+    assert [files.save_result(result) for result in (replace(first, rank=1), first)] == [14, 0]
+    assert files.save_result(replace(first, job=2, size=2**40)) == 0
+    assert files.save_result(replace(first, size=20, files=5)) == 10
+    assert files.results(1, 2) == [replace(first, size=20, files=5), replace(first, rank=1)]
+    assert (files.results(1, 1), files.results_size()) == ([], 30 + 2**40)
+
+
+def test_results_go_by_the_age_of_their_jobs(open_store: Callable[[], SqlStore], url: str) -> None:
+    store, files = open_store(), SqlFiles(make_engine(url))
+    jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in range(1, 6)}
+    for ident, ended in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 40.0)):
+        jobs[ident] = replace(jobs[ident], state=JobState.SUCCEEDED, ended_at=ended)
+    store.write(Batch(1.0, store.epoch, jobs))
+    for job in jobs:
+        for rank in (0, 1):
+            files.save_result(StoredResult(job, 1, rank, "north", 10, 1, 9.0))
+    assert files.remove_results(10.0) == {}
+    assert files.remove_results(40.0, 0) == {}
+    assert files.remove_results(40.0, 21) == {2: 20, 3: 20}
+    assert [result.size for result in files.results(2, 1)] == [0, 0], "it is known that there were some"
+    assert files.remove_results(40.0, 1000) == {1: 20}
+    assert files.remove_results(1e9) == {4: 20}, "of one that is not over they stay"
+    assert files.results_size() == 20

@@ -1,0 +1,36 @@
+"""How many columns of a terminal a text takes: East Asian signs take two, accents that stand by themselves none."""
+
+import shutil
+import unicodedata
+from typing import TextIO
+
+
+def columns_of(text: str) -> int:
+    """Columns."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def left(text: str, columns: int) -> str:
+    """With blanks after it."""
+    return text + " " * (columns - columns_of(text))
+
+
+def right(text: str, columns: int) -> str:
+    """With blanks before it."""
+    return " " * (columns - columns_of(text)) + text
+
+
+def cut(text: str, columns: int, mark: str = "…") -> str:
+    """As much of it as has room, with a mark of one column where something is missing."""
+    if columns_of(text) <= columns:
+        return text
+    while text and columns_of(text) >= columns:
+        text = text[:-1]
+    return text + mark
+
+
+def room(stream: TextIO) -> tuple[int, int] | None:
+    """Columns and lines of a terminal; None where the text goes elsewhere."""
+    return shutil.get_terminal_size() if stream.isatty() else None

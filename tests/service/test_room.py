@@ -1,0 +1,254 @@
+"""Bundles and results take no more room than they may: the old make way where that is allowed, else nothing comes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koalapy.model.errors import FullError, NotFoundError, StoreUnavailable, TooLargeError
+from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch, JobRecord
+from koalapy.service import bundles, results
+from koalapy.service.bundles import Bundles
+from koalapy.service.results import Results
+from koalapy.store.migrate import migrate
+from koalapy.store.replicas import SqlFiles
+from koalapy.store.sql import SqlStore, make_engine
+from tests.service.archives import archive_of, pieces
+
+SIZE = 10240
+"""Bytes of an archive of one small file."""
+HOUR, DAY = bundles.KEPT_AT_LEAST, results.KEPT_AT_LEAST
+
+
+def named(name: str) -> bytes:
+    data = archive_of({name: b"x"})
+    assert len(data) == SIZE
+    return data
+
+
+class World:
+    """A database with five jobs of one component, at a time of the test's own."""
+
+    def __init__(self, path: Path) -> None:
+        database = make_engine(f"sqlite:///{path / 'koala.db'}")
+        migrate(database)
+        self.path = path
+        self.jobs = SqlStore(database, 0.0)
+        self.store = SqlFiles(database)
+        self.now = 1000.0
+        self.needed: set[str] = set()
+        spec = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
+        attempt = Attempt(2, (Component(0, "north", 1),), 1.0)
+        self._jobs = {i: Job(i, spec, 1.0, JobState.RUNNING, generation=2, attempt=attempt) for i in range(1, 6)}
+        self.jobs.write(Batch(1.0, self.jobs.epoch, dict(self._jobs)))
+
+    def end(self, job: int) -> None:
+        """It is over now."""
+        self._jobs[job] = replace(self._jobs[job], state=JobState.SUCCEEDED, ended_at=self.now)
+        self.jobs.write(Batch(1.0, self.jobs.epoch, {job: self._jobs[job]}))
+
+    async def _attempts(self, job: int) -> tuple[JobRecord, list[Attempt]]:
+        attempt = self._jobs[job].attempt
+        assert attempt is not None
+        return JobRecord(self._jobs[job], ""), [replace(attempt, generation=1), attempt]
+
+    def bundles(self, quota: int) -> Bundles:
+        return Bundles(
+            self.store, self.path / "bundles", limit=10**6, quota=quota, clock=lambda: self.now,
+            needed=lambda: self.needed,
+        )  # fmt: skip
+
+    def results(self, quota: int) -> Results:
+        return Results(
+            self.store, self.path / "results", limit=10**6, quota=quota, clock=lambda: self.now, attempts=self._attempts
+        )
+
+    def there(self, what: str) -> list[str]:
+        """The files that are kept."""
+        folder = self.path / what
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+# Bundles
+
+
+async def test_of_bundles_those_go_first_that_were_not_wanted_for_longest(world: World) -> None:
+    kept = world.bundles(3 * SIZE)
+    a, b, c = [(await kept.put(pieces(named(name))))[0].id for name in "abc"]
+    world.now += HOUR + 1
+    kept.touch(a)
+    world.needed = {b}
+    d = (await kept.put(pieces(named("d"))))[0].id
+    assert world.there("bundles") == sorted([a, b, d])
+    assert sorted(bundle.id for bundle in world.store.bundles()) == sorted([a, b, d])
+    with pytest.raises(NotFoundError):
+        kept.get(c)
+    with pytest.raises(FullError, match=r"bundles_quota is 30\.7 KB, and all it has is needed") as refused:
+        await kept.put(pieces(named("e")))
+    assert (refused.value.field, "bundles_quota" in refused.value.hint) == ("body", True)
+    assert world.there("bundles") == sorted([a, b, d])
+    world.needed = set()
+    e, created = await kept.put(pieces(named("e")))
+    assert created
+    assert world.there("bundles") == sorted([a, d, e.id])
+
+
+async def test_nothing_makes_way_for_what_is_too_large(world: World) -> None:
+    kept = world.bundles(2 * SIZE)
+    bundle, _ = await kept.put(pieces(named("a")))
+    world.now += HOUR + 1
+    with pytest.raises(TooLargeError, match="larger than 1 MB"):
+        await kept.put(pieces(bytes(10**6 + 1)), 10**6 + 1)
+    assert world.there("bundles") == [bundle.id]
+
+
+async def test_what_comes_at_once_does_not_take_the_same_room_twice(world: World) -> None:
+    kept = world.bundles(SIZE + SIZE // 2)
+    both_began, began = asyncio.Event(), 0
+
+    async def slowly(data: bytes) -> AsyncIterator[bytes]:
+        nonlocal began
+        yield data
+        began += 1
+        if began == 2:
+            both_began.set()
+        await both_began.wait()
+
+    ended = await asyncio.gather(
+        kept.put(slowly(named("a"))), kept.put(slowly(named("b"))), return_exceptions=True
+    )  # fmt: skip
+    assert sorted(type(one).__name__ for one in ended) == ["FullError", "tuple"]
+    assert len(world.there("bundles")) == 1
+    world.now += HOUR + 1
+    assert (await kept.put(pieces(named("c"))))[1], "what was refused takes no room"
+
+
+async def test_the_same_sent_twice_at_once_takes_room_once(world: World) -> None:
+    kept = world.bundles(2 * SIZE)
+    sent = await asyncio.gather(*(kept.put(pieces(named("a"))) for _ in range(2)))
+    assert sorted(created for _, created in sent) == [False, True]
+    assert (await kept.put(pieces(named("b"))))[1]
+
+
+async def test_what_breaks_off_or_does_not_go_on_gives_its_room_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.service.archives.PATIENCE", 0.01)
+    monkeypatch.setattr("koalapy.service.archives.PIECE", 1000)
+    kept = world.bundles(SIZE)
+
+    async def breaks() -> AsyncIterator[bytes]:
+        yield named("a")[:-1000]
+        raise ConnectionError
+
+    async def stalls() -> AsyncIterator[bytes]:
+        yield named("a")[:-1000]
+        await asyncio.Event().wait()
+
+    for content, error in ((breaks(), ConnectionError), (stalls(), TimeoutError)):
+        with pytest.raises(error):
+            await kept.put(content)
+        assert world.there("bundles") == []
+    assert (await kept.put(pieces(named("b"))))[1]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_bundle_whose_file_was_lost_takes_its_room_once(world: World, restarted: bool) -> None:
+    kept = world.bundles(2 * SIZE)
+    bundle, _ = await kept.put(pieces(named("a")))
+    kept.path(bundle.id).unlink()
+    if restarted:
+        kept = world.bundles(2 * SIZE)
+    assert (await kept.put(pieces(named("a"))))[1]
+    assert (await kept.put(pieces(named("b"))))[1]
+    with pytest.raises(FullError):
+        await kept.put(pieces(named("c")))
+
+
+async def test_a_smaller_quota_is_kept_by_the_next_round(world: World) -> None:
+    ids = [(await world.bundles(10 * SIZE).put(pieces(named(name))))[0].id for name in "abc"]
+    less = world.bundles(SIZE)
+    await less.tidy()
+    assert len(world.there("bundles")) == 3, "they were wanted a moment ago"
+    world.now += HOUR + 1
+    world.needed = {ids[1]}
+    await less.tidy()
+    assert world.there("bundles") == [ids[1]]
+
+
+# Results
+
+
+async def test_results_of_the_jobs_that_ended_first_make_way_for_others(world: World) -> None:
+    kept = world.results(2 * SIZE)
+    for job in (2, 1):
+        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        world.end(job)
+        world.now += 10.0
+    world.now += DAY - 20.0
+    with pytest.raises(FullError, match=r"results_quota is 20\.5 KB, and all it has is of jobs") as full:
+        await kept.put("north", "3.2.0", pieces(named("a")))
+    assert "results_quota" in full.value.hint
+    world.now += 1.0
+    await kept.put("north", "3.2.0", pieces(named("a")))
+    assert world.there("results") == ["1/2.0.tar", "3/2.0.tar"]
+    for now_and_after_a_restart in (kept, world.results(2 * SIZE)):
+        with pytest.raises(NotFoundError, match="the files of job 2 are not kept any more"):
+            await now_and_after_a_restart.archive(2)
+        assert list(await now_and_after_a_restart.archive(1))
+
+
+async def test_results_of_jobs_that_are_not_over_never_make_way(world: World) -> None:
+    kept = world.results(SIZE)
+    await kept.put("north", "1.2.0", pieces(named("a")))
+    world.now += 10 * DAY
+    with pytest.raises(FullError):
+        await kept.put("north", "2.2.0", pieces(named("a")))
+    await kept.tidy(None)
+    assert world.there("results") == ["1/2.0.tar"]
+
+
+async def test_what_a_component_brings_again_takes_its_room_once(world: World) -> None:
+    kept = world.results(2 * SIZE)
+    await kept.put("north", "1.1.0", pieces(named("a")))
+    for _ in range(3):
+        await kept.put("north", "1.2.0", pieces(named("a")))
+    assert (world.there("results"), world.store.results_size()) == (["1/2.0.tar"], SIZE)
+    await kept.put("north", "2.2.0", pieces(named("a")))
+    with pytest.raises(FullError):
+        await world.results(2 * SIZE).put("north", "3.2.0", pieces(named("a")))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_crash_leaves_nothing_that_nobody_knows_of(
+    world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    kept = world.results(2 * SIZE)
+
+    def crash(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", crash)
+        with pytest.raises(StoreUnavailable, match="No space left on device"):
+            await kept.put("north", "1.2.0", pieces(named("a")))
+    for folder in ("bundles", "results"):
+        (world.path / folder).mkdir(exist_ok=True)
+        (world.path / folder / ".incoming-0").write_bytes(bytes(5 * SIZE))
+    if restarted:
+        kept = world.results(2 * SIZE)
+        assert world.bundles(2 * SIZE)
+        assert world.there(".") == ["koala.db", "koala.db-shm", "koala.db-wal"]
+    for job in (1, 2):
+        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+    with pytest.raises(FullError):
+        await kept.put("north", "3.2.0", pieces(named("a")))
