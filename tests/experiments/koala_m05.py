@@ -78,7 +78,6 @@ class Experiment:
         self._looked_at = lasted
         if self._coming or self._outside:
             return False
-        # What is stored counts: /healthz may know of an end that is still being written.
         return not self._grid.http.get("/api/v1/jobs", params={"active": True, "limit": 1}).json()["jobs"]
 
     def _is_let_in(self, job: PlannedJob) -> bool:
