@@ -26,7 +26,8 @@ class Auto:
     ``informed`` gives the policy for one job, with what is known of its application. Where one cluster has room now the
     job does not wait. Where only several have, and one would have room once jobs of this scheduler have ended, the
     predicted response times decide; where they are not known, the slowdown does. No job prefers to wait for longer than
-    it would run on several clusters: others may take what it waits for, again and again.
+    it would run on several clusters, but where co-allocation would harm others that wait: they may take what it waits
+    for, again and again.
     """
 
     name = "auto"
@@ -116,11 +117,11 @@ class Auto:
         """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
         now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
         where = f"{len(together.option.clusters)} clusters now"
+        if self._is_harmful(together) and not self._is_blocked_for_long(together, later):
+            return False, f"a slowdown of {self._slowdown(together)} on {where} is too much while others wait"
         if self._known.waited >= _patience(together):
             waited = f"it has waited {_seconds(self._known.waited)} with room on several clusters"
             return True, f"{waited}, and prefers to for no more than {_seconds(_patience(together))}"
-        if self._is_harmful(together) and not self._is_blocked_for_long(together, later):
-            return False, f"a slowdown of {self._slowdown(together)} on {where} is too much while others wait"
         if now is not None and then is not None:
             on_one = f"{_seconds(then)} in {later.option.clusters[0]} from {self._moment(later.option.wait or 0.0)}"
             compared = f"{_seconds(now)} on {where} with a slowdown of {self._slowdown(together)}"

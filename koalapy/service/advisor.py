@@ -21,7 +21,7 @@ class Verdict(StrEnum):
     BY_THE_WAIT = "by the wait"
     """Co-allocated if the wait is known to be longer than that."""
     ONE_CLUSTER = "one cluster"
-    """As before, but not while other jobs wait, unless it has waited for long."""
+    """As before, but not while other jobs wait."""
 
 
 @dataclass(frozen=True, slots=True)

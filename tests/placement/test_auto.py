@@ -230,7 +230,6 @@ def test_what_is_in_the_way_for_longer_than_the_job_would_run_is_not_waited_for(
     [
         (seen(3.0), 300.0),
         (replace(seen(3.0), rooms=busy(4, Release(1.0, 1))), 300.0),
-        (replace(seen(3.0), loaded=True), 300.0),
         (Knowledge("new", communication=0.9, rooms=UNKNOWN), PATIENCE),
     ],
 )
@@ -240,6 +239,13 @@ def test_it_never_prefers_to_wait_for_longer_than_it_would_run_on_several(known:
     answer = Auto(replace(known, waited=patience)).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
     assert f"it has waited {patience:g} s with room on several clusters" in answer.reason
+
+
+def test_one_that_would_harm_others_waits_on_while_they_do() -> None:
+    """CCR of 0.5 and more: never under load (sonmez-2010 VI-C)."""
+    answer = Auto(replace(seen(3.0), loaded=True, waited=1e6)).place(FOUR, SPLIT)
+    assert isinstance(answer, Refusal)
+    assert "too much while others wait" in answer.summary
 
 
 def test_local_users_are_not_waited_for() -> None:
