@@ -103,7 +103,6 @@ def _own_input_view(file: InputFile) -> dict[str, Any]:
 def job_view(record: JobRecord) -> dict[str, Any]:
     """A job as ``schemas.JobView``; spans follow semantics 12."""
     job, spec = record.job, record.job.spec
-    launched = job.attempt.launched_at if job.attempt else None
     return {
         "id": job.id,
         "name": spec.name,
@@ -141,7 +140,7 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "ended_at": moment(job.ended_at),
         "queue_time": _span(job.submitted_at, job.placed_at),
         "wait_time": _span(job.submitted_at, job.started_at),
-        "startup_overhead": _span(job.placed_at, launched or job.started_at),
+        "startup_overhead": _span(job.placed_at, job.started_at),
         "response_time": _span(job.submitted_at, job.ended_at),
         "start_delay": start_delay(job, job.attempt),
         "generation": job.generation,
@@ -197,7 +196,7 @@ def attempt_view(job: Job, attempt: Attempt) -> dict[str, Any]:
         "exit_code": attempt.exit_code,
         "queue_time": _span(job.submitted_at, attempt.placed_at),
         "wait_time": _span(job.submitted_at, attempt.barrier_at),
-        "startup_overhead": _span(attempt.placed_at, attempt.launched_at or attempt.barrier_at),
+        "startup_overhead": _span(attempt.placed_at, attempt.barrier_at),
         "response_time": _span(job.submitted_at, attempt.ended_at),
         "start_delay": start_delay(job, attempt),
         "components": [_attempt_component_view(component) for component in attempt.components],

@@ -69,7 +69,8 @@ class Claiming:
         claim_at = now + self._factor(job) * transfer_time
         first = job.first_start_estimate if job.first_start_estimate is not None else start_estimate
         job = self._ledger.move(
-            job, JobState.PLACED, now, "placed", placement.reason, generation=generation, placed_at=now, ending=None,
+            job, JobState.PLACED, now, "placed", placement.reason, generation=generation, placed_at=now,
+            started_at=None, ending=None,
             attempt=Attempt(generation, components, now, start_estimate, claim_at),
             placement_tries=job.placement_tries + 1, first_start_estimate=first,
         )  # fmt: skip

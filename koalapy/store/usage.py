@@ -57,7 +57,7 @@ def _waiting(connection: Connection, start: float, end: float) -> dict[Priority,
         func.count(),
         func.avg(job.placed_at - job.submitted_at),
         func.avg(job.started_at - job.submitted_at),
-        func.avg(func.coalesce(attempt.launched_at, job.started_at) - job.placed_at),
+        func.avg(job.started_at - job.placed_at),
         func.avg(job.ended_at - job.submitted_at),
         func.avg(attempt.start_estimate - job.first_start_estimate),
     ).join(attempts, last)

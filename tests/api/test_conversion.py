@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.api.conversion import job_view, spec_of
+from koalapy.api.conversion import attempt_view, job_view, spec_of
 from koalapy.api.schemas import JobSubmission, seconds
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobRecord
 from tests.store.test_rows import specs
@@ -84,3 +84,12 @@ def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
 )  # fmt: skip
 def test_durations(text: object, expected: object) -> None:
     assert seconds(text) == expected
+
+
+def test_queue_time_and_start_up_make_the_wait() -> None:
+    """And start-up ends when all components are ready to execute (sonmez-2010 VI-B.1), not when the program runs."""
+    attempt = Attempt(1, (Component(0, "north", 1),), 13.0, barrier_at=17.0, launched_at=19.0, ended_at=30.0)
+    job = Job(1, JobSpec(FlexibleRequest(1), ("true",)), 10.0, JobState.SUCCEEDED, generation=1, attempt=attempt)
+    job = replace(job, placed_at=13.0, started_at=17.0, ended_at=31.0)
+    for view in (job_view(JobRecord(job, "")), attempt_view(job, attempt)):
+        assert (view["queue_time"], view["startup_overhead"], view["wait_time"]) == (3.0, 4.0, 7.0)

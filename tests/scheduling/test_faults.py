@@ -182,6 +182,20 @@ def test_the_deadlines_of_an_attempt_end_with_it() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
+def test_a_job_that_is_tried_again_has_not_started() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4), lasts=25)
+    world.advance(5)
+    first = world.job(job)
+    break_component(world, world.tokens(job)[0])
+    again = world.job(job)
+    assert (again.state, again.generation, again.started_at) == (JobState.CLAIMING, 2, None)
+    world.advance(1)
+    started = world.job(job).started_at
+    assert started is not None
+    assert started > first.started_at  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(("own", "restarts"), [(None, 2), (0, 0), (1, 1)])
 def test_a_job_is_given_up_after_max_restarts(own: int | None, restarts: int) -> None:
     world = World({"north": 4}, Rules(max_restarts=2, restart_pause=0, error_threshold=99))

@@ -27,7 +27,8 @@ def with_attempt(job: Job, *components: Component, **times: float) -> Job:
 def over(ident: int, spec: JobSpec, submitted: float, placed: float, started: float, ended: float) -> Job:
     job = Job(ident, spec, submitted, JobState.SUCCEEDED, placed_at=placed, started_at=started, ended_at=ended)
     component = Component(0, "north", 2, ComponentState.ENDED, claimed_at=placed, ended_at=ended)
-    job = with_attempt(job, component, placed_at=placed, start_estimate=placed + 5, barrier_at=started)
+    times = {"start_estimate": placed + 5, "barrier_at": started, "launched_at": started + 1}
+    job = with_attempt(job, component, placed_at=placed, **times)
     return replace(job, first_start_estimate=placed + 2, restarts=2)
 
 
