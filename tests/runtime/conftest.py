@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 RUNNER = Path(__file__).parents[2] / "koalapy" / "runtime" / "runner.py"
-DEADLINE = 20.0
+DEADLINE = 60.0
 SERIES_4 = Path("/usr")
 """Where Debian has an Open MPI of series 4, which not every machine has."""
 collect_ignore = [] if (SERIES_4 / "bin" / "orterun").exists() else ["test_series_4.py"]
