@@ -64,7 +64,7 @@ async def test_each_component_may_have_a_program_of_its_own(agent: FakeAgent) ->
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
 async def test_a_failing_program_is_no_fault_of_the_infrastructure(agent: FakeAgent, script: str, code: int) -> None:
     nodes = await gang(agent, north=1, south=1)
-    await run(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 20'])
+    await run(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 1000'])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (code, False)
     assert not (await nodes[1].expect("exit"))["infrastructure"]

@@ -66,7 +66,7 @@ async def test_ranks_have_their_own_nodes_path_and_settings(agent: FakeAgent, tm
 @pytest.mark.parametrize(("script", "code"), [("exit 1", 1), ("exit 3", 3), ("kill -9 $$", 137)])
 async def test_a_failing_program_is_no_fault_of_the_infrastructure(agent: FakeAgent, script: str, code: int) -> None:
     nodes = await gang(agent, SERIES, north=1, south=1)
-    await run(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 20'])
+    await run(agent, nodes, ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {script}; sleep 1000'])
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (code, False)
     assert not (await nodes[1].expect("exit"))["infrastructure"]
