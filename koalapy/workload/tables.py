@@ -63,7 +63,7 @@ def _response(told: Json) -> list[str]:
     return [
         markdown(header, rows),
         "Means over jobs that ran to an end of their own. Response = wait + execution; wait ends when the barrier "
-        "opens. Start-up goes from the placement until the program is launched.",
+        "opens. Start-up goes from the placement until the barrier opens.",
     ]
 
 
