@@ -2,6 +2,7 @@
 
 import shutil
 import unicodedata
+from itertools import accumulate, takewhile
 from typing import TextIO
 
 
@@ -9,7 +10,13 @@ def columns_of(text: str) -> int:
     """Columns."""
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(map(_columns, text))
+
+
+def _columns(sign: str) -> int:
+    if unicodedata.combining(sign):
+        return 0
+    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
 
 
 def left(text: str, columns: int) -> str:
@@ -26,9 +33,8 @@ def cut(text: str, columns: int, mark: str = "…") -> str:
     """As much of it as has room, with a mark of one column where something is missing."""
     if columns_of(text) <= columns:
         return text
-    while text and columns_of(text) >= columns:
-        text = text[:-1]
-    return text + mark
+    filled = accumulate(map(_columns, text))
+    return text[: sum(1 for _ in takewhile(lambda so_far: so_far < columns, filled))] + mark
 
 
 def room(stream: TextIO) -> tuple[int, int] | None:

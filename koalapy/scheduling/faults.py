@@ -40,8 +40,8 @@ class Faults:
         return self._claiming.end(job, JobState.QUEUED, reason, now, exit_code=exit_code)
 
     def _pause_before(self, restart: int) -> float:
-        pause = self._rules.restart_pause * 2.0 ** min(restart - 2, 60) if restart > 1 else 0.0
-        return min(pause, self._rules.restart_pause_max)
+        rules = self._rules
+        return _doubled(rules.restart_pause, restart - 2, rules.restart_pause_max) if restart > 1 else 0.0
 
     def count_error(self, cluster: str, error: str, now: float) -> None:
         book = self._grid[cluster]
@@ -58,7 +58,7 @@ class Faults:
         """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
         if self._rules.probation:
             book = self._grid[cluster]
-            pause = min(self._rules.probation_pause * 2.0 ** min(book.trials, 60), self._rules.probation_pause_max)
+            pause = _doubled(self._rules.probation_pause, book.trials, self._rules.probation_pause_max)
             book.probation_at = now + pause
             self._timers.add(book.probation_at, Deadline.PROBATION, cluster=cluster)
 
@@ -87,6 +87,10 @@ class Faults:
         book.errors, book.unusable, book.probation, book.trials, book.note = 0, False, False, 0, ""
         book.probation_at = None
         self._ledger.cluster_changed(cluster)
+
+
+def _doubled(pause: float, times: int, longest: float) -> float:
+    return min(pause * 2.0 ** min(times, 60), longest)
 
 
 def errors_in_a_row(count: int) -> str:

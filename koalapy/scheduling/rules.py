@@ -66,6 +66,7 @@ class Rules:
             "high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries",
             "max_claiming_tries", "aging_tries",
         )  # fmt: skip
+        not_negative = ("claim_epsilon", "restart_pause", "restart_pause_max")
         fractions = ("claim_factor", "claim_factor_min")
         for field in fields(self):
             value = getattr(self, field.name)
@@ -73,17 +74,14 @@ class Rules:
                 raise _out_of_range(field.name, value, "greater than 0")
             if field.name in at_least_one and value is not None and value < 1:
                 raise _out_of_range(field.name, value, "at least 1")
+            if field.name in not_negative and not 0 <= value < float("inf"):
+                raise _out_of_range(field.name, value, "at least 0")
             if field.name in fractions and not 0 < value < 1:
                 raise _out_of_range(field.name, value, "between 0 and 1, and neither")
         if not 0 <= self.claim_threshold <= 1:
             raise _out_of_range("claim_threshold", self.claim_threshold, "from 0 to 1")
         if not 0 <= self.claim_factor_step < 1:
             raise _out_of_range("claim_factor_step", self.claim_factor_step, "at least 0 and below 1")
-        if not 0 <= self.claim_epsilon < float("inf"):
-            raise _out_of_range("claim_epsilon", self.claim_epsilon, "at least 0")
-        for name in ("restart_pause", "restart_pause_max"):
-            if not 0 <= (value := getattr(self, name)) < float("inf"):
-                raise _out_of_range(name, value, "at least 0")
         if self.claim_factor_min > self.claim_factor:
             bound = f"at most claim_factor, {self.claim_factor}"
             raise _out_of_range("claim_factor_min", self.claim_factor_min, bound)

@@ -85,7 +85,7 @@ class Scheduler:
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
-                self._timers.add(job.retry_at, Deadline.RETRY, job=job.id)
+                self._pause(job, job.retry_at)
         for book in self.grid.books():
             self._lose_contact(book, now)
             if book.unusable:
@@ -330,9 +330,12 @@ class Scheduler:
         """Back to the placement queue, at once or after the pause that its failures have earned it."""
         if job.retry_at is None or job.retry_at <= now:
             self._waiting.enqueue(job)
-            return
+        else:
+            self._pause(job, job.retry_at)
+
+    def _pause(self, job: Job, until: float) -> None:
         self._waiting.pause(job)
-        self._timers.add(job.retry_at, Deadline.RETRY, job=job.id)
+        self._timers.add(until, Deadline.RETRY, job=job.id)
 
     def _tell_apart(self) -> None:
         """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""

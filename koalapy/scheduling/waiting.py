@@ -74,9 +74,7 @@ class Waiting:
     def restore(self, job: Job) -> None:
         """A job of an earlier life, to its old place; jobs come in the order of ``queue_seq``."""
         self._seq = max(self._seq, job.queue_seq)
-        if job.state is JobState.QUEUED and job.retry_at is not None:
-            self.pause(job)
-        elif job.state is JobState.QUEUED:
+        if job.waits:
             self._push(job)
 
     def pause(self, job: Job) -> None:

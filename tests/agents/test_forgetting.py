@@ -13,6 +13,11 @@ from tests.agents.conftest import FakeDaemon, Site
 OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "LOOK_EVERY", 0.05)
+
+
 async def change_daemon(daemon: FakeDaemon, instance: str) -> None:
     """As when the daemon's database was wiped, or restored."""
     before = len(daemon.inventories)
@@ -22,59 +27,41 @@ async def change_daemon(daemon: FakeDaemon, instance: str) -> None:
     await daemon.until(lambda: len(daemon.inventories) > before)
 
 
-async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(
-    tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forgetting, "LOOK_EVERY", 0.05)
-    site = Site(tmp_path, daemon)
-    await site.start()
-    try:
-        await site.finish(OLD, ["true"])
-        await daemon.submit(WAITING)
-        await daemon.reaches(WAITING, "claimed")
-        await daemon.stage(S)
-        await daemon.staged(S)
-        await change_daemon(daemon, "other")
-        daemon.messages.clear()
-        await daemon.stage(S)
-        await daemon.staged(S)
-        old, new = site.settings.directory / "test", site.settings.directory / "other"
-        assert (site.settings.stages / f"test-{S}").is_dir()
-        for instance in (old, new):
-            os.utime(instance / "heard", (0, 0))
-        await daemon.until(lambda: os.listdir(old) == ["heard"], poll=0.05)
-        await daemon.until(lambda: not (site.settings.stages / f"test-{S}").exists(), poll=0.05)
-        await daemon.until(lambda: daemon.report()["idle"] == 4)
-        assert (site.settings.stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
-    finally:
-        await site.stop()
-        await asyncio.to_thread(site.cluster.stop)
+async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: FakeDaemon, site: Site) -> None:
+    await site.finish(OLD, ["true"])
+    await daemon.submit(WAITING)
+    await daemon.reaches(WAITING, "claimed")
+    await daemon.stage(S)
+    await daemon.staged(S)
+    await change_daemon(daemon, "other")
+    daemon.messages.clear()
+    await daemon.stage(S)
+    await daemon.staged(S)
+    old, new = site.settings.directory / "test", site.settings.directory / "other"
+    assert (site.settings.stages / f"test-{S}").is_dir()
+    for instance in (old, new):
+        os.utime(instance / "heard", (0, 0))
+    await daemon.until(lambda: os.listdir(old) == ["heard"], poll=0.05)
+    await daemon.until(lambda: not (site.settings.stages / f"test-{S}").exists(), poll=0.05)
+    await daemon.until(lambda: daemon.report()["idle"] == 4)
+    assert (site.settings.stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
 
 
-async def test_results_for_a_daemon_that_is_gone_keep_nothing(
-    tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon, site: Site) -> None:
     """They wait for it, and its stage for them."""
-    monkeypatch.setattr(forgetting, "LOOK_EVERY", 0.05)
-    site = Site(tmp_path, daemon)
-    await site.start()
-    try:
-        await daemon.stage(S)
-        await daemon.staged(S)
-        await daemon.submit(OLD, stage=S, collect=["*"])
-        await daemon.reaches(OLD, "claimed")
-        go = tmp_path / "go"
-        os.mkfifo(go)
-        await daemon.open(["sh", "-c", f"read line < {go}; touch a"], OLD)
-        await daemon.reaches(OLD, "running")
-        await change_daemon(daemon, "other")
-        os.utime(site.settings.directory / "test" / "heard", (0, 0))
-        await asyncio.to_thread(go.write_text, "go on\n")
-        await daemon.until(lambda: os.listdir(site.settings.directory / "test") == ["heard"], poll=0.05)
-        await daemon.until(lambda: os.listdir(site.settings.stages) == [], poll=0.05)
-    finally:
-        await site.stop()
-        await asyncio.to_thread(site.cluster.stop)
+    await daemon.stage(S)
+    await daemon.staged(S)
+    await daemon.submit(OLD, stage=S, collect=["*"])
+    await daemon.reaches(OLD, "claimed")
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    await daemon.open(["sh", "-c", f"read line < {go}; touch a"], OLD)
+    await daemon.reaches(OLD, "running")
+    await change_daemon(daemon, "other")
+    os.utime(site.settings.directory / "test" / "heard", (0, 0))
+    await asyncio.to_thread(go.write_text, "go on\n")
+    await daemon.until(lambda: os.listdir(site.settings.directory / "test") == ["heard"], poll=0.05)
+    await daemon.until(lambda: os.listdir(site.settings.stages) == [], poll=0.05)
 
 
 def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:

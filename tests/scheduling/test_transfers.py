@@ -22,6 +22,14 @@ def world_of(rules: Rules | None = None, **more: Any) -> World:
     return World(GRID, rules or Rules(claiming=ClaimingMode.INCREMENTAL), links=LINKS, **more)
 
 
+def world_by_hand() -> World:
+    """All clusters are there, and nothing happens by itself."""
+    world = world_of(manual=True)
+    for name in GRID:
+        world.deliver(name)
+    return world
+
+
 def fixed(file: InputFile = FILE, **sizes: int) -> FixedRequest:
     return FixedRequest(tuple(ComponentRequest(size, name, inputs=(file,)) for name, size in sizes.items()))
 
@@ -64,9 +72,7 @@ def test_files_that_are_early_are_claimed_for_at_once() -> None:
 
 
 def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it() -> None:
-    world = world_of(manual=True)
-    for name in GRID:
-        world.deliver(name)
+    world = world_by_hand()
     job = world.submit(fixed(north=2))
     world.obey("north")
     world.now = 10.0
@@ -192,9 +198,7 @@ def test_a_re_placed_component_takes_its_files_along() -> None:
 
 
 def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_since() -> None:
-    world = world_of(manual=True)
-    for name in GRID:
-        world.deliver(name)
+    world = world_by_hand()
     world.step([LinkMeasured("files", "south", Link(None, 1e6))])
     job = world.submit(nonfixed(4), policy="worst-fit")
     world.sites["north"].local_user(1)
@@ -282,9 +286,7 @@ def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_who
 
 def test_the_submitters_own_files_wait_for_nobody() -> None:
     """A bundle has no estimate: nodes are claimed at once, and the barrier waits for it."""
-    world = world_of(manual=True)
-    for name in GRID:
-        world.deliver(name)
+    world = world_by_hand()
     job = world.submit(FlexibleRequest(6), bundle=Bundle("0" * 64, 10_000, 3))
     assert world.state(job) is JobState.CLAIMING
     for name in ("north", "south"):
