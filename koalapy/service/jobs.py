@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from koalapy import __version__
 from koalapy.model.errors import ConflictError, NotFoundError
@@ -41,30 +42,34 @@ class Jobs:
         self._store = store
         self._next_job = next_job
         self._describe = describe
-        self._keys: dict[str, asyncio.Lock] = {}
-        """Keys of submissions under way, so that two with one key do not both become jobs."""
+        self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Of submissions under way, so that two with one key do not both become jobs; a lock is kept by those who have
+        it and those who wait for it."""
+        self._submitting: set[asyncio.Task[tuple[JobRecord, bool]]] = set()
 
     # Submitting and acting
 
     async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key is None:
             return await self._store_new(spec, None), True
-        lock = self._keys.setdefault(idempotency_key, asyncio.Lock())
-        try:
-            async with lock:
-                digest = _digest(spec)
-                first = await asyncio.to_thread(self._store.submitted, idempotency_key)
-                if first is None:
-                    return await self._store_new(spec, (idempotency_key, digest)), True
-                if first.digest != digest:
-                    raise ConflictError(
-                        f"the Idempotency-Key was used for job {first.job}, which is not the same job",
-                        field="Idempotency-Key", value=idempotency_key, hint="use a new key for a new job",
-                    )  # fmt: skip
-                return await self.get(first.job), False
-        finally:
-            if not lock.locked():
-                self._keys.pop(idempotency_key, None)
+        # It goes on when its client goes away: the next one with its key must find what becomes of it.
+        submitting = asyncio.create_task(self._submit_once(spec, idempotency_key))
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
+        return await asyncio.shield(submitting)
+
+    async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
+        async with self._keys.setdefault(key, asyncio.Lock()):
+            digest = _digest(spec)
+            first = await asyncio.to_thread(self._store.submitted, key)
+            if first is None:
+                return await self._store_new(spec, (key, digest)), True
+            if first.digest != digest:
+                raise ConflictError(
+                    f"the Idempotency-Key was used for job {first.job}, which is not the same job",
+                    field="Idempotency-Key", value=key, hint="use a new key for a new job",
+                )  # fmt: skip
+            return await self.get(first.job), False
 
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine

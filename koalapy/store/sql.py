@@ -60,7 +60,8 @@ class SqlStore:
             if batch.acknowledged:
                 statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
                 connection.execute(statement, [{"done": done} for done in batch.acknowledged])
-            _insert(connection, tables.submissions, [
+            # A key is the first job's that was stored with it, whatever another says.
+            self._insert_new(connection, tables.submissions, [
                 {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
             ])  # fmt: skip
             self._upsert(connection, tables.output, [
@@ -91,14 +92,21 @@ class SqlStore:
             rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components
         ])  # fmt: skip
 
+    def _insert_new(self, connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
+        """Those rows whose keys are not there yet."""
+        if values:
+            connection.execute(self._insert_into(table).on_conflict_do_nothing(), values)
+
     def _upsert(self, connection: Connection, table: Table, values: Sequence[dict[str, Any]]) -> None:
         if not values:
             return
-        dialect = sqlite if self._engine.dialect.name == "sqlite" else postgresql
-        statement = dialect.insert(table)
+        statement = self._insert_into(table)
         keys = [column.name for column in table.primary_key]
         changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
         connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), list(values))
+
+    def _insert_into(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        return sqlite.insert(table) if self._engine.dialect.name == "sqlite" else postgresql.insert(table)
 
     # Reading
 

@@ -1,6 +1,10 @@
 """The REST API: what it answers, and how it refuses."""
 
 import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,6 +38,61 @@ async def test_the_same_key_is_the_same_job_even_at_once(open_api: Open, body: B
     assert {a.json()["id"] for a in answers} == {1}
     other = await api.post("/api/v1/jobs", json=body | {"name": "x"}, headers={"Idempotency-Key": "k"})
     assert (other.status_code, other.json()["field"]) == (409, "Idempotency-Key")
+
+
+async def test_the_same_key_is_one_job_when_the_first_to_try_was_refused(open_api: Open, body: Body) -> None:
+    """Who is refused leaves the turn to those who wait, and comes after them when it tries again."""
+    api = await open_api(placement_queue_limit=10)
+    for _ in range(10):
+        await api.post("/api/v1/jobs", json=body)
+    refused = asyncio.Event()
+
+    async def client() -> Any:
+        while (answer := await _submit(api, body, "k")).status_code == 429:
+            refused.set()
+        return answer
+
+    clients = [asyncio.create_task(client()) for _ in range(12)]
+    await refused.wait()
+    for job in range(1, 6):
+        await api.post(f"/api/v1/jobs/{job}/cancel")
+    answers = await asyncio.gather(*clients)
+    assert sorted(answer.status_code for answer in answers) == [200] * 11 + [201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert (await api.get("/healthz")).json()["queued"] == 6
+
+
+async def test_so_many_keys_are_so_many_jobs(open_api: Open, body: Body) -> None:
+    """However submissions and refusals fall together, and whoever goes away in between."""
+    api = await open_api(placement_queue_limit=3)
+    made: dict[str, set[int]] = defaultdict(set)
+
+    async def client(key: str, patience: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not (answer := await _submit(api, body, key)).is_success:
+                    assert answer.status_code == 429
+                made[key].add(answer.json()["id"])
+
+    async def served(clients: Sequence[tuple[str, float]]) -> None:
+        """All of them, while the queue is emptied again and again."""
+        tasks = [asyncio.create_task(client(key, patience)) for key, patience in clients]
+        while any(not task.done() for task in tasks):
+            for job in (await api.get("/api/v1/jobs?active=true")).json()["jobs"]:
+                await api.post(f"/api/v1/jobs/{job['id']}/cancel")
+        await asyncio.gather(*tasks)
+
+    drawn = random.Random(7)
+    for turn in range(15):
+        keys = [f"{turn}.{number}" for number in range(drawn.randint(1, 4))]
+        patience = (0.001, 0.01, 30.0, 30.0)
+        await served([(drawn.choice(keys), drawn.choice(patience)) for _ in range(drawn.randint(2, 12))])
+        await served([(key, 30.0) for key in keys])
+        assert [len(made[key]) for key in keys] == [1] * len(keys)
+
+
+async def _submit(api: Any, body: Body, key: str) -> Any:
+    return await api.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": key})
 
 
 async def test_hold_release_cancel(open_api: Open, body: Body) -> None:

@@ -161,12 +161,21 @@ def test_an_attempt_that_ended_as_the_next_began_is_kept_as_it_ended(store: SqlS
 
 
 def test_a_batch_is_written_whole_or_not_at_all(store: SqlStore) -> None:
-    store.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
-    twice = batch(a_job(2), submitted=[Submitted("key", 2, "other")])
+    store.write(batch(a_job(1), outbox=[OutboxEntry(1, "north", {})]))
+    twice = batch(a_job(2), submitted=[Submitted("key", 2, "digest")], outbox=[OutboxEntry(1, "north", {})])
     with pytest.raises(IntegrityError):
         store.write(twice)
     assert store.job(2) is None
+    assert store.submitted("key") is None
+
+
+def test_a_key_stays_the_first_jobs_and_stops_nothing(store: SqlStore) -> None:
+    """A daemon that let two through must not end by it."""
+    store.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
+    store.write(batch(a_job(2), a_job(3), submitted=[Submitted("key", 2, "other"), Submitted("new", 3, "digest")]))
     assert store.submitted("key") == Submitted("key", 1, "digest")
+    assert store.submitted("new") == Submitted("new", 3, "digest")
+    assert store.job(2) == a_job(2)
 
 
 def test_a_job_whose_batch_failed_can_be_written_again(tmp_path: Path) -> None:
