@@ -166,8 +166,9 @@ async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
         await serving
 
 
-# All nodes of an embedded cluster share this machine's name. Open MPI then takes some of its ranks for neighbours and
-# others not, and collectives that need all to agree (coll/han, coll/sm) wait for ever: only the others are used.
+# All nodes of an embedded cluster share this machine's name, and collectives that need all ranks to agree on who is
+# whose neighbour (coll/han, coll/sm) waited for ever. Nodes are told apart now; that cures it for all of them is not
+# proven.
 LOOPBACK_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
 
 

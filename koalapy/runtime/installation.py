@@ -17,6 +17,13 @@ STARTERS = {"prterun": (5, "prted"), "orterun": (4, "orted")}
 """What lies beside mpirun tells Open MPI's series, and its daemon's name."""
 DAEMON = re.compile(r"(?:^|(?<=[\s;]))(?:[^\s;]*/)?(?:prted|orted)(?=\s|$)")
 PARAMETER = re.compile(r"\s--?(prtemca|pmixmca|mca)\s+(\S+)\s+(?:\"[^\"]*\"|\S+)")
+CALLED = {"SLURM_JOBID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": ""}
+"""By these an MPI daemon takes the name it is given, as it would from Slurm, and not its host's."""
+NAMING = "ess_slurm"
+"""The part of Open MPI that does so: a file of its own, or within the daemons' library."""
+LIBRARIES = ("libprrte.so", "libopen-rte.so")
+FOLDERS = ("", "openmpi/", "prte/", "*/", "*/openmpi/lib/openmpi*/")
+"""Below ``lib`` or ``lib64``: where either may be."""
 OF_ONE_NODE = ("prte_if_", "oob_tcp_", "btl_tcp_if_", "btl_tcp_port_")
 """Parameters that say which networks and ports a node has: another node's are never its own."""
 
@@ -79,8 +86,11 @@ class Installation:
             flag, more = "--mca", ["--mca", "orte_leave_session_attached", "1"]
         return [*(word for k, v in options.items() for word in (flag, k, v)), *more, "--bind-to", "none"]
 
-    def daemon_command(self, command: str, environment: dict[str, str]) -> str:
-        """What the head node's mpirun would have an ssh start, for this node's own daemon, folders and networks."""
+    def daemon_command(self, command: str, environment: dict[str, str], name: str = "") -> str:
+        """What the head node's mpirun would have an ssh start, for this node's own daemon, folders and networks.
+
+        ``name`` is what the node is to be called instead of by its host name.
+        """
         named = DAEMON.search(command)
         if named is None:
             raise Failure(f"mpirun asks for something that is not its daemon: {command[:200]}")
@@ -89,8 +99,25 @@ class Installation:
             before = re.sub(rf"(?<=[=:]){re.escape(theirs)}(?=[/:;\s]|$)", lambda _: shlex.quote(self.prefix), before)
 
         def keep(parameter: re.Match[str]) -> str:
-            scope, name = parameter[1], parameter[2]
-            variable = {"prtemca": "PRTE_MCA_", "pmixmca": "PMIX_MCA_", "mca": "OMPI_MCA_"}[scope] + name
-            return "" if variable in environment or name.startswith(OF_ONE_NODE) else parameter[0]
+            scope = parameter[1]
+            variable = {"prtemca": "PRTE_MCA_", "pmixmca": "PMIX_MCA_", "mca": "OMPI_MCA_"}[scope] + parameter[2]
+            own = variable in environment or parameter[2].startswith(OF_ONE_NODE)
+            return "" if own or (name and parameter[2] == "ess") else parameter[0]
 
-        return before + shlex.quote(self.daemon) + PARAMETER.sub(keep, after)
+        called = "".join(f"{k}={v or shlex.quote(name)} " for k, v in CALLED.items()) if name else ""
+        return before + called + shlex.quote(self.daemon) + PARAMETER.sub(keep, after)
+
+    def can_name(self) -> bool:
+        """Whether its daemons can be given names; taken for granted where its parts are not found."""
+        from glob import glob
+
+        places = [f"{self.prefix}/lib{more}/{folder}" for more in ("", "64") for folder in FOLDERS]
+        if any(glob(f"{place}*mca_{NAMING}.so") for place in places):
+            return True
+        libraries = [path for place in places for name in LIBRARIES for path in glob(f"{place}{name}*")]
+        return not libraries or any(_contains(path, NAMING.encode()) for path in libraries)
+
+
+def _contains(path: str, word: bytes) -> bool:
+    with open(path, "rb") as file:
+        return word in file.read()

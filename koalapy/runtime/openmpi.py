@@ -8,7 +8,7 @@ import socket
 import time
 
 from koalapy.runtime.desk import Desk
-from koalapy.runtime.installation import Installation
+from koalapy.runtime.installation import NAMING, Installation
 from koalapy.runtime.parameters import before_rank, prepare
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import Preflight, Visitor
@@ -47,6 +47,19 @@ def fit_again(node: Node, plan: Plan, found: Installation, folder: str) -> None:
     node.environment["TMPDIR"] = folder
 
 
+def own_daemon(node: Node, plan: Plan, found: Installation, command: str, namesakes: str) -> str:
+    """The command that starts this node's MPI daemon. One whose host name others have too is called by its address:
+
+    series 5 knows nodes by their names, and would have ranks share memory with those of another node, or not with
+    their neighbours. ``Failure`` with ``namesakes`` when the daemon cannot be given a name.
+    """
+    if not namesakes or found.series < 5:
+        return found.daemon_command(command, node.environment)
+    if not found.can_name():
+        raise Failure(f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {found.prefix}")
+    return found.daemon_command(command, node.environment, plan.me["host"])
+
+
 def how_it_ended(code: int) -> str:
     """In words; a shell's 128 + n counts as killed by signal n."""
     number = -code if code < 0 else code - 128
@@ -81,7 +94,7 @@ class Follower:
             case "unreached":
                 self._runner.conclude(None, payload["error"], infrastructure=True)
             case "launch":
-                self._launch(payload["command"])
+                self._launch(payload["command"], payload["namesakes"])
             case "noted":
                 self._runner.conclude(None)
 
@@ -105,10 +118,10 @@ class Follower:
         self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell, way)
         self._visitor.say_ready()
 
-    def _launch(self, command: str) -> None:
+    def _launch(self, command: str, namesakes: str) -> None:
         self._leave_preflight()
         if self._pid is None:
-            own = self._installation.daemon_command(command, self._runner.environment)
+            own = own_daemon(self._runner, self._plan, self._installation, command, namesakes)
             self._pid = self._runner.spawn(["sh", "-c", own])
             self._runner.tell_running()
         self._tell({"op": "launched"})
@@ -137,6 +150,8 @@ class Head:
         self._runner, self._plan = runner, plan
         self._desk: Desk | None = None
         self._preflight: Preflight | None = None
+        self._namesakes: dict[int, str] = {}
+        """What is wrong with the host names of nodes that share one."""
         self._waiting: list[tuple[str, str]] = []
         """What mpirun asked for before the pre-flight was over."""
         self._by_host: dict[str, int] = {}
@@ -219,6 +234,8 @@ class Head:
 
     def _reached(self) -> None:
         """The pre-flight is over, and all is well."""
+        if self._preflight is not None:
+            self._namesakes = self._preflight.namesakes
         self._preflight = None
         if not self._mpirun:
             fit_again(self._runner, self._plan, self._installation, self._folder)
@@ -241,7 +258,8 @@ class Head:
     def _start_here(self, index: int, command: str) -> None:
         """mpirun does not always see that one of the hosts is its own."""
         try:
-            own = self._installation.daemon_command(command, self._runner.environment)
+            namesakes = self._namesakes.get(index, "")
+            own = own_daemon(self._runner, self._plan, self._installation, command, namesakes)
             self._local = self._runner.spawn(["sh", "-c", own])
             self._started.add(index)
         except Failure as failure:
@@ -255,7 +273,8 @@ class Head:
             self._answer(index, f"node {self._plan.nodes[index]['host']} did not start its MPI daemon: {self._refusal}")
             return
         node = self._plan.nodes[index]
-        self._runner.relay(node["token"], node["node"], {"op": "launch", "command": command})
+        launch = {"op": "launch", "command": command, "namesakes": self._namesakes.get(index, "")}
+        self._runner.relay(node["token"], node["node"], launch)
         self._runner.loop.after(f"launch-{index}", RESEND, lambda: self._hand_over(index))
 
     def _answer(self, index: int, error: str = "") -> None:

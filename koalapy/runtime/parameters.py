@@ -7,6 +7,7 @@ import os
 import shlex
 
 from koalapy.runtime.address import own_addresses
+from koalapy.runtime.installation import CALLED
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
@@ -54,8 +55,8 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
 
 def before_rank(environment: dict[str, str]) -> str:
     """Shell words by which each rank goes back to its own node's settings from those that mpirun brought along."""
-    names = " ".join(sorted(n for n in environment if n.startswith(FORWARDED)))
-    return f"unset {names}; {RESTORE}" if names else RESTORE
+    names = " ".join([*CALLED, *sorted(n for n in environment if n.startswith(FORWARDED))])
+    return f"unset {names}; {RESTORE}"
 
 
 def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Visitor:
         self.ready: dict[str, Any] = {
             "op": "ready", "index": plan.index, "name": runner.settings.name, "series": series,
             "port": self._door.port, "word": self._door.word, "way": way,
-            "choices": own_choices(plan, runner.environment),
+            "choices": own_choices(plan, runner.environment), "host_name": socket.gethostname().partition(".")[0],
         }  # fmt: skip
 
     def say_ready(self) -> None:
@@ -91,6 +92,8 @@ class Preflight:
         self._teller = 0
         self._ready: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, list[tuple[int, str]]] = {}
+        self.namesakes: dict[int, str] = {}
+        """Of each node that shares its host name with another, why that must not be; known when all are ready."""
         self._visitor = Visitor(runner, plan, series, self.told)
         self._deadline = time.monotonic() + READY_PATIENCE
 
@@ -154,6 +157,13 @@ class Preflight:
                     f"node {own['name']} has Open MPI {own['series']}, node {other['name']} has {other['series']}: "
                     f"one job needs the same series everywhere, see {clusters}"
                 )
+        called: dict[str, list[int]] = {}
+        for index, other in self._ready.items():
+            called.setdefault(other["host_name"], []).append(index)
+        for name, indices in called.items():
+            one, *others = (f"{self._name(i)} of {self._cluster(i)}" for i in indices)
+            if others:
+                self.namesakes |= dict.fromkeys(indices, f"nodes {one} and {others[0]} have the same host name, {name}")
 
     def _settle(self) -> None:
         failed = [(i, int(j), why) for i, found in sorted(self._failures.items()) for j, why in found]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.grid.world import World, until
+from tests.runtime.test_host_names import WHO_SHARES, groups_agree
 
 FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
 ONE = {"type": "flexible", "total_size": 1}
@@ -34,6 +35,16 @@ def test_ranks_per_node(grid: World) -> None:
     assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
     output = grid.logs(ident)
     assert sum(line.startswith("rank ") for line in output.splitlines()) == 12
+
+
+@pytest.mark.mpi
+def test_ranks_share_memory_with_those_of_their_own_node_only(grid: World) -> None:
+    """Also where nodes have the same host name, as all embedded ones have."""
+    ident = grid.submit(FLEXIBLE_6, grid.python, "-c", WHO_SHARES, launcher="openmpi", processes_per_node=2)
+    assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
+    told = json.loads(grid.logs(ident).splitlines()[-1])
+    assert len(told) == 12
+    groups_agree(told)
 
 
 @pytest.mark.mpi

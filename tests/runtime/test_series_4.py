@@ -1,5 +1,6 @@
 """Open MPI of series 4, as Debian 12 has it; these tests are there only where it is installed."""
 
+import json
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from koalapy.runtime.processes import descendants
 from tests.runtime.conftest import MPI_ENVIRONMENT, SERIES_4, FakeAgent, FakeNode, alive
 from tests.runtime.connections import cut
 from tests.runtime.test_clusters_differ import WHERE_AM_I, said
+from tests.runtime.test_host_names import WHO_SHARES, groups_agree
 from tests.runtime.test_openmpi import RANK, SLEEPER, gang, run
 
 pytestmark = pytest.mark.mpi
@@ -46,6 +48,13 @@ async def test_ranks_follow_the_plans_nodes_over_two_clusters(agent: FakeAgent) 
         "1 of 3 on 127.0.1.2 1",
         "2 of 3 on 127.0.2.1 2",
     ]
+
+
+async def test_ranks_share_memory_with_those_of_their_own_node_only(agent: FakeAgent) -> None:
+    nodes = await gang(agent, SERIES, north=2, south=1)
+    await run(agent, nodes, [sys.executable, "-c", WHO_SHARES])
+    assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
+    groups_agree(json.loads(nodes[0].output.splitlines()[-1]))
 
 
 async def test_ranks_have_their_own_nodes_path_and_settings(agent: FakeAgent, tmp_path: Path) -> None:
