@@ -116,6 +116,8 @@ class Batch:
     clusters: list[ClusterRecord] = field(default_factory=list)
     advised: list[Advised] = field(default_factory=list)
     """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
+    number: int = 0
+    """Given by the store when it is first handed the batch, by which it knows it again."""
 
     def __bool__(self) -> bool:
         return bool(

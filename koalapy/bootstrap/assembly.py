@@ -126,7 +126,8 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     database = make_engine(settings.database or f"sqlite:///{data_dir / 'koala.db'}")
     migrate(database)
     store = SqlStore(database, time.time())
-    return Stores(store, store.load(), SqlFiles(database), SqlMeasurements(database), SqlAdvice(database))
+    files, measurements = SqlFiles(database, store.lease), SqlMeasurements(database, store.lease)
+    return Stores(store, store.load(), files, measurements, SqlAdvice(database))
 
 
 def _scheduler(

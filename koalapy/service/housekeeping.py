@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.service.bundles import Bundles
 from koalapy.service.results import Results
 
@@ -30,7 +30,7 @@ class Housekeeping:
         try:
             bundles = await self._bundles.tidy()
             jobs = await self._results.tidy(None if keep is None else self._clock() - keep)
-        except (StoreUnavailable, OSError) as error:
+        except (StoreUnavailable, LeaseLost, OSError) as error:
             log.error("old files were not removed", action="tidy", error=str(error))
             return
         if bundles or jobs:

@@ -11,7 +11,7 @@ import structlog
 
 from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import ClusterState, Link
-from koalapy.model.errors import KoalaError, NotFoundError, StoreUnavailable, UsageError
+from koalapy.model.errors import KoalaError, LeaseLost, NotFoundError, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.model.wording import known_names
@@ -271,6 +271,9 @@ class Network:
             except StoreUnavailable as error:
                 log.error("a measurement was not written", action="retry", error=str(error))
                 await asyncio.sleep(RETRY_PAUSE)
+            except LeaseLost as error:
+                log.error("a measurement is not kept", action="measure", error=str(error))
+                return
         pair = found.one, found.other
         if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._book.pairs():
             known = self._book[pair]

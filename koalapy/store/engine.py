@@ -20,8 +20,17 @@ from koalapy.model.errors import StoreUnavailable, UsageError
 WRITING = {"koala_writes": True}
 """Execution options of an engine for transactions that write."""
 SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-PATIENCE = {"connect_timeout": "5", "tcp_user_timeout": "10000"}
-"""Seconds and milliseconds after which PostgreSQL is taken for gone; a URL may say otherwise."""
+BUSY = 3000
+"""Milliseconds that SQLite waits for another process to be done with the database."""
+POOL_PATIENCE = 5.0
+"""Seconds to wait for a connection, when all are busy."""
+PATIENCE = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "options": "-c lock_timeout=5000 -c idle_in_transaction_session_timeout=30000",
+}
+"""Seconds and milliseconds after which PostgreSQL is taken for gone, and after which it takes us for gone: a
+transaction that was cut off must not keep its locks from the next try. A URL may say otherwise."""
 
 
 def make_engine(url: str) -> Engine:
@@ -51,13 +60,17 @@ def _dumps(value: Any) -> str:
 
 
 def _sqlite(url: URL) -> Engine:
-    """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so."""
-    engine = create_engine(url, json_serializer=_dumps)
+    """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so.
+
+    What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot them
+    would take what runs for strangers.
+    """
+    engine = create_engine(url, json_serializer=_dumps, pool_timeout=POOL_PATIENCE)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
         connection.isolation_level = None  # else the driver begins a transaction only at its first change
-        for pragma in ("busy_timeout=5000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in (f"busy_timeout={BUSY}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
@@ -73,7 +86,7 @@ def _postgresql(url: URL) -> Engine:
     """Through psycopg 3; connections that the server has dropped meanwhile are made again."""
     url = url.set(drivername="postgresql+psycopg", query={**PATIENCE, **url.query})
     try:
-        return create_engine(url, json_serializer=_dumps, pool_pre_ping=True)
+        return create_engine(url, json_serializer=_dumps, pool_pre_ping=True, pool_timeout=POOL_PATIENCE)
     except ModuleNotFoundError as error:
         raise UsageError(
             "database: PostgreSQL needs the package psycopg", field="database", value="postgresql",

@@ -2,64 +2,125 @@
 
 import os
 import socket
+import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import structlog
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost
+from koalapy.store.engine import unavailable_is_known
 from koalapy.store.tables import lease
 
+log = structlog.get_logger()
+
 LEASE_SECONDS = 30.0
+LOOK_EVERY = 1.0
+"""Seconds between two looks at a lease that is watched."""
 
 
 class Lease:
-    """Held by this process from ``acquire`` to ``release``; every transaction checks it."""
+    """Held by this process from the beginning to ``release``; every transaction that writes checks it."""
 
-    def __init__(self, engine: Engine, now: float) -> None:
+    def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self._engine = engine
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
-        try:
-            self._acquire(now)
-        except IntegrityError:  # another daemon has made the row just now
-            self._acquire(now)
+        odd = self._try_to_acquire(now)
+        if odd is not None:
+            self._watch(odd, sleep)
+            self._try_to_acquire(now, dead=odd)
 
-    def _acquire(self, now: float) -> None:
+    def _try_to_acquire(self, now: float, dead: float | None = None) -> float | None:
+        try:
+            return self._acquire(now, dead)
+        except IntegrityError:  # another daemon has made the row just now
+            return self._acquire(now, dead)
+
+    def _acquire(self, now: float, dead: float | None) -> float | None:
+        """Take the lease, or answer its expiry when that is later than any holder would have it by our clock; ``dead``
+        is such an expiry of a holder that is known not to renew it. ``ConflictError`` when it is another's.
+        """
         with self._engine.begin() as connection:
             row = connection.execute(select(lease).with_for_update()).mappings().first()
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
                 connection.execute(insert(lease).values(id=1, instance=self.instance, **self._mine(now)))
-                return
-            if row["expires_at"] > now and _may_live(row["holder"]):
-                raise ConflictError(
-                    f"another daemon ({row['holder'].rsplit(':', 1)[0]}) serves this database",
-                    hint="end it first, or give this one its own --data-dir",
-                )
+                return None
+            expiry: float = row["expires_at"]
+            if expiry > now and expiry != dead and _may_live(row["holder"]):
+                if expiry > now + LEASE_SECONDS and dead is None:
+                    return expiry
+                raise _taken(row["holder"])
             self.instance, self.epoch = row["instance"], row["epoch"] + 1
             connection.execute(update(lease).values(**self._mine(now)))
+            return None
+
+    def _watch(self, expiry: float, sleep: Callable[[float], None]) -> None:
+        """Its holder's clock was ahead of ours, so that only its renewals tell whether it lives: ``ConflictError``."""
+        log.warning("the lease ends too late by this machine's clock: it is watched", action="lease", s=LEASE_SECONDS)
+        for _ in range(int(LEASE_SECONDS / LOOK_EVERY)):
+            sleep(LOOK_EVERY)
+            with self._engine.connect() as connection:
+                row = connection.execute(select(lease)).mappings().one()
+            if row["expires_at"] != expiry:
+                if row["expires_at"] == 0.0:
+                    return  # let go
+                raise _taken(row["holder"])
 
     def _mine(self, now: float) -> dict[str, object]:
-        return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS}
+        return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS, "batch": 0}
 
-    def check(self, connection: Connection, *, to_change: bool = False) -> None:
-        """``LeaseLost`` when another daemon has a newer epoch; to be called in each writing transaction.
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction of the holder's; ``LeaseLost`` and ``StoreUnavailable``."""
+        with unavailable_is_known(), self._engine.begin() as connection:
+            self._check(connection)
+            yield connection
+
+    @contextmanager
+    def writing_once(self, number: int) -> Iterator[Connection | None]:
+        """A transaction that is made once, however often it is tried: None when it was made before.
+
+        Numbers rise with each new one. The answer to a commit may be lost although it was carried out.
+        """
+        with unavailable_is_known(), self._engine.begin() as connection:
+            done = self._check(connection, to_change=True)
+            if done >= number:
+                yield None
+            else:
+                connection.execute(update(lease).values(batch=number))
+                yield connection
+
+    def _check(self, connection: Connection, *, to_change: bool = False) -> int:
+        """The last batch; ``LeaseLost`` when another daemon has a newer epoch.
 
         None can take over before the transaction has ended: the row stays locked until then.
         """
-        epoch = connection.execute(select(lease.c.epoch).with_for_update(read=not to_change)).scalar_one()
-        if epoch != self.epoch:
-            raise LeaseLost(f"epoch {epoch} has taken over from {self.epoch}")
+        query = select(lease.c.epoch, lease.c.batch).with_for_update(read=not to_change)
+        row = connection.execute(query).one()
+        if row.epoch != self.epoch:
+            raise LeaseLost(f"epoch {row.epoch} has taken over from {self.epoch}")
+        return int(row.batch)
 
     def renew(self, now: float) -> None:
-        with self._engine.begin() as connection:
-            self.check(connection, to_change=True)
+        with unavailable_is_known(), self._engine.begin() as connection:
+            self._check(connection, to_change=True)
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
 
     def release(self) -> None:
         """Let the next daemon start at once."""
-        with self._engine.begin() as connection:
+        with unavailable_is_known(), self._engine.begin() as connection:
             connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
+
+
+def _taken(holder: str) -> ConflictError:
+    return ConflictError(
+        f"another daemon ({holder.rsplit(':', 1)[0]}) serves this database",
+        hint="end it first, or give this one its own --data-dir",
+    )
 
 
 def _boot_of(pid: int) -> str:

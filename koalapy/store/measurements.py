@@ -8,7 +8,8 @@ from sqlalchemy import Engine, RowMapping, delete, func, insert, select
 from koalapy.model.request import ClusterName
 from koalapy.ports import Measurement, MeasurementKind
 from koalapy.store import tables
-from koalapy.store.engine import reading, unavailable_is_known, writing
+from koalapy.store.engine import reading, unavailable_is_known
+from koalapy.store.lease import Lease
 
 KEPT = 1000
 """Lines of each pair and kind."""
@@ -17,10 +18,11 @@ _columns = tables.measurements.c
 
 
 class SqlMeasurements:
-    """The ``MeasurementStore`` port on a migrated database; ``StoreUnavailable`` when it does not answer."""
+    """The ``MeasurementStore`` port on a migrated database, for who holds its lease; ``StoreUnavailable`` when it does
+    not answer, ``LeaseLost`` when another daemon has taken over."""
 
-    def __init__(self, engine: Engine, kept: int = KEPT) -> None:
-        self._writer = writing(engine)
+    def __init__(self, engine: Engine, lease: Lease, kept: int = KEPT) -> None:
+        self._lease = lease
         self._reader = reading(engine)
         self._kept = kept
 
@@ -33,7 +35,10 @@ class SqlMeasurements:
             & (_columns.kind == measurement.kind.value)
         )
         newest = select(_columns.id).where(same).order_by(_columns.id.desc())
-        with unavailable_is_known(), self._writer.begin() as connection:
+        with self._lease.writing() as connection:
+            # The answer to a commit may be lost: this may be the second try.
+            if connection.execute(select(_columns.id).where(same, _columns.at == measurement.at)).first() is not None:
+                return
             connection.execute(insert(tables.measurements).values(row))
             first_too_old = connection.execute(newest.offset(self._kept).limit(1)).scalar()
             if first_too_old is not None:

@@ -12,14 +12,16 @@ from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import ClusterName
 from koalapy.ports import StoredBundle, StoredResult
 from koalapy.store import tables
-from koalapy.store.engine import reading, unavailable_is_known, writing
+from koalapy.store.engine import reading, unavailable_is_known
+from koalapy.store.lease import Lease
 
 
 class SqlFiles:
-    """The ``FileStore`` port on a migrated database; ``StoreUnavailable`` when it does not answer."""
+    """The ``FileStore`` port on a migrated database, for who holds its lease; ``StoreUnavailable`` when it does not
+    answer, ``LeaseLost`` when another daemon has taken over."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._writer = writing(engine)
+    def __init__(self, engine: Engine, lease: Lease) -> None:
+        self._lease = lease
         self._reader = reading(engine)
 
     # Replicas
@@ -35,7 +37,7 @@ class SqlFiles:
     def remove_replicas(self, name: str, clusters: Sequence[ClusterName]) -> None:
         replicas = tables.replicas.c
         statement = delete(tables.replicas).where(replicas.name == name, replicas.cluster.in_(clusters))
-        with unavailable_is_known(), self._writer.begin() as connection:
+        with self._lease.writing() as connection:
             connection.execute(statement)
 
     # Bundles
@@ -47,7 +49,7 @@ class SqlFiles:
         self._upsert(tables.bundles, [asdict(bundle) for bundle in bundles])
 
     def remove_bundle(self, bundle: str) -> None:
-        with unavailable_is_known(), self._writer.begin() as connection:
+        with self._lease.writing() as connection:
             connection.execute(delete(tables.bundles).where(tables.bundles.c.id == bundle))
 
     # Results
@@ -68,7 +70,7 @@ class SqlFiles:
         row |= {"job_id": row.pop("job")}
         same = (results.generation == result.generation) & (results.rank == result.rank)
         replaced = (results.job_id == result.job) & ((results.generation < result.generation) | same)
-        with unavailable_is_known(), self._writer.begin() as connection:
+        with self._lease.writing() as connection:
             size = connection.execute(select(func.coalesce(func.sum(results.size), 0)).where(replaced)).scalar_one()
             connection.execute(delete(tables.results).where(replaced))
             connection.execute(insert(tables.results).values(row))
@@ -79,7 +81,7 @@ class SqlFiles:
         old = select(results.job_id, func.sum(results.size).label("size")).join(tables.jobs, jobs.id == results.job_id)
         old = old.where(jobs.ended_at < before, results.size > 0).group_by(results.job_id, jobs.ended_at)
         found: dict[JobId, int] = {}
-        with unavailable_is_known(), self._writer.begin() as connection:
+        with self._lease.writing() as connection:
             for row in connection.execute(old.order_by(jobs.ended_at, results.job_id)).all():
                 if enough is not None and enough <= 0:
                     break
@@ -98,11 +100,11 @@ class SqlFiles:
     def _upsert(self, table: Table, values: list[dict[str, Any]]) -> None:
         if not values:
             return
-        dialect = sqlite if self._writer.dialect.name == "sqlite" else postgresql
+        dialect = sqlite if self._reader.dialect.name == "sqlite" else postgresql
         statement = dialect.insert(table)
         keys = [column.name for column in table.primary_key]
         changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
-        with unavailable_is_known(), self._writer.begin() as connection:
+        with self._lease.writing() as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), values)
 
 

@@ -1,9 +1,10 @@
 """The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
@@ -24,56 +25,59 @@ __all__ = ["SqlStore", "make_engine"]
 class SqlStore:
     """The ``Store`` port on an SQL database that has been migrated; holds the lease while it is open."""
 
-    def __init__(self, engine: Engine, now: float) -> None:
+    def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self._engine = engine
         self._writer = writing(engine)
         self._reader = reading(engine)
         with unavailable_is_known():
-            self._lease = Lease(self._writer, now)
-        self.instance = self._lease.instance
-        self.epoch = self._lease.epoch
+            self.lease = Lease(self._writer, now, sleep)
+        self.instance = self.lease.instance
+        self.epoch = self.lease.epoch
         self._known: set[JobId] = set()
+        self._numbers = count(1)
 
     def close(self) -> None:
         self._engine.dispose()
 
     def renew_lease(self, now: float) -> None:
-        with unavailable_is_known():
-            self._lease.renew(now)
+        self.lease.renew(now)
 
     def release_lease(self) -> None:
-        with unavailable_is_known():
-            self._lease.release()
+        self.lease.release()
 
     # Writing
 
     def write(self, batch: Batch) -> None:
-        """All of the batch in one transaction."""
-        with unavailable_is_known(), self._writer.begin() as connection:
-            self._lease.check(connection)
-            self._write_jobs(connection, batch.jobs.values())
-            self._write_attempts(connection, batch.attempts)
-            _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
-            _insert(connection, tables.outbox, [
-                {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
-            ])  # fmt: skip
-            if batch.acknowledged:
-                statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
-                connection.execute(statement, [{"done": done} for done in batch.acknowledged])
-            # A key is the first job's that was stored with it, whatever another says.
-            self._insert_new(connection, tables.submissions, [
-                {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
-            ])  # fmt: skip
-            self._upsert(connection, tables.output, [
-                {"job_id": job, "generation": c.generation, "component": c.component,
-                 "offset": c.offset, "data": c.data}
-                for job, c in batch.output
-            ])  # fmt: skip
-            self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
-            write_advised(connection, batch.advised)
-            complete_advised(connection, batch.jobs.values())
+        """All of the batch in one transaction; a batch that comes again because its fate was unknown is stored once."""
+        batch.number = batch.number or next(self._numbers)
+        with self.lease.writing_once(batch.number) as connection:
+            if connection is not None:
+                self._write(connection, batch)
         for job in batch.jobs.values():
             (self._known.discard if job.state.is_final else self._known.add)(job.id)
+
+    def _write(self, connection: Connection, batch: Batch) -> None:
+        self._write_jobs(connection, batch.jobs.values())
+        self._write_attempts(connection, batch.attempts)
+        _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
+        _insert(connection, tables.outbox, [
+            {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
+        ])  # fmt: skip
+        if batch.acknowledged:
+            statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
+            connection.execute(statement, [{"done": done} for done in batch.acknowledged])
+        # A key is the first job's that was stored with it, whatever another says.
+        self._insert_new(connection, tables.submissions, [
+            {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
+        ])  # fmt: skip
+        self._upsert(connection, tables.output, [
+            {"job_id": job, "generation": c.generation, "component": c.component,
+             "offset": c.offset, "data": c.data}
+            for job, c in batch.output
+        ])  # fmt: skip
+        self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
+        write_advised(connection, batch.advised)
+        complete_advised(connection, batch.jobs.values())
 
     def _write_jobs(self, connection: Connection, jobs: Iterable[Job]) -> None:
         new: list[Job] = []

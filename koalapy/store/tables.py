@@ -15,7 +15,7 @@ from sqlalchemy import (
     false,
 )
 
-from koalapy.store.plain import Plain, PlainText
+from koalapy.store.plain import Plain, PlainText, Whole
 
 metadata = MetaData(
     naming_convention={
@@ -48,7 +48,7 @@ jobs = Table(
     Column("placed_at", Float),
     Column("started_at", Float),
     Column("ended_at", Float),
-    Column("exit_code", Integer),
+    Column("exit_code", Whole(BigId)),
     Column("claim_factor", Float),
     Column("first_start_estimate", Float),
     Column("retry_at", Float),
@@ -68,7 +68,7 @@ attempts = Table(
     Column("barrier_at", Float),
     Column("launched_at", Float),
     Column("ended_at", Float),
-    Column("exit_code", Integer),
+    Column("exit_code", Whole(BigId)),
     Column("end_reason", PlainText(), nullable=False),
     Column("start_estimate", Float),
     Column("claim_at", Float),
@@ -86,7 +86,7 @@ components = Table(
     Column("request_index", Integer),
     Column("hosts", JSON, nullable=False),
     Column("lrm_job", Plain(100)),
-    Column("exit_code", Integer),
+    Column("exit_code", Whole(BigId)),
     Column("error", PlainText(), nullable=False),
     Column("infrastructure", Boolean, nullable=False),
     Column("unknown_since", Float),
@@ -99,8 +99,8 @@ components = Table(
     Column("replaces", Integer),
     Column("superseded", Boolean, nullable=False, server_default=false()),
     Column("staging_since", Float),
-    Column("stage_size", BigInteger, nullable=False, server_default="0"),
-    Column("staged", BigInteger, nullable=False, server_default="0"),
+    Column("stage_size", Whole(), nullable=False, server_default="0"),
+    Column("staged", Whole(), nullable=False, server_default="0"),
     Column("staged_at", Float),
     Index(None, "cluster", "job_id"),
     Index(None, "ended_at"),
@@ -156,7 +156,7 @@ clusters = Table(
     Column("kind", Plain(20), nullable=False),
     Column("state", Plain(12), nullable=False),
     Column("reason", PlainText(), nullable=False),
-    Column("total", Integer, nullable=False),
+    Column("total", Whole(Integer(), bits=32), nullable=False),
     Column("errors", Integer, nullable=False),
     Column("unusable", Boolean, nullable=False),
     Column("last_heard", Float),
@@ -185,6 +185,7 @@ lease = Table(
     Column("epoch", Integer, nullable=False),
     Column("holder", Plain(200), nullable=False),
     Column("expires_at", Float, nullable=False),
+    Column("batch", BigId, nullable=False, server_default="0"),
 )
 
 replicas = Table(
@@ -193,7 +194,7 @@ replicas = Table(
     Column("name", Plain(1000), primary_key=True),
     Column("cluster", Plain(100), primary_key=True),
     Column("path", PlainText(), nullable=False),
-    Column("size", BigInteger, nullable=False),
+    Column("size", Whole(), nullable=False),
     Column("checksum", Plain(64), nullable=False),
     Column("parts", JSON),
     Column("state", Plain(12), nullable=False),

@@ -65,7 +65,7 @@ async def serving(
                              unusable=book.unusable, drained=book.drained)  # fmt: skip
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
-    file_store = SqlFiles(database)
+    file_store = SqlFiles(database, store.lease)
     bundles = Bundles(
         file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock, needed=list
     )
@@ -75,7 +75,8 @@ async def serving(
         file_store, path.parent / "results", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock,
         attempts=jobs.attempts,
     )  # fmt: skip
-    network = Network(engine, jobs, SqlMeasurements(database), LinkBook(("north", "south"), LINKS), Measuring())
+    measurements = SqlMeasurements(database, store.lease)
+    network = Network(engine, jobs, measurements, LinkBook(("north", "south"), LINKS), Measuring())
     routers = [
         network_router(network), files_router(files, bundles, results),
         agent_files_router(bundles, results, AGENT_TOKENS), advisor_router(Advisor(experience, SqlAdvice(database))),

@@ -62,7 +62,7 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with running(tmp_path / "koala.db") as daemon:
         sites = Sites()
-        store = SqlFiles(make_engine(f"sqlite:///{tmp_path / 'koala.db'}"))
+        store = SqlFiles(make_engine(f"sqlite:///{tmp_path / 'koala.db'}"), daemon.store.lease)
         needed: set[str] = set()
         bundles = Bundles(
             store, tmp_path / "bundles", limit=100_000, quota=10**9, needed=lambda: needed, clock=lambda: 1000.0

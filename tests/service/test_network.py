@@ -109,7 +109,7 @@ class World:
     def __init__(self, daemon: Daemon, north: Site, south: Site, path: Path) -> None:
         self.daemon = daemon
         self.sites = {"north": north, "south": south}
-        self.store = SqlMeasurements(make_engine(f"sqlite:///{path}"))
+        self.store = SqlMeasurements(make_engine(f"sqlite:///{path}"), daemon.store.lease)
         self.jobs = Jobs(daemon.engine, daemon.store, 1, daemon.describe)
         self.network = self.new_network()
 

@@ -38,7 +38,7 @@ class World:
         migrate(database)
         self.path = path
         self.jobs = SqlStore(database, 0.0)
-        self.store = SqlFiles(database)
+        self.store = SqlFiles(database, self.jobs.lease)
         self.now = 1000.0
         self.needed: set[str] = set()
         spec = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))

@@ -6,8 +6,8 @@ import pytest
 
 from koalapy.ports import Measurement, MeasurementKind
 from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.migrate import migrate
 from koalapy.store.sql import make_engine
+from tests.store.conftest import Open
 
 GOOD = Measurement("north", "south", MeasurementKind.PINGPONG, 100.0, 0.5, 1e6, 7)
 FAILED = replace(GOOD, latency=None, bandwidth=None, error="node a cannot reach\0 node b")
@@ -16,10 +16,8 @@ VAIN = replace(FAILED, kind=MeasurementKind.INCONCLUSIVE, job=None, error="no no
 
 
 @pytest.fixture
-def measurements(url: str) -> SqlMeasurements:
-    engine = make_engine(url)
-    migrate(engine)
-    return SqlMeasurements(engine, kept=3)
+def measurements(open_store: Open, url: str) -> SqlMeasurements:
+    return SqlMeasurements(make_engine(url), open_store().lease, kept=3)
 
 
 def test_a_line_is_as_it_was_written(measurements: SqlMeasurements) -> None:
@@ -49,3 +47,11 @@ def test_old_lines_go_but_never_for_another_sort(measurements: SqlMeasurements) 
         measurements.add(replace(MOVED, at=200.0 + at))
     assert [line.at for line in measurements.history("north", "south", 10)] == [204.0, 203.0, 202.0, 100.0]
     assert len(measurements.history("north", "west", 10)) == 1
+
+
+def test_a_line_that_comes_again_is_kept_once(measurements: SqlMeasurements) -> None:
+    """The answer to the first try may have been lost."""
+    measurements.add(GOOD)
+    measurements.add(GOOD)
+    measurements.add(replace(GOOD, at=101.0))
+    assert [line.at for line in measurements.history("north", "south", 10)] == [101.0, 100.0]

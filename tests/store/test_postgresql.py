@@ -1,13 +1,21 @@
 """What only a database server does: go away and come back, and hold two daemons apart."""
 
+import re
+import select
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import partial
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from koalapy.model.errors import LeaseLost, StoreUnavailable
-from koalapy.ports import JobFilter, OutboxEntry
+from koalapy.model.job import JobState, TimelineEntry
+from koalapy.ports import JobFilter, Measurement, MeasurementKind, OutboxEntry, Submitted
+from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
 from tests.store.conftest import Open, stores
@@ -86,8 +94,7 @@ def test_nobody_takes_over_while_a_transaction_is_written(store: SqlStore, url: 
     with store._writer.begin() as connection:
         connection.execute(text("update lease set holder = 'elsewhere:1:1', expires_at = 0"))
     taking_over = threading.Thread(target=lambda: successor.append(SqlStore(make_engine(url), now=2000.0)))
-    with store._writer.begin() as connection:
-        store._lease.check(connection)
+    with store.lease.writing() as connection:
         taking_over.start()
         with store._engine.connect() as watching:
             waits = text(
@@ -103,3 +110,93 @@ def test_nobody_takes_over_while_a_transaction_is_written(store: SqlStore, url: 
     with pytest.raises(LeaseLost):
         store.write(batch(outbox=[OutboxEntry(78, "north", {})]))
     successor[0].close()
+
+
+class Cut(threading.Thread):
+    """Passes bytes on to a server's socket; once it is told to, it cuts the line when a commit was carried out."""
+
+    def __init__(self, server: Path) -> None:
+        super().__init__(daemon=True)
+        self.armed = threading.Event()
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+
+    def run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(self._server / ".s.PGSQL.5432"))
+            while True:
+                for ready in select.select([client, server], [], [])[0]:
+                    data = ready.recv(65536)
+                    if not data:
+                        return
+                    if ready is client and b"COMMIT" in data and self.armed.is_set():
+                        self.armed.clear()
+                        server.sendall(data)
+                        server.recv(65536)
+                        return  # carried out, and nobody will know
+                    (server if ready is client else client).sendall(data)
+
+
+@pytest.fixture
+def cut(server: Server) -> Iterator[Cut]:
+    cut = Cut(server.home)
+    cut.start()
+    yield cut
+    cut.close()
+
+
+def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url: str, cut: Cut) -> None:
+    """New rows, and lines of a timeline, which nothing else would keep from being there twice."""
+    through = re.sub(r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cut.port}/\1?sslmode=disable&gssencmode=disable", url)
+    store.release_lease()
+    engine = make_engine(through)
+    daemon = SqlStore(engine, now=2000.0)
+    measurements = SqlMeasurements(engine, daemon.lease)
+    measured = Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)
+    timeline = [TimelineEntry(1, 5.0, "error", JobState.QUEUED)]
+    writes: list[Callable[[], None]] = [
+        partial(daemon.write, batch(a_job(1), submitted=[Submitted("key", 1, "d")])),
+        partial(daemon.write, batch(timeline=timeline)),
+        partial(measurements.add, measured),
+    ]
+    for write in writes:
+        cut.armed.set()
+        with pytest.raises(StoreUnavailable):
+            write()
+        assert not cut.armed.is_set(), "the answer was lost, and not the commit"
+        write()
+    assert daemon.submitted("key") == Submitted("key", 1, "d")
+    assert daemon.timeline(1) == timeline
+    assert measurements.history("north", "south", 10) == [measured]
+    daemon.write(batch(a_job(1, reason="known since"), a_job(2)))
+    assert [job.id for job in daemon.jobs(JobFilter())] == [2, 1]
+    daemon.close()
+
+
+def test_what_holds_the_lease_row_for_too_long_makes_the_database_unavailable(store: SqlStore, url: str) -> None:
+    """Such as a transaction of ours that was cut off, until the server has found that out."""
+    with store._engine.connect() as connection:
+        assert connection.execute(text("show lock_timeout")).scalar() == "5s"
+        assert connection.execute(text("show idle_in_transaction_session_timeout")).scalar() == "30s"
+    impatient = copy(store.lease)
+    impatient._engine = make_engine(f"{url}&options=-c%20lock_timeout%3D50")
+    with store._writer.begin() as stuck:
+        stuck.execute(text("update lease set expires_at = 1"))
+        with pytest.raises(StoreUnavailable, match="lock timeout"), impatient.writing():
+            pass
+    with impatient.writing():
+        pass
+    impatient._engine.dispose()

@@ -18,8 +18,7 @@ FIELDS = Replica("fields", "south", "/data/fields", 30, "f1", (Part("a b", 10, "
 
 @pytest.fixture
 def files(open_store: Callable[[], SqlStore], url: str) -> SqlFiles:
-    open_store()
-    return SqlFiles(make_engine(url))
+    return SqlFiles(make_engine(url), open_store().lease)
 
 
 def test_replicas_come_back_as_they_were(files: SqlFiles) -> None:
@@ -48,7 +47,8 @@ def test_bundles_are_kept_under_their_ids(files: SqlFiles) -> None:
 
 
 def test_results_are_those_of_one_attempt(open_store: Callable[[], SqlStore], url: str) -> None:
-    store, files = open_store(), SqlFiles(make_engine(url))
+    store = open_store()
+    files = SqlFiles(make_engine(url), store.lease)
     jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in (1, 2, 3)}
     jobs[1] = replace(jobs[1], state=JobState.SUCCEEDED, ended_at=10.0)
     jobs[2] = replace(jobs[2], state=JobState.FAILED, ended_at=20.0)
@@ -64,7 +64,8 @@ def test_results_are_those_of_one_attempt(open_store: Callable[[], SqlStore], ur
 
 
 def test_results_go_by_the_age_of_their_jobs(open_store: Callable[[], SqlStore], url: str) -> None:
-    store, files = open_store(), SqlFiles(make_engine(url))
+    store = open_store()
+    files = SqlFiles(make_engine(url), store.lease)
     jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in range(1, 6)}
     for ident, ended in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 40.0)):
         jobs[ident] = replace(jobs[ident], state=JobState.SUCCEEDED, ended_at=ended)

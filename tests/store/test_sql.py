@@ -261,7 +261,7 @@ def test_only_one_daemon_at_a_time(store: SqlStore, url: str) -> None:
 
 
 def test_a_daemon_that_died_is_followed_at_once(store: SqlStore, url: str) -> None:
-    dead = store._lease.holder.rsplit(":", 1)[0] + ":0"
+    dead = store.lease.holder.rsplit(":", 1)[0] + ":0"
     with store._engine.begin() as connection:
         connection.execute(text("update lease set holder = :dead"), {"dead": dead})
     successor = SqlStore(make_engine(url), now=1001.0)
@@ -370,3 +370,24 @@ def test_what_is_no_database_is_said_in_one_line() -> None:
             make_engine(url)
         assert error.value.field == "database"
         assert "secret" not in error.value.message
+
+
+@pytest.mark.parametrize("code", [2**31, -(2**31) - 1, 2**32 - 1, 2**63, -(2**80)])
+def test_an_exit_code_of_any_size_is_kept_as_far_as_can_be(store: SqlStore, code: int) -> None:
+    """Windows' 0xC0000005 and what a hostile agent says; the database's own limit is what is beyond it."""
+    kept = max(-(2**63) + 1, min(2**63 - 1, code))
+    components = (Component(0, "north", 1, exit_code=code, staged=code, stage_size=code),)
+    attempt = Attempt(1, components, placed_at=1.0, exit_code=code)
+    store.write(batch(a_job(1, generation=1, attempt=attempt, exit_code=code)))
+    job = store.job(1)
+    assert job is not None
+    assert job.attempt is not None
+    found = job.attempt.components[0]
+    assert (job.exit_code, job.attempt.exit_code, found.exit_code) == (kept, kept, kept)
+    assert (found.staged, found.stage_size) == (kept, kept)
+
+
+def test_a_cluster_of_more_nodes_than_a_column_holds_is_kept(store: SqlStore) -> None:
+    record = ClusterRecord("north", "local", "usable", 2**63, 0, 0, 0, 0, 0, "", None, 1, 1.0)
+    store.write(batch(clusters=[record]))
+    assert store.load().clusters[0].total == 2**31 - 1
