@@ -137,12 +137,18 @@ def _scheduler(
     speeds = {name: section.speed for name, section in settings.clusters.items()}
     experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
     saved = stores.saved
-    scheduler = Scheduler(settings.rules.build(), policies, _books(settings, saved), links.links(), experience)
+    scheduler = Scheduler(
+        settings.rules.build(), policies, _books(settings, saved), links.links(), experience, nonces=_nonce
+    )
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
     scheduler.grid.set_replicas({name: catalogue.sites(name) for name in names})
     scheduler.restore(saved.jobs, time.time())
     return scheduler
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)
 
 
 def _books(settings: Settings, saved: Saved) -> list[ClusterBook]:

@@ -1,7 +1,9 @@
 """Jobs, their attempts and components, and the state machine of semantics 13."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from koalapy.model.request import (
     Bundle,
@@ -15,7 +17,13 @@ from koalapy.model.request import (
 
 JobId = int
 Token = str
-"""Names one component of one attempt: ``job.generation.index``."""
+"""Names one component of one attempt: ``job.generation.index.nonce``."""
+Nonce = str
+"""What sets an attempt apart from all others, also from those of a database that was put back from a copy.
+
+Lower-case letters and digits, so that it may stand in names of files and of jobs of every resource manager. It cannot
+be guessed; attempts of before there were nonces have an empty one, and it is left out of their tokens.
+"""
 
 
 class Priority(StrEnum):
@@ -176,6 +184,7 @@ class Attempt:
     exit_code: int | None = None
     """The program's exit code, once the head component has told it."""
     end_reason: str = ""
+    nonce: Nonce = ""
 
     @property
     def gang(self) -> tuple[Component, ...]:
@@ -289,21 +298,64 @@ class Job:
         return self.state is JobState.QUEUED and self.retry_at is None
 
     def token(self, index: int) -> Token:
-        return token_of(self.id, self.generation, index)
+        return token_of(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")
 
     def stage_token(self, component: Component) -> Token:
         """Names the folder of a component's files on its cluster; a stand-in has that of the one it stands in for."""
-        return token_of(self.id, self.generation, component.rank)
+        return self.token(component.rank)
+
+    def component_of(self, token: Token) -> Component | None:
+        """The component that a token names; None unless it is one of the attempt that is under way."""
+        if self.attempt is None or not self.state.is_active:
+            return None
+        index = parse_token(token).component
+        components = self.attempt.components
+        return components[index] if index < len(components) and token == self.token(index) else None
+
+    def staged_component_of(self, token: Token) -> Component | None:
+        """The component of the attempt that is under way whose stage a token names."""
+        if self.attempt is None or not self.state.is_active:
+            return None
+        rank = parse_token(token).component
+        if token != self.token(rank):
+            return None
+        return next((c for c in self.attempt.gang if c.rank == rank and c.staging), None)
 
 
-def token_of(job: JobId, generation: int, index: int) -> Token:
-    return f"{job}.{generation}.{index}"
+class TokenParts(NamedTuple):
+    """What a token says."""
+
+    job: JobId
+    generation: int
+    component: int
+    """Its index, or its rank where the token is that of a stage."""
+    nonce: Nonce
 
 
-def parse_token(token: Token) -> tuple[JobId, int, int]:
-    """The (job, generation, index) of a token; ``ValueError`` when it is not one of ours."""
-    job, generation, index = token.split(".")
-    return int(job), int(generation), int(index)
+_TOKEN = re.compile(r"(\d{1,18})\.(\d{1,9})\.(\d{1,9})(?:\.([0-9a-z]{1,32}))?", re.ASCII)
+
+
+def token_of(job: JobId, generation: int, index: int, nonce: Nonce) -> Token:
+    own = f"{job}.{generation}.{index}"
+    return f"{own}.{nonce}" if nonce else own
+
+
+def parse_token(token: Token) -> TokenParts:
+    """What a token says; ``ValueError`` when it is not one of ours. Whether it names what lives, its job knows."""
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise ValueError(f"{token[:60]!r} is no token")
+    job, generation, index, nonce = match.groups()
+    return TokenParts(int(job), int(generation), int(index), nonce or "")
+
+
+def of_one_attempt(one: Token, other: Token) -> bool:
+    """Whether two tokens name components of the same attempt of the same job; False when one is no token."""
+    try:
+        first, second = parse_token(one), parse_token(other)
+    except ValueError:
+        return False
+    return first._replace(component=0) == second._replace(component=0)
 
 
 @dataclass(frozen=True, slots=True)

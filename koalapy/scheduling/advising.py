@@ -123,7 +123,7 @@ class Advising:
             return known[2]
         now, releases = self._now(), []
         for token, size in book.live.items():
-            job = self._ledger.get(parse_token(token)[0])
+            job = self._ledger.get(parse_token(token).job)
             left, age = (None, 0.0) if job is None else self._left(job, now)
             releases.append(Release(left, size, age))
         releases.sort(key=_rank)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Launcher, Priority
+from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Launcher, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName
 from koalapy.model.transfer import Transfer, transfer_to
@@ -29,6 +29,9 @@ PREEMPTED = "preempted"
 
 Relocate = Callable[[Job, Component, GridView, float], "tuple[ClusterName, Transfer] | None"]
 """Another site for a component on the nodes of a view, its transfer to take at most so many seconds."""
+
+Nonces = Callable[[], Nonce]
+"""Gives another nonce each time."""
 
 
 @dataclass(slots=True)
@@ -49,12 +52,15 @@ class Try:
 class Claiming:
     """Gives nodes to placed jobs and takes them back."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, relocate: Relocate) -> None:
+    def __init__(
+        self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, relocate: Relocate, nonces: Nonces
+    ) -> None:  # fmt: skip
         self._rules = rules
         self._ledger = ledger
         self._grid = grid
         self._timers = timers
         self._relocate = relocate
+        self._nonces = nonces
         self.preemption = Preemption(ledger, grid)
 
     # The claiming queue
@@ -71,7 +77,7 @@ class Claiming:
         job = self._ledger.move(
             job, JobState.PLACED, now, "placed", placement.reason, generation=generation, placed_at=now,
             started_at=None, ending=None,
-            attempt=Attempt(generation, components, now, start_estimate, claim_at),
+            attempt=Attempt(generation, components, now, start_estimate, claim_at, nonce=self._nonces()),
             placement_tries=job.placement_tries + 1, first_start_estimate=first,
         )  # fmt: skip
         for component in components:

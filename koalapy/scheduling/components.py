@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from koalapy.model.job import Component, ComponentState, Job, JobState, Token, parse_token
+from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.commands import ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
@@ -21,28 +22,12 @@ class Components:
         self._grid = grid
         self._claiming = claiming
         self._faults = faults
-        self._strays: set[Token] = set()
+        self._strays: set[tuple[ClusterName, Token]] = set()
         """Components of no live attempt that were told to end and have not yet."""
-
-    def job_of(self, token: Token) -> Job | None:
-        """The job whose live attempt the token belongs to."""
-        found = self._find(token)
-        return found[0] if found else None
-
-    def _find(self, token: Token) -> tuple[Job, Component] | None:
-        try:
-            job_id, generation, index = parse_token(token)
-        except ValueError:
-            return None
-        job = self._ledger.get(job_id)
-        if job is None or job.generation != generation or not job.state.is_active:
-            return None
-        components = live(job).components
-        return (job, components[index]) if 0 <= index < len(components) else None
 
     def update(self, event: ComponentUpdated, now: float) -> None:
         """Take in one snapshot of one component."""
-        found = self._find(event.token)
+        found = self._ledger.find(event.token)
         if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != event.cluster:
             self._disown(event)
             return
@@ -58,7 +43,7 @@ class Components:
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold a cluster's whole inventory against the book; yields the tokens whose jobs may have to be settled."""
         told = {update.token for update in event.components}
-        self._strays -= told
+        self._strays = {stray for stray in self._strays if stray[0] != event.cluster}
         for update in event.components:
             self.update(update, now)
             yield update.token
@@ -73,7 +58,7 @@ class Components:
 
     def lose(self, token: Token, error: str, now: float) -> None:
         """A component is gone and will not be heard of again."""
-        found = self._find(token)
+        found = self._ledger.find(token)
         if found is None:
             return
         job, component = found
@@ -83,7 +68,7 @@ class Components:
 
     def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
         """The component's cluster is out of reach: its state is unknown since then."""
-        found = self._find(token)
+        found = self._ledger.find(token)
         if found is None:
             return
         job, component = found
@@ -92,7 +77,7 @@ class Components:
             self._follow(job, now, f"{component.cluster} is out of reach")
 
     def _see_again(self, token: Token, now: float) -> None:
-        found = self._find(token)
+        found = self._ledger.find(token)
         if found is not None and found[1].unknown_since is not None:
             job = self._ledger.update_component(found[0], found[1].index, unknown_since=None)
             self._follow(job, now, f"{found[1].cluster} is back")
@@ -171,11 +156,11 @@ class Components:
     def _disown(self, event: ComponentUpdated) -> None:
         """Nothing of an old generation may live on: ended ones are forgotten, others stopped."""
         if event.state == "ended":
-            self._strays.discard(event.token)
+            self._strays.discard((event.cluster, event.token))
             self._ledger.command(ForgetComponent(event.cluster, event.token))
-        elif event.token not in self._strays:
+        elif (event.cluster, event.token) not in self._strays:
             # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
-            self._strays.add(event.token)
+            self._strays.add((event.cluster, event.token))
             self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt"))
 
 

@@ -1,11 +1,12 @@
 """The jobs a scheduler has in hand and the one way to change them: checked against the state machine, and noted."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from koalapy.model.advice import Advised
 from koalapy.model.errors import ConflictError
-from koalapy.model.job import TRANSITIONS, Attempt, Component, Job, JobId, JobState, TimelineEntry
+from koalapy.model.job import TRANSITIONS, Attempt, Component, Job, JobId, JobState, TimelineEntry, Token, parse_token
 from koalapy.scheduling.commands import Command, Effects
 
 
@@ -22,6 +23,24 @@ class Ledger:
 
     def get(self, job: JobId) -> Job | None:
         return self.jobs.get(job)
+
+    def find(self, token: Token) -> tuple[Job, Component] | None:
+        """The component of a live attempt that a token names, and its job."""
+        return self._named(token, Job.component_of)
+
+    def find_staged(self, token: Token) -> tuple[Job, Component] | None:
+        """The component of a live attempt whose stage a token names, and its job."""
+        return self._named(token, Job.staged_component_of)
+
+    def _named(
+        self, token: Token, component_of: Callable[[Job, Token], Component | None]
+    ) -> tuple[Job, Component] | None:  # fmt: skip
+        try:
+            job = self.jobs.get(parse_token(token).job)
+        except ValueError:
+            return None
+        component = component_of(job, token) if job is not None else None
+        return (job, component) if job is not None and component is not None else None
 
     def put(self, job: Job) -> Job:
         """Keep a job as it is now; a final one leaves the ledger."""

@@ -1,6 +1,6 @@
 """Which low-priority jobs make room for a job of high priority (semantics 5, step 3 of a claiming try)."""
 
-from koalapy.model.job import ComponentState, Job, JobId, Priority, parse_token
+from koalapy.model.job import ComponentState, Job, JobId, Priority
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger, live
@@ -47,10 +47,10 @@ class Preemption:
         """The nodes of each low-priority job there that is not ending anyway."""
         held: dict[JobId, int] = {}
         for token, size in book.live.items():
-            ident, generation, index = parse_token(token)
-            job = self._ledger.get(ident)
-            if job is None or job.generation != generation or job.spec.priority is not Priority.LOW:
+            found = self._ledger.find(token)
+            if found is None or found[0].spec.priority is not Priority.LOW:
                 continue
-            if job.ending is None and live(job).components[index].state is not ComponentState.STOPPING:
-                held[ident] = held.get(ident, 0) + size
+            job, component = found
+            if job.ending is None and component.state is not ComponentState.STOPPING:
+                held[job.id] = held.get(job.id, 0) + size
         return held

@@ -12,7 +12,7 @@ from koalapy.model.advice import advised
 from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain, GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError
-from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, Token
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import Request
 from koalapy.placement.registry import Registry
@@ -20,7 +20,7 @@ from koalapy.scheduling import events as ev
 from koalapy.scheduling import staging
 from koalapy.scheduling.advising import Advising
 from koalapy.scheduling.asking import Asking
-from koalapy.scheduling.claiming import Claiming
+from koalapy.scheduling.claiming import Claiming, Nonces
 from koalapy.scheduling.commands import Effects
 from koalapy.scheduling.components import Components
 from koalapy.scheduling.experience import Experience
@@ -43,7 +43,7 @@ class Scheduler:
 
     def __init__(
         self, rules: Rules, policies: Registry, clusters: Iterable[ClusterBook], links: Links | None = None,
-        experience: Experience | None = None,
+        experience: Experience | None = None, *, nonces: Nonces,
     ) -> None:  # fmt: skip
         self.rules = rules
         self.policies = policies
@@ -52,7 +52,7 @@ class Scheduler:
         self._ledger = Ledger()
         self._timers = Timers()
         placer = Placer({book.name: book.profile for book in self.grid.books()})
-        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer, policies))
+        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer, policies), nonces)
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
@@ -100,6 +100,14 @@ class Scheduler:
     def job(self, job: JobId) -> Job | None:
         """A job that is not final, as it stands."""
         return self._ledger.get(job)
+
+    def find(self, token: Token) -> tuple[Job, Component] | None:
+        """The component of a live attempt that a token names, and its job."""
+        return self._ledger.find(token)
+
+    def find_staged(self, token: Token) -> tuple[Job, Component] | None:
+        """The component of a live attempt whose stage a token names, and its job."""
+        return self._ledger.find_staged(token)
 
     def jobs(self) -> list[Job]:
         """All jobs that are not final."""
@@ -296,9 +304,9 @@ class Scheduler:
     # The end of an attempt
 
     def _settle(self, token: str, now: float) -> None:
-        job = self._components.job_of(token)
-        if job is not None:
-            self._settle_job(job, now)
+        found = self._ledger.find(token)
+        if found is not None:
+            self._settle_job(found[0], now)
 
     def _settle_job(self, job: Job, now: float) -> None:
         """When nothing of an ended attempt is left that can be waited for, the job becomes what it was to become."""

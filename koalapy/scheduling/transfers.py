@@ -7,7 +7,7 @@ same cluster finds the files of the one it stands in for.
 
 from collections.abc import Iterable
 
-from koalapy.model.job import Component, Job, Token, parse_token
+from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming
@@ -67,17 +67,8 @@ class Transfers:
 
     def _find(self, token: Token, cluster: ClusterName) -> tuple[Job, Component] | None:
         """The job and the component of a stage, if they are of a live attempt and the stage is where it should be."""
-        try:
-            job_id, generation, rank = parse_token(token)
-        except ValueError:
-            return None
-        job = self._ledger.get(job_id)
-        if job is None or job.generation != generation or not job.state.is_active:
-            return None
-        component = next((c for c in live(job).gang if c.rank == rank), None)
-        if component is None or component.cluster != cluster or not component.staging:
-            return None
-        return job, component
+        found = self._ledger.find_staged(token)
+        return found if found is not None and found[1].cluster == cluster else None
 
     def _done(self, job: Job, component: Component, now: float) -> None:
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)

@@ -13,6 +13,7 @@ import structlog
 
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
+from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, OutputChunk, Store, Submitted
 from koalapy.scheduling.commands import Command, Effects, ForgetComponent
 from koalapy.scheduling.events import Event, InventoryReceived
@@ -46,7 +47,8 @@ class Item:
     """Makes the events in the loop itself, where the scheduler may be looked at; may raise ``KoalaError``."""
     submitted: Submitted | None = None
     output: tuple[JobId, OutputChunk] | None = None
-    acknowledged: int | None = None
+    acknowledged: tuple[ClusterName, int] | None = None
+    """A command by its id, and the cluster that says it was carried out."""
     committed: asyncio.Future[None] | None = None
     after: Callable[[], None] | None = None
     """Called once everything is written."""
@@ -187,7 +189,9 @@ class Engine:
             attempts=effects.attempts,
             timeline=effects.timeline,
             outbox=entries,
-            acknowledged=[i.acknowledged for i in this.items if self._is_open(i.acknowledged)],  # type: ignore[misc]
+            acknowledged=[
+                said[1] for item in this.items if (said := item.acknowledged) and self.outbox.acknowledge(*said)
+            ],
             submitted=[i.submitted for i in this.items if i.submitted],
             output=[i.output for i in this.items if i.output],
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
@@ -195,12 +199,9 @@ class Engine:
         )
         return batch, messages
 
-    def _is_open(self, ident: int | None) -> bool:
-        return ident is not None and self.outbox.acknowledge(ident)
-
     def _job_of(self, command: Command, effects: Effects) -> Job | None:
         try:
-            job = parse_token(command.token)[0]
+            job = parse_token(command.token).job
         except ValueError:
             return None  # a stray that never was one of ours: to be stopped or forgotten all the same
         return effects.jobs.get(job) or self.scheduler.job(job)

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable, UsageError
-from koalapy.model.job import parse_token
+from koalapy.model.job import Component, Token, of_one_attempt, parse_token
+from koalapy.model.request import ClusterName
 from koalapy.ports import OutputChunk, Store
 from koalapy.scheduling.events import (
     ClusterDisconnected,
@@ -83,8 +84,8 @@ class Hub:
         self._lease = lease
         self._output_limit = output_limit
         self._sessions: dict[str, Session] = {}
-        self._stored: dict[str, int] = {}
-        """Bytes of output stored (or on their way to the store) by token."""
+        self._stored: dict[tuple[ClusterName, Token], int] = {}
+        """Bytes of output stored (or on their way to the store), of components that are known to be on that cluster."""
         self._reported: dict[str, wire.Report] = {}
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._tell)
@@ -223,64 +224,81 @@ class Hub:
         """What is to be known beside the stage itself, before it."""
         if self.feedback is None:
             return ()
+        found = self._engine.scheduler.find_staged(message.token)
+        if found is None or found[1].cluster != session.cluster:
+            return ()
+        files = list(zip(found[0].spec.inputs_of(found[1].request_index), found[1].sources, strict=False))
         if message.state == "failed" and message.fault == "file":
+            if (message.file, message.source) not in {(file.name, source) for file, source in files}:
+                return ()
             return self.feedback.spoiled(message.file, message.source, message.error)
         if message.state == "done" and message.token not in self._counted:
             self._counted[message.token] = None
             if len(self._counted) > OUTPUTS_REMEMBERED:
                 del self._counted[next(iter(self._counted))]
+            sources = {source for _, source in files}
             for moved in message.moved:
+                if moved.source not in sources:
+                    continue
                 self.feedback.moved(moved.source, session.cluster, moved.size, moved.seconds)
         return ()
 
     def _ack(self, session: Session, message: wire.Ack) -> None:
         if message.error:
             log.warning("agent refused a command", action="refused", cluster=session.cluster, error=message.error)
-        self._engine.post(Item(acknowledged=message.id))
+        self._engine.post(Item(acknowledged=(session.cluster, message.id)))
 
     async def _output(self, session: Session, message: wire.Output) -> None:
         """Store what is new of it, and tell the agent how far the store has it."""
-        try:
-            job, generation, component = parse_token(message.token)
-        except ValueError:
-            return
-        data = base64.b64decode(message.data)
-        stored = self._stored.get(message.token)
-        if stored is None:
-            known = await asyncio.to_thread(self._store.job, job)
-            stored = await asyncio.to_thread(self._store.output_size, job, generation, component) if known else None
+        key = session.cluster, message.token
+        stored = self._stored.get(key)
+        if stored is None and await self._is_on(*key):
+            stored = await asyncio.to_thread(self._store.output_size, *parse_token(message.token)[:3])
         if stored is None or message.offset > stored:
             return
+        job, generation, component, _ = parse_token(message.token)
+        data = base64.b64decode(message.data)
         end = message.offset + len(data)
         room = max(0, min(end, self._output_limit) - stored)
         fresh = data[stored - message.offset :][:room]
-        self._stored[message.token] = max(stored, end)
+        self._stored[key] = max(stored, end)
         if len(self._stored) > OUTPUTS_REMEMBERED:
             del self._stored[next(iter(self._stored))]
         ack = wire.OutputAck(token=message.token, offset=max(stored, end))
         output = (job, OutputChunk(generation, component, stored, fresh)) if fresh else None
         self._engine.post(Item(output=output, after=lambda: session.put([ack])))
 
+    async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
+        """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
+        try:
+            job, generation, index, nonce = parse_token(token)
+        except ValueError:
+            return False
+        if found := self._engine.scheduler.find(token):
+            return found[1].cluster == cluster
+        attempts = await asyncio.to_thread(self._store.attempts, job)
+        components: tuple[Component, ...] = next(
+            (a.components for a in attempts if (a.generation, a.nonce) == (generation, nonce)), ()
+        )
+        return any((c.index, c.cluster) == (index, cluster) for c in components)
+
     def _relay(self, session: Session, message: wire.Relay) -> None:
-        """Pass something from one runner to another; both must be of the same attempt."""
-        target = self._target_of(message)
+        """Pass something from one runner to another: of the same attempt, and from the cluster of the first only."""
+        target = self._target_of(session.cluster, message)
         if isinstance(target, Session):
             target.put([message])
             return
         session.put([wire.RelayFailed(token=message.sender, node=message.sender_node, reason=target)])
 
-    def _target_of(self, message: wire.Relay) -> Session | str:
-        try:
-            job, generation, index = parse_token(message.token)
-            same = parse_token(message.sender)[:2] == (job, generation)
-        except ValueError:
-            return "not a token"
-        found = self._engine.scheduler.job(job)
-        if not same or found is None or found.attempt is None or found.generation != generation:
-            return "not of a live attempt"
-        if index >= len(found.attempt.components):
-            return "no such component"
-        cluster = found.attempt.components[index].cluster
+    def _target_of(self, cluster: ClusterName, message: wire.Relay) -> Session | str:
+        find = self._engine.scheduler.find
+        sender, target = find(message.sender), find(message.token)
+        if sender is None or sender[1].cluster != cluster:
+            log.warning("a relay in another's name", action="refuse", cluster=cluster, sender=message.sender)
+            return "not from a component of a live attempt"
+        if target is None or not of_one_attempt(message.sender, message.token):
+            return "not to a component of the same attempt"
+        cluster = target[1].cluster
         return self._sessions.get(cluster) or f"{cluster} is out of reach"
 
 

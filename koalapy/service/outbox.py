@@ -22,9 +22,13 @@ class Outbox:
     def add(self, entries: Iterable[OutboxEntry]) -> None:
         self._entries.update((entry.id, entry) for entry in entries)
 
-    def acknowledge(self, ident: int) -> bool:
-        """Whether the command was still open."""
-        return self._entries.pop(ident, None) is not None
+    def acknowledge(self, cluster: ClusterName, ident: int) -> bool:
+        """Whether the command was still open, and that cluster's to carry out."""
+        known = self._entries.get(ident)
+        if known is None or known.cluster != cluster:
+            return False
+        del self._entries[ident]
+        return True
 
     def of(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
         """What a cluster has not acknowledged, as messages of today's epoch."""

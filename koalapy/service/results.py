@@ -19,8 +19,6 @@ KEPT_AT_LEAST = 86400.0
 """Seconds after a job's end for which its results are kept though there is no room for others."""
 LATEST = 2**33
 """Seconds since the epoch that a file can have been changed at, as far as file systems know."""
-LARGEST = 2**31
-"""No token has such a number; databases know none that are much larger."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
 """A job and all its attempts; ``NotFoundError`` when there is no such job."""
 
@@ -58,13 +56,11 @@ class Results:
     async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int]:
         """The job, generation and rank of a stage on this very cluster from which files are collected."""
         try:
-            job, generation, rank = parse_token(token)
+            job, generation, rank, nonce = parse_token(token)
         except ValueError:
-            job = generation = rank = -1
-        if not all(0 <= number < LARGEST for number in (job, generation, rank)):
-            raise NotFoundError(f"{token[:60]!r} is no stage", field="token", value=token)
+            raise NotFoundError(f"{token[:60]!r} is no stage", field="token", value=token) from None
         record, attempts = await self._attempts(job)
-        attempt = next((attempt for attempt in attempts if attempt.generation == generation), None)
+        attempt = next((a for a in attempts if (a.generation, a.nonce) == (generation, nonce)), None)
         gang = attempt.gang if attempt else ()
         if not any((component.rank, component.cluster) == (rank, cluster) for component in gang):
             raise NotFoundError(f"{token} is no component on {cluster}", field="token", value=token)

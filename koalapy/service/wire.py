@@ -59,7 +59,7 @@ def message(
 
 
 def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
-    component = live(job).components[int(token.rsplit(".", 1)[1])]
+    component = live(job).components[parse_token(token).component]
     name = job.spec.name or f"job-{job.id}"
     walltime = job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None
     stage = job.stage_token(component) if component.staging else None
@@ -74,10 +74,8 @@ def _stage(token: str, cluster: ClusterName, job: Job, ident: int, epoch: int, c
 
     A replica that the catalogue has not any more is told without a path.
     """
-    _, generation, rank = parse_token(token)
-    gang = job.attempt.gang if job.attempt and job.generation == generation else ()
-    component = next((c for c in gang if c.rank == rank and c.cluster == cluster), None)
-    if component is None:
+    component = job.staged_component_of(token)
+    if component is None or component.cluster != cluster:
         return None
     files = job.spec.inputs_of(component.request_index)
     sources = component.sources or (cluster,) * len(files)

@@ -117,7 +117,7 @@ _JOB_COLUMNS = (
 )  # fmt: skip
 _ATTEMPT_COLUMNS = (
     "generation", "placed_at", "start_estimate", "claim_at", "barrier_at", "launched_at", "ended_at", "exit_code",
-    "end_reason",
+    "end_reason", "nonce",
 )  # fmt: skip
 _COMPONENT_COLUMNS = (
     "index", "cluster", "size", "request_index", "lrm_job", "exit_code", "error", "infrastructure",

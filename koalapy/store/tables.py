@@ -72,6 +72,7 @@ attempts = Table(
     Column("end_reason", PlainText(), nullable=False),
     Column("start_estimate", Float),
     Column("claim_at", Float),
+    Column("nonce", Plain(32), nullable=False, server_default=""),
 )
 
 components = Table(

@@ -57,7 +57,7 @@ async def serving(
     for book in books:
         book.total = 4
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
-    scheduler = Scheduler(rules, builtin(), books, experience=experience)
+    scheduler = Scheduler(rules, builtin(), books, experience=experience, nonces=str)
 
     def describe(name: str) -> ClusterRecord:
         book = scheduler.grid[name]

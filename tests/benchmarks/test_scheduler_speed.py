@@ -76,7 +76,7 @@ def report(cluster: str, idle: int) -> ClusterReported:
 
 def empty_scheduler(idle: list[int]) -> Scheduler:
     rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
-    scheduler = Scheduler(rules, builtin(), [ClusterBook(name) for name in CLUSTERS])
+    scheduler = Scheduler(rules, builtin(), [ClusterBook(name) for name in CLUSTERS], nonces=str)
     for name, nodes in zip(CLUSTERS, idle, strict=True):
         scheduler.step([InventoryReceived(name, ()), report(name, nodes)], 0.0)
     return scheduler

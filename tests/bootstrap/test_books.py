@@ -50,13 +50,13 @@ def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Pat
 
 
 def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
-    scheduler = Scheduler(Rules(), builtin(), [north := ClusterBook("north")])
+    scheduler = Scheduler(Rules(), builtin(), [north := ClusterBook("north")], nonces=str)
     north.errors, north.unusable, north.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
     again = _books(SETTINGS, saved_by(tmp_path, north))[0]
     assert known(again) == known(north)
     assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
-    successor = Scheduler(Rules(), builtin(), [again])
+    successor = Scheduler(Rules(), builtin(), [again], nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
     resumed = _books(SETTINGS, saved_by(tmp_path, again))[0]
     assert (resumed.drained, resumed.note) == (None, "three errors")

@@ -1,5 +1,7 @@
 """The state machine of jobs, attempts and tokens."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +15,14 @@ from koalapy.model.job import (
     Job,
     JobSpec,
     JobState,
+    of_one_attempt,
     parse_token,
     token_of,
 )
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 
-numbers = st.integers(0, 10**9)
+numbers = st.integers(0, 10**9 - 1)
+nonces = st.text("0123456789abcdefghijklmnopqrstuvwxyz", max_size=32)
 
 
 def _reachable(start: JobState) -> set[JobState]:
@@ -67,25 +71,41 @@ def test_states_are_final_or_active_or_waiting() -> None:
     assert not FINAL_STATES & ACTIVE_STATES
 
 
-@given(numbers, numbers, numbers)
-def test_a_token_says_what_it_was_made_of(job: int, generation: int, index: int) -> None:
-    assert parse_token(token_of(job, generation, index)) == (job, generation, index)
+@given(numbers, numbers, numbers, nonces)
+def test_a_token_says_what_it_was_made_of(job: int, generation: int, index: int, nonce: str) -> None:
+    assert parse_token(token_of(job, generation, index, nonce)) == (job, generation, index, nonce)
 
 
-@given(st.lists(st.tuples(numbers, numbers, numbers), unique=True, min_size=2))
-def test_no_two_components_share_a_token(parts: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(numbers, numbers, numbers, nonces), unique=True, min_size=2))
+def test_no_two_components_share_a_token(parts: list[tuple[int, int, int, str]]) -> None:
     assert len({token_of(*part) for part in parts}) == len(parts)
 
 
-@pytest.mark.parametrize("token", ["", "1.2", "1.2.3.4", "a.b.c", "1..3"])
+@pytest.mark.parametrize(
+    "token",
+    ["", "1.2", "1.2.3.4.5", "a.b.c", "1..3", "1.2.3.", "1.2.3.A", "1.2.3.x-y", " 1.2.3", "1.2.3\n", "+1.2.3",
+     "1_0.2.3", "-1.2.3", "١.٢.٣", f"{10**30}.1.0", "1.2.3." + "a" * 33],
+)  # fmt: skip
 def test_foreign_tokens_are_refused(token: str) -> None:
     with pytest.raises(ValueError):
         parse_token(token)
+    assert not of_one_attempt(token, token)
 
 
-def test_a_jobs_tokens_are_of_its_present_generation() -> None:
+def test_a_jobs_tokens_are_of_its_present_attempt() -> None:
     job = Job(7, JobSpec(FlexibleRequest(2), ("true",)), submitted_at=0.0, generation=3)
     assert job.token(1) == "7.3.1"
+    components = (Component(0, "north", 1), Component(1, "south", 1))
+    attempt = Attempt(3, components, 0.0, nonce="a1")
+    job = replace(job, attempt=attempt, state=JobState.CLAIMING)
+    assert job.token(1) == "7.3.1.a1"
+    assert job.component_of("7.3.1.a1") is components[1]
+    for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1", "7.3.2.a1", "07.3.1.a1", "7.03.1.a1"):
+        assert job.component_of(other) is None, other
+    assert replace(job, state=JobState.QUEUED).component_of("7.3.1.a1") is None
+    assert of_one_attempt("7.3.1.a1", "7.3.0.a1")
+    for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1"):
+        assert not of_one_attempt("7.3.1.a1", other), other
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))

@@ -4,7 +4,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from koalapy.model.job import TRANSITIONS, Attempt, Component, ComponentState, Job, JobId, JobState, Token, parse_token
+from koalapy.model.job import (
+    TRANSITIONS,
+    Attempt,
+    Component,
+    ComponentState,
+    Job,
+    JobId,
+    JobState,
+    TimelineEntry,
+    Token,
+    parse_token,
+    token_of,
+)
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.commands import Effects, OpenBarrier, SubmitComponent
 
@@ -32,10 +44,10 @@ def check_effects(world: "World", effects: Effects) -> None:
     for entry in effects.timeline:
         assert entry.job in effects.jobs or entry.job in world.jobs
         if entry.event == "claimed":
-            gangs.claimed[entry.job, entry.generation].add(f"{entry.job}.{entry.generation}.{entry.component}")
+            gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
         if entry.event == "error" and entry.reason.startswith("not heard of for"):
             # Its agent may be back already: but nothing that it told has arrived.
-            world.lost.add(f"{entry.job}.{entry.generation}.{entry.component}")
+            world.lost.add(_token(world, effects, entry))
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
     submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
@@ -58,6 +70,15 @@ def check_effects(world: "World", effects: Effects) -> None:
         _barrier_may_open(world, gang, tokens)
 
 
+def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
+    """Of the component that an entry is about, whose attempt may be over by the end of the step."""
+    known = [attempt for job, attempt in effects.attempts if job == entry.job]
+    known += [job.attempt for jobs in (effects.jobs, world.jobs) if (job := jobs.get(entry.job)) and job.attempt]
+    nonce = next(attempt.nonce for attempt in known if attempt.generation == entry.generation)
+    assert entry.component is not None
+    return token_of(entry.job, entry.generation, entry.component, nonce)
+
+
 def _has_its_files(world: "World", job: Job, component: Component) -> None:
     if job.spec.has_stage(component.request_index):
         stage = world.sites[component.cluster].stages.get(job.stage_token(component))
@@ -68,7 +89,7 @@ def _has_its_files(world: "World", job: Job, component: Component) -> None:
 def _by_gang(tokens: Iterable[Token]) -> dict[Gang, list[Token]]:
     gangs: dict[Gang, list[Token]] = defaultdict(list)
     for token in tokens:
-        job, generation, _ = parse_token(token)
+        job, generation, *_ = parse_token(token)
         gangs[job, generation].append(token)
     return gangs
 
@@ -109,7 +130,7 @@ def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
     for site in world.sites.values():
         away = not site.connected and world.now >= world.away_since[site.name] + world.rules.lost_after
         for token in site.in_phase("running"):
-            job, generation, _ = parse_token(token)
+            job, generation, *_ = parse_token(token)
             if job == gang[0] and generation != gang[1] and not away:
                 assert token in world.lost, f"{token} still runs while attempt {gang[1]} starts"
 
@@ -167,11 +188,11 @@ def check_quiet(world: "World") -> None:
     assert not world.outbox
     for site in world.sites.values():
         for token in site.runners:
-            job, generation, _ = parse_token(token)
+            job, generation, *_ = parse_token(token)
             assert world.jobs[job].state.is_active, f"{token} outlives its job"
             assert world.jobs[job].generation == generation, f"{token} outlives its attempt"
         for token in site.stages:
-            job, generation, rank = parse_token(token)
+            job, generation, rank, _ = parse_token(token)
             assert world.jobs[job].state.is_active, f"the files of {token} outlive its job"
             assert world.jobs[job].generation == generation, f"the files of {token} outlive its attempt"
             attempt = world.jobs[job].attempt

@@ -5,6 +5,7 @@ More of it: ``KOALA_TEST_EXAMPLES=5000 pytest tests/scheduling/test_machine.py``
 
 import os
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -103,7 +104,10 @@ class Grid(RuleBasedStateMachine):
             aging_tries=aging_tries, probation=probation, probation_pause=20, probation_pause_max=60,
             claim_grace=10, barrier_timeout=30, unreachable_after=5, lost_after=40, scan_interval=15,
         )  # fmt: skip
-        self.world = World(SIZES, rules, manual=True, now=now, links=LINKS)
+        nonces = count(1)
+        self.world = World(
+            SIZES, rules, manual=True, now=now, links=LINKS, nonces=lambda: f"{next(nonces):x}"
+        )  # fmt: skip
         self.users: dict[str, list[str]] = {name: [] for name in SIZES}
         self.seen: dict[str, ClusterReported] = {}
 

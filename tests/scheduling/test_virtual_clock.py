@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import count
 from random import Random
 
 import pytest
@@ -58,7 +59,10 @@ class Load:
 
 
 def test_ten_thousand_jobs() -> None:
-    world = World(SIZES, Rules(preemption="claiming"), strict=False)
+    nonces = count(1)
+    world = World(
+        SIZES, Rules(preemption="claiming"), strict=False, nonces=lambda: f"{next(nonces):x}"
+    )  # fmt: skip
     load = Load(world, utilisation=0.5, background=0.2)
     load.submit()
     load.local_user()

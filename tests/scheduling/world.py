@@ -61,9 +61,11 @@ class World:
         self, sizes: Mapping[str, int], rules: Rules | None = None, *, policies: Registry | None = None,
         manual: bool = False, strict: bool = True, now: float = 0.0,
         profiles: Mapping[str, ClusterProfile] | None = None, links: Links | None = None,
-        speeds: Mapping[str, float] | None = None,
+        speeds: Mapping[str, float] | None = None, nonces: Callable[[], str] = str,
     ) -> None:  # fmt: skip
+        """``nonces`` are empty by default, which keeps tokens short."""
         self.now = now
+        self.nonces = nonces
         self.rules = rules or Rules()
         self.policies = policies or builtin()
         self.manual = manual
@@ -73,7 +75,8 @@ class World:
         self._clusters: dict[str, dict[str, Any]] = {}
         self.links = links
         self.speeds = speeds or {}
-        self.scheduler = Scheduler(self.rules, self.policies, [self._book(name) for name in sizes], links)
+        books = [self._book(name) for name in sizes]
+        self.scheduler = Scheduler(self.rules, self.policies, books, links, nonces=nonces)
         self.jobs: dict[JobId, Job] = {}
         self.timeline: list[TimelineEntry] = []
         self.outbox: dict[int, tuple[str, Command]] = {}
@@ -179,7 +182,7 @@ class World:
     def _send(self, command: Command) -> None:
         self.sent.append(command)
         if isinstance(command, SubmitComponent):
-            job, _, index = parse_token(command.token)
+            job, _, index, _ = parse_token(command.token)
             attempt = self.jobs[job].attempt
             assert attempt is not None
             self._sizes[command.token] = attempt.components[index].size
@@ -199,7 +202,7 @@ class World:
             self._goes_away(site)
             books.append(self._book(name))
         self._ready.clear()
-        self.scheduler = Scheduler(self.rules, self.policies, books, self.links)
+        self.scheduler = Scheduler(self.rules, self.policies, books, self.links, nonces=self.nonces)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now)
         self.step()
 
@@ -307,7 +310,7 @@ class World:
 
     def _transfer_time(self, token: Token, site: Site) -> float:
         """As it was estimated, unless the test says otherwise."""
-        ident, _, rank = parse_token(token)
+        ident, _, rank, _ = parse_token(token)
         attempt = self.jobs[ident].attempt
         gang = attempt.gang if attempt else ()
         estimates = [c.transfer_time for c in gang if c.rank == rank and c.cluster == site.name]
@@ -323,7 +326,7 @@ class World:
             site.runners_report(token)
 
     def _start_program(self, site: Site, token: Token) -> None:
-        ident, _, index = parse_token(token)
+        ident, _, index, _ = parse_token(token)
         job = self.jobs[ident]
         attempt = job.attempt
         if job.spec.launcher is Launcher.OPENMPI and (attempt is None or attempt.head.index != index):
@@ -336,7 +339,7 @@ class World:
         runner = site.runners.get(token)
         if runner is None or runner.phase != "running" or runner.stopped:
             return
-        ident, generation, _ = parse_token(token)
+        ident, generation, *_ = parse_token(token)
         program = self.programs[ident]
         site.program_exits(token, program.code)
         site.ends(token)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ class Daemon:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
         self.store = SqlStore(database, 0.0)
+        nonces = count(0xFA)
         books = [ClusterBook(name, profile=ClusterProfile()) for name in ("north", "south")]
-        self.scheduler = Scheduler(Rules(), builtin(), books)
+        self.scheduler = Scheduler(Rules(), builtin(), books, nonces=lambda: f"{next(nonces):x}")
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
         self.hub = Hub(self.engine, self.store, instance="test", lease=60.0, output_limit=1000)
         self.engine.dispatcher = self.hub

@@ -40,7 +40,7 @@ def running(ident: int, generation: int = 1) -> Job:
     )  # fmt: skip
     attempt = Attempt(
         generation, components, placed_at=1.0, start_estimate=6.0, claim_at=4.5, barrier_at=2.0, launched_at=3.0,
-        end_reason="because",
+        end_reason="because", nonce="5eed",
     )  # fmt: skip
     return a_job(
         ident, JobState.RUNNING, generation=generation, attempt=attempt, ending=JobState.QUEUED,
