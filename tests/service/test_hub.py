@@ -126,10 +126,10 @@ async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path
     """It comes again, and says everything again."""
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
 
-        def away(job: int) -> None:
+        def away(job: int, last: int | None = None) -> None:
             raise StoreUnavailable("the database does not answer")
 
-        daemon.store.job = away  # type: ignore[method-assign, assignment]
+        daemon.store.attempts = away  # type: ignore[method-assign, assignment]
         north.says(wire.Inventory(components=[]), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         north.says(wire.Output(token="1.1.0", offset=0, data=""))

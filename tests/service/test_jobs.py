@@ -39,8 +39,8 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
         job = await job_when(jobs, JobState.CLAIMING, 1)
         record, attempts = await jobs.attempts(1)
         assert (record.job, attempts) == (job, [job.attempt])
-        north.says(wire.Status(token="1.1.0", state="waiting", hosts=[]))
-        north.says(wire.Status(token="1.1.0", state="ended", hosts=[], error="no shell", infrastructure=True))
+        north.says(wire.Status(token="1.1.0.fa", state="waiting", hosts=[]))
+        north.says(wire.Status(token="1.1.0.fa", state="ended", hosts=[], error="no shell", infrastructure=True))
         second = await job_when(jobs, JobState.CLAIMING, 2)
         first, under_way = (await jobs.attempts(1))[1]
         assert under_way == second.attempt
@@ -58,7 +58,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC)
         await job_when(jobs, JobState.CLAIMING, 1)
-        north.says(wire.Status(token="1.1.0", state="claimed", hosts=["a", "b"]))
+        north.says(wire.Status(token="1.1.0.fa", state="claimed", hosts=["a", "b"]))
         job = await job_when(jobs, JobState.STARTING, 1)
         await daemon.engine.commit(Item())  # what memory says is written then
         metrics = await jobs.metrics(3600.0)
@@ -67,7 +67,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert claimed is not None
         assert metrics.usage.node_seconds == pytest.approx({"north": 2 * (metrics.end - claimed)})
         assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
-        north.says(wire.Status(token="1.1.0", state="ended", hosts=["a", "b"], program_exit=0))
+        north.says(wire.Status(token="1.1.0.fa", state="ended", hosts=["a", "b"], program_exit=0))
         over = await job_when(jobs, JobState.SUCCEEDED, 1)
         await daemon.engine.commit(Item())
         assert over.attempt is not None

@@ -1,14 +1,14 @@
 """What sets an attempt apart from those of a database that was put back from a copy.
 
-Revision: 0005
-Revises: 0004
+Revision: 0006
+Revises: 0005
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,196 @@
+"""What an agent says is believed of its own cluster's components only."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from koalapy.agents import protocol as wire
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.request import ComponentRequest, FixedRequest
+from koalapy.scheduling.events import JobSubmitted
+from koalapy.service.engine import Item
+from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
+
+COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
+ON_NORTH = FixedRequest((ComponentRequest(1, "north"),))
+
+
+async def when(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+class Grid:
+    """A daemon with the clusters north and south, whose agents are played by the test."""
+
+    def __init__(self, daemon: Daemon, north: Agent, south: Agent) -> None:
+        self.daemon, self.north, self.south = daemon, north, south
+
+    async def submit(self, ident: int, request: FixedRequest) -> list[str]:
+        """A job; its tokens as soon as its components were submitted."""
+        job = Job(ident, JobSpec(request, ("true",)), 0.0)
+        await self.daemon.engine.commit(Item(events=(JobSubmitted(job),)))
+        placed = self.daemon.scheduler.job(ident)
+        assert placed is not None
+        tokens = [placed.token(index) for index in range(len(request.components))]
+        agents = [{"north": self.north, "south": self.south}[c.cluster or ""] for c in request.components]
+        await when(lambda: all(heard(a, "submit", token=t) for a, t in zip(agents, tokens, strict=True)))
+        return tokens
+
+    async def output(self, token: str) -> bytes:
+        job, generation, *_ = map(int, token.split(".")[:3])
+        await self.daemon.engine.commit(Item())
+        return b"".join(chunk.data for chunk in self.daemon.store.output(job, generation, {}))
+
+    async def all_taken_in(self, agent: Agent) -> None:
+        """Whatever this agent has said so far: it is answered in order."""
+        mark = f"mark {len(agent.heard)}"
+        agent.says(relay("nobody", mark))
+        await when(lambda: heard(agent, "relay_failed", token=mark))
+        await self.daemon.engine.commit(Item())
+
+
+def heard(agent: Agent, kind: str, **fields: object) -> list[dict[str, Any]]:
+    return [m for m in agent.heard if m["type"] == kind and all(m[k] == v for k, v in fields.items())]
+
+
+def relay(target: str, sender: str, **payload: object) -> wire.Relay:
+    return wire.Relay(token=target, node=0, payload=payload, sender=sender, sender_node=0)
+
+
+def output(token: str, offset: int, text: bytes) -> wire.Output:
+    return wire.Output(token=token, offset=offset, data=base64.b64encode(text).decode())
+
+
+class Opened:
+    """A grid for as long as a test needs it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Grid:
+        daemon = await self._stack.enter_async_context(running(self._path))
+        north = await self._stack.enter_async_context(daemon.agent_of("north"))
+        south = await self._stack.enter_async_context(daemon.agent_of("south"))
+        for name, agent in (("north", north), ("south", south)):
+            agent.says(wire.Inventory(components=[]), report(4))
+            await until(daemon, name, ("usable", 4, ""))
+        return Grid(daemon, north, south)
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.aclose()
+
+
+async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        other_head, other_tail = await grid.submit(2, COUPLED)
+        of_another_attempt = tail.rpartition(".")[0] + ".0"
+        grid.north.says(relay(tail, tail, op="launch", command="id"))
+        grid.north.says(relay(tail, other_tail, op="launch", command="id"))
+        grid.north.says(relay(tail, other_head, op="launch", command="id"))
+        grid.north.says(relay(tail, of_another_attempt, op="launch", command="id"))
+        grid.north.says(relay(of_another_attempt, head, op="launch", command="id"))
+        grid.north.says(relay(tail.rpartition(".")[0], head, op="launch", command="id"))
+        grid.north.says(relay("9.1.0.77", "9.1.1.77", op="launch", command="id"))
+        await when(lambda: len(heard(grid.north, "relay_failed")) == 7)
+        assert not heard(grid.south, "relay")
+        grid.north.says(relay(tail, head, op="launch", command="true"))
+        await when(lambda: heard(grid.south, "relay"))
+        assert [m["payload"]["command"] for m in heard(grid.south, "relay")] == ["true"]
+
+
+async def test_nobody_writes_another_clusters_output_or_keeps_it_away(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        grid.south.says(output(head, 0, b"forged, and long enough to hide what is genuine\n"))
+        grid.south.says(output(head.rpartition(".")[0], 0, b"forged\n"))
+        await grid.all_taken_in(grid.south)
+        assert await grid.output(head) == b""
+        grid.north.says(output(head, 0, b"genuine\n"))
+        await when(lambda: heard(grid.north, "output_ack", token=head, offset=8))
+        grid.south.says(output(head, 8, b"forged\n"))
+        await grid.all_taken_in(grid.south)
+        assert await grid.output(head) == b"genuine\n"
+        grid.south.says(output(tail, 0, b"its own\n"))
+        await when(lambda: heard(grid.south, "output_ack", token=tail, offset=8))
+
+
+async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluster_only(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        grid.north.says(wire.Status(token=token, state="ended", error="lost a node", infrastructure=True))
+        await when(lambda: (job := grid.daemon.scheduler.job(1)) is None or job.generation > 1)
+        grid.south.says(output(token, 0, b"forged\n"))
+        grid.north.says(output(token, 0, b"its last words\n"))
+        await when(lambda: heard(grid.north, "output_ack", token=token))
+        await grid.all_taken_in(grid.south)
+        assert await grid.output(token) == b"its last words\n"
+        assert not heard(grid.south, "output_ack")
+
+
+async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        grid.south.says(wire.Status(token=token, state="ended", program_exit=0))
+        grid.south.says(wire.StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
+        await grid.all_taken_in(grid.south)
+        job = grid.daemon.scheduler.job(1)
+        assert job is not None
+        assert job.component_of(token) is not None
+        assert heard(grid.south, "forget", token=token), "it is told that this is none of its components"
+        # Nor is the honest cluster's own stray left running because another has one of the same name.
+        stray = "7.1.0.feed"
+        grid.south.says(wire.Status(token=stray, state="running"))
+        grid.north.says(wire.Status(token=stray, state="running"))
+        for agent in (grid.north, grid.south):
+            await when(lambda agent=agent: heard(agent, "stop", token=stray))  # type: ignore[misc]
+
+
+async def test_a_command_is_acknowledged_by_the_cluster_it_was_for(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        await grid.submit(1, ON_NORTH)
+        (order,) = heard(grid.north, "submit")
+        grid.south.says(wire.Ack(id=order["id"]))
+        await grid.all_taken_in(grid.south)
+        assert [entry.id for entry in grid.daemon.store.load().outbox] == [order["id"]]
+        grid.north.says(wire.Ack(id=order["id"]))
+        await grid.all_taken_in(grid.north)
+        assert not grid.daemon.store.load().outbox
+
+
+class Listener:
+    """Keeps what is learned from transfers."""
+
+    def __init__(self) -> None:
+        self.learned: list[tuple[object, ...]] = []
+
+    def moved(self, *what: object) -> None:
+        self.learned.append(what)
+
+    def spoiled(self, *what: object) -> tuple[()]:
+        self.learned.append(what)
+        return ()
+
+
+async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        grid.daemon.hub.feedback = listener = Listener()
+        (token,) = await grid.submit(1, ON_NORTH)
+        for agent in (grid.south, grid.north):
+            agent.says(
+                wire.StageStatus(
+                    token=token, state="failed", size=0, staged=0, fault="file", file="data", source="north"
+                ),
+                wire.StageStatus(
+                    token=token, state="done", size=0, staged=0,
+                    moved=[wire.Moved(source="north", size=1, seconds=1.0)],
+                ),
+            )  # fmt: skip
+            await grid.all_taken_in(agent)
+        assert listener.learned == []
