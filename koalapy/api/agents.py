@@ -2,16 +2,25 @@
 
 import hmac
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
 from koalapy.api.problems import problem
 
+log = structlog.get_logger()
+
 REFUSED = 4401
 CLOSED = 4000
+UNAUTHORIZED = 401
+LONGEST_REASON = 123
+"""Bytes."""
+Tokens = Mapping[str, str | None]
+"""Of each configured cluster's agent."""
 
 
 class AgentHub(Protocol):
@@ -40,46 +49,69 @@ class AgentConnection:
     async def close(self, reason: str) -> None:
         if self._socket.application_state is not WebSocketState.DISCONNECTED:
             try:
-                await self._socket.close(CLOSED, reason)
+                await self._socket.close(CLOSED, _short(reason))
             except (WebSocketDisconnect, RuntimeError):
                 return
 
 
-def agents_router(hub: AgentHub, tokens: Mapping[str, str | None]) -> APIRouter:
+def agents_router(hub: AgentHub, tokens: Tokens) -> APIRouter:
     """The route for agents; ``tokens`` by cluster: what its agent must show."""
     router = APIRouter()
 
     @router.websocket("/api/v1/agents/{cluster}/connect")
     async def connect(socket: WebSocket, cluster: str) -> None:
         await socket.accept()
-        connection = AgentConnection(socket)
-        why = refused(socket, cluster, tokens)
-        if cluster in tokens and why:
-            await socket.close(REFUSED, why)
+        if why := refusal(socket, cluster, tokens):
+            log.warning("agent refused", action="refuse", cluster=cluster[:100], error=why.reason)
+            await socket.close(REFUSED, _short(f"{why.reason}: {why.hint}"))
         else:
-            await hub.serve(cluster, connection)
+            await hub.serve(cluster, AgentConnection(socket))
 
     @router.get("/api/v1/agents/{cluster}/connect", include_in_schema=False)
     async def would_connect(request: Request, cluster: str) -> Response:
         """Whether an agent that shows this token would be let in."""
-        if cluster not in tokens:
-            return problem(404, f"there is no cluster {cluster}", hint="add it to the daemon's configuration")
-        if why := refused(request, cluster, tokens):
-            hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
-            return problem(401, why, hint=hint, headers={"WWW-Authenticate": "Bearer"})
-        return Response(status_code=204)
+        why = refusal(request, cluster, tokens)
+        return why.answer() if why else Response(status_code=204)
 
     return router
 
 
-def refused(asking: HTTPConnection, cluster: str, tokens: Mapping[str, str | None]) -> str:
-    """Why an agent is not let in; empty when it is."""
-    expected = tokens.get(cluster)
-    if expected is None:
-        return f"clusters.{cluster}.token is not set in the daemon's configuration"
-    return "" if _shows(asking, expected) else f"the token is not that of cluster {cluster}"
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an agent is not let in, and what to do about it."""
+
+    status: int
+    reason: str
+    hint: str
+
+    def answer(self) -> Response:
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == UNAUTHORIZED else None
+        return problem(self.status, self.reason, field="cluster", hint=self.hint, headers=headers)
+
+
+def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens) -> Refusal | None:
+    """Decides for every route of agents: only those of configured clusters come in, and only with their token.
+
+    A cluster that left the configuration is none, also while it still holds components: nobody could say whose agent
+    it is that connects in its name.
+    """
+    if cluster not in tokens:
+        return Refusal(404, f"there is no cluster {cluster[:100]}", "add it to the daemon's configuration")
+    expected = tokens[cluster]
+    if expected and _shows(asking, expected):
+        return None
+    reason = f"the token is not that of cluster {cluster}"
+    if not expected:
+        reason = f"clusters.{cluster}.token is not set in the daemon's configuration"
+    hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
+    return Refusal(UNAUTHORIZED, reason, hint)
 
 
 def _shows(asking: HTTPConnection, token: str) -> bool:
     shown = asking.headers.get("authorization", "").removeprefix("Bearer ").strip()
     return hmac.compare_digest(shown.encode(), token.encode())
+
+
+def _short(reason: str) -> str:
+    """As much of a reason as a closing frame takes."""
+    return reason.encode()[:LONGEST_REASON].decode(errors="ignore")

@@ -1,6 +1,5 @@
 """The routes of files: the replica catalogue, submitters' bundles, and what jobs brought."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from koalapy.api import file_schemas as schemas
-from koalapy.api.agents import refused
+from koalapy.api.agents import Tokens, refusal
 from koalapy.api.conversion import moment
 from koalapy.api.jobs import LARGEST_PAGE, Id
 from koalapy.api.problems import declared, problem
@@ -108,16 +107,14 @@ def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
 
 
 def agent_files_router(
-    bundles: BundleService, results: ResultService, tokens: Mapping[str, str | None]
+    bundles: BundleService, results: ResultService, tokens: Tokens
 ) -> APIRouter:  # fmt: skip
     """For agents, who show the tokens of their clusters."""
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 
     def sent_away(request: Request, cluster: str) -> Response | None:
-        if cluster not in tokens:
-            return problem(404, f"there is no cluster {cluster}", field="cluster")
-        said = refused(request, cluster, tokens)
-        return problem(401, said, headers={"WWW-Authenticate": "Bearer"}) if said else None
+        why = refusal(request, cluster, tokens)
+        return why.answer() if why else None
 
     @router.get("/bundles/{bundle}")
     async def download(request: Request, cluster: str, bundle: BundleId) -> Response:

@@ -5,14 +5,14 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter
 
 from koalapy.api.advisor import advisor_router
-from koalapy.api.agents import agents_router
+from koalapy.api.agents import Tokens, agents_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
@@ -49,8 +49,6 @@ from koalapy.store.replicas import SqlFiles
 from koalapy.store.sql import SqlStore, make_engine
 
 Describe = Callable[[str], ClusterRecord]
-Tokens = Mapping[str, str | None]
-"""Of each cluster's agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,10 +117,7 @@ class Hub:
     # For the WebSocket route
 
     async def serve(self, cluster: str, connection: Connection) -> None:
-        """One agent's connection, from its hello to its end."""
-        if cluster not in self._engine.scheduler.grid:
-            await connection.close(f"there is no cluster {cluster}: add it to the daemon's configuration")
-            return
+        """One agent's connection, from its hello to its end; the cluster is one that is configured."""
         session = Session(cluster, connection)
         frames = connection.frames()
         try:

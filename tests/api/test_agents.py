@@ -1,0 +1,109 @@
+"""Which agents are let in, on every route that they have."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from koalapy.api.agents import REFUSED, AgentConnection, agents_router
+from koalapy.api.files import agent_files_router
+from koalapy.ports import StoredBundle
+from tests.cli.memory_files import MemoryResults
+
+TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}
+
+
+class Hub:
+    """Greets whoever is let in."""
+
+    async def serve(self, cluster: str, connection: AgentConnection) -> None:
+        await connection.send(f"welcome to {cluster}")
+        await connection.close("bye " * 100)
+
+
+class Bundles:
+    """Has one bundle, whatever it is called."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, bundle: str) -> StoredBundle:
+        return StoredBundle(bundle, 5, 1, 0.0)
+
+    def path(self, bundle: str) -> Path:
+        return self._path
+
+
+@asynccontextmanager
+async def served(path: Path) -> AsyncIterator[str]:
+    """The address of the agents' routes."""
+    await asyncio.to_thread(path.write_text, "files")
+    app = FastAPI()
+    app.include_router(agents_router(Hub(), TOKENS))
+    app.include_router(agent_files_router(Bundles(path), MemoryResults(), TOKENS))  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical"))
+    serving = asyncio.create_task(server.serve([listener]))
+    yield f"127.0.0.1:{listener.getsockname()[1]}/api/v1/agents"
+    server.should_exit = True
+    await serving
+
+
+def shown(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}".strip()}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "token", "status", "why"),
+    [
+        ("gone", None, 404, "there is no cluster gone"),
+        ("gone", "of north", 404, "there is no cluster gone"),
+        ("x" * 3000, None, 404, "there is no cluster xxx"),
+        ("north", None, 401, "the token is not that of cluster north"),
+        ("north", "of south", 401, "the token is not that of cluster north"),
+        ("north", "", 401, "the token is not that of cluster north"),
+        ("none", "None", 401, "clusters.none.token is not set"),
+        ("none", None, 401, "clusters.none.token is not set"),
+        ("empty", "", 401, "clusters.empty.token is not set"),
+        ("empty", None, 401, "clusters.empty.token is not set"),
+    ],
+)
+async def test_who_is_no_agent_of_a_configured_cluster_stays_outside(
+    tmp_path: Path, cluster: str, token: str | None, status: int, why: str
+) -> None:
+    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False) as http:
+        async with connect(f"ws://{address}/{cluster}/connect", additional_headers=shown(token), proxy=None) as agent:
+            with pytest.raises(ConnectionClosed) as closed:
+                await agent.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == REFUSED
+            assert closed.value.rcvd.reason.startswith(why)
+        for answer in (
+            await http.get(f"http://{address}/{cluster}/connect", headers=shown(token)),
+            await http.get(f"http://{address}/{cluster}/bundles/abc", headers=shown(token)),
+            await http.put(f"http://{address}/{cluster}/results/1.1.0", headers=shown(token), content=b""),
+        ):
+            assert answer.status_code == status
+            assert answer.json()["detail"].startswith(why)
+            assert answer.json()["hint"]
+
+
+async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -> None:
+    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False) as http:
+        headers = shown("of north")
+        async with connect(f"ws://{address}/north/connect", additional_headers=headers, proxy=None) as agent:
+            assert await agent.recv() == "welcome to north"
+            with pytest.raises(ConnectionClosed) as closed:
+                await agent.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.reason.startswith("bye bye "), "a reason that is too long for the frame is cut"
+        assert (await http.get(f"http://{address}/north/connect", headers=headers)).status_code == 204
+        assert (await http.get(f"http://{address}/north/bundles/abc", headers=headers)).text == "files"
