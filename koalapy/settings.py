@@ -15,9 +15,12 @@ from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules
 
+LONGEST_TEXT = 1024 * 1024
+"""Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
+
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=LONGEST_TEXT)
 
 
 class RulesSection(Section):
@@ -240,7 +243,9 @@ class NetworkSection(Section):
 class Settings(BaseSettings):
     """Everything a daemon or an agent is told."""
 
-    model_config = SettingsConfigDict(env_prefix="KOALA_", env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="KOALA_", env_nested_delimiter="__", extra="forbid", frozen=True, str_max_length=LONGEST_TEXT
+    )
 
     database: str | None = None
     """Database URL; by default SQLite in the data directory."""

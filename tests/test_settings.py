@@ -32,6 +32,22 @@ def test_the_configuration_knows_every_rule_and_its_default() -> None:
     assert RulesSection().build() == Rules()
 
 
+@pytest.mark.parametrize(
+    ("yaml_text", "field"),
+    [
+        ('clusters: {north: {scratch: "/a\\ud800"}}', "clusters.north.scratch"),
+        ('clusters: {north: {environment: {A: "\\udfff"}}}', "clusters.north.environment.A"),
+        ('database: "sqlite:///\\ud800"', "database"),
+    ],
+)
+def test_text_that_cannot_be_encoded_is_refused_by_its_field(tmp_path: Path, yaml_text: str, field: str) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text(yaml_text)
+    with pytest.raises(UsageError) as refusal:
+        load(path)
+    assert refusal.value.field == field
+
+
 def test_rules_are_read(load_yaml: Any) -> None:
     rules = {"claiming": "incremental", "claim_threshold": 0.5, "claim_factor": 0.5, "preemption": "never"}
     built = load_yaml(rules=rules).rules.build()

@@ -5,9 +5,12 @@ The agent speaks in snapshots, so that anything may be said twice: ``Status`` is
 an epoch below which it refuses them. ``PROTOCOL`` rises with every change that an older side would misread.
 """
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic_core import PydanticSerializationError
 
 PROTOCOL = 2
 
@@ -313,3 +316,16 @@ FromDaemon = Annotated[
 
 from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])
 from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])
+
+
+def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
+    """Messages as they are sent, ``speaker`` being ``from_agent`` or ``from_daemon``.
+
+    What resource managers, file systems and configurations say may hold lone surrogates: that costs nobody the
+    connection.
+    """
+    try:
+        return speaker.dump_json(messages).decode()
+    except PydanticSerializationError:
+        plain = speaker.dump_python(messages)
+        return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()

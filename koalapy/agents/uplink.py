@@ -9,7 +9,7 @@ from websockets import CloseCode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from koalapy.agents.protocol import FromAgent, FromDaemon, Hello, from_agent, from_daemon
+from koalapy.agents.protocol import FromAgent, FromDaemon, Hello, frame, from_agent, from_daemon
 
 log = structlog.get_logger()
 
@@ -72,8 +72,8 @@ class Uplink:
         self._wake.set()
         sender = asyncio.create_task(self._send_batches(socket))
         try:
-            async for frame in socket:
-                for message in from_daemon.validate_json(frame):
+            async for received_frame in socket:
+                for message in from_daemon.validate_json(received_frame):
                     if message.type == "welcome" and self._complained:
                         log.info("daemon in reach again", action="connect", url=self._url)
                         self._complained = False
@@ -98,4 +98,4 @@ class Uplink:
             self._full.clear()
             batch, self._queue = self._queue, []
             if batch:
-                await socket.send(from_agent.dump_json(batch, exclude_defaults=False).decode())
+                await socket.send(frame(from_agent, batch))

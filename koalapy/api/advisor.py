@@ -8,11 +8,12 @@ from koalapy.api.advisor_schemas import AdvisorRecord, AdvisorView
 from koalapy.api.conversion import moment
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.api.schemas import Text
 from koalapy.model.advice import Advised, Option
 from koalapy.service.advisor import ApplicationRecord
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
-Application = Annotated[str, Query(max_length=200, description="of this application only")]
+Application = Annotated[Text, Query(max_length=200, description="of this application only")]
 
 
 class AdvisorService(Protocol):

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from koalapy.api.background_schemas import BackgroundOrder, BackgroundStarted, BackgroundStopped
+from koalapy.api.clusters import Name
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, UsageError
@@ -41,7 +42,7 @@ def background_router(service: JobService, questions: Questions, allowed: bool) 
 
     @router.post("", status_code=201, response_model=BackgroundStarted, operation_id="start_background",
                  responses=declared(400, 401, 403, 404, 413, 422, 502, 503))  # fmt: skip
-    async def start(name: str, order: BackgroundOrder) -> Any:
+    async def start(name: Name, order: BackgroundOrder) -> Any:
         """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
         if not allowed:
             return _forbidden()
@@ -58,7 +59,7 @@ def background_router(service: JobService, questions: Questions, allowed: bool) 
 
     @router.delete("", response_model=BackgroundStopped, operation_id="stop_background",
                    responses=declared(401, 403, 404, 422, 502, 503))  # fmt: skip
-    async def stop(name: str) -> Any:
+    async def stop(name: Name) -> Any:
         """End the background load that was started on a cluster by this route."""
         if not allowed:
             return _forbidden()

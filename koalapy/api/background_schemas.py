@@ -1,12 +1,12 @@
 """What goes over the wire of background load."""
 
-from koalapy.api.schemas import Input, Number, Output, Seconds
+from koalapy.api.schemas import Input, Output, Positive, Seconds
 
 
 class BackgroundOrder(Input):
     """A job to be handed straight to a cluster's resource manager: that many nodes, busy for that many seconds."""
 
-    nodes: Number
+    nodes: Positive
     seconds: Seconds
 
 

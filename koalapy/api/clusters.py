@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 
 from koalapy.api import grid_schemas, schemas
 from koalapy.api.conversion import cluster_view, metrics_view
@@ -12,7 +12,10 @@ from koalapy.model.errors import NotFoundError
 from koalapy.model.wording import known_names
 from koalapy.ports import ClusterRecord, JobService
 
-Since = Annotated[float, Query(gt=0, le=schemas.LONGEST, allow_inf_nan=False, description="seconds until now")]
+SHORTEST = 0.001
+"""Seconds: a shorter span ends where it begins, as far as clocks can tell."""
+Name = Annotated[schemas.Cluster, Path(description="the cluster's name")]
+Since = Annotated[float, Query(ge=SHORTEST, le=schemas.LONGEST, allow_inf_nan=False, description="seconds until now")]
 
 
 def clusters_router(service: JobService) -> APIRouter:
@@ -35,20 +38,20 @@ def clusters_router(service: JobService) -> APIRouter:
 
     @router.get("/clusters/{name}", response_model=grid_schemas.ClusterView, tags=["clusters"],
                 operation_id="show_cluster", responses=declared(401, 404, 422))  # fmt: skip
-    async def cluster(name: str) -> Any:
+    async def cluster(name: Name) -> Any:
         """One cluster."""
         return cluster_view(find(name))
 
     @router.post("/clusters/{name}/clear", response_model=grid_schemas.ClusterView, tags=["clusters"],
                  operation_id="clear_cluster", responses=declared(401, 404, 422, 503))  # fmt: skip
-    async def clear(name: str) -> Any:
+    async def clear(name: Name) -> Any:
         """Count a cluster's errors from zero again, and use it again."""
         find(name)
         return cluster_view(await service.clear_cluster(name))
 
     @router.post("/clusters/{name}/drain", response_model=grid_schemas.ClusterView, tags=["clusters"],
                  operation_id="drain_cluster", responses=declared(400, 401, 404, 413, 422, 503))  # fmt: skip
-    async def drain(name: str, order: schemas.DrainOrder | None = None) -> Any:
+    async def drain(name: Name, order: schemas.DrainOrder | None = None) -> Any:
         """Place nothing more on a cluster; its running jobs go on. Drained again, it has the newer order."""
         find(name)
         given = order or schemas.DrainOrder()
@@ -56,7 +59,7 @@ def clusters_router(service: JobService) -> APIRouter:
 
     @router.post("/clusters/{name}/resume", response_model=grid_schemas.ClusterView, tags=["clusters"],
                  operation_id="resume_cluster", responses=declared(401, 404, 409, 422, 503))  # fmt: skip
-    async def resume(name: str) -> Any:
+    async def resume(name: Name) -> Any:
         """Use a drained cluster again."""
         find(name)
         return cluster_view(await service.resume_cluster(name))

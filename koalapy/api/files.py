@@ -15,6 +15,7 @@ from koalapy.api.conversion import moment
 from koalapy.api.jobs import LARGEST_PAGE, Id
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
+from koalapy.api.schemas import Text
 from koalapy.model.replica import Replica
 from koalapy.ports import BundleService, FileService, ResultService, StoredBundle, Verified
 
@@ -22,12 +23,12 @@ TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
 CUT = partial(problem, 400, "the body ended too early", field="body", hint="send it again")
 STALLED = partial(problem, 408, "the body did not go on", field="body", hint="send it again")
-Name = Annotated[str | None, Query(min_length=1, max_length=1000, description="only of this logical file")]
-After = Annotated[str, Query(max_length=1000, description="only from this logical file on")]
-AfterCluster = Annotated[str, Query(max_length=100, description="and of that file only after this cluster")]
-Needed = Annotated[str, Query(min_length=1, max_length=1000, description="the logical file")]
-Where = Annotated[str | None, Query(min_length=1, max_length=100, description="only on this cluster")]
-BundleId = Annotated[str, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
+Name = Annotated[Text | None, Query(min_length=1, max_length=1000, description="only of this logical file")]
+After = Annotated[Text, Query(max_length=1000, description="only from this logical file on")]
+AfterCluster = Annotated[Text, Query(max_length=100, description="and of that file only after this cluster")]
+Needed = Annotated[Text, Query(min_length=1, max_length=1000, description="the logical file")]
+Where = Annotated[Text | None, Query(min_length=1, max_length=100, description="only on this cluster")]
+BundleId = Annotated[Text, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
 
 
 def files_router(files: FileService, bundles: BundleService, results: ResultService) -> APIRouter:

@@ -19,6 +19,7 @@ KINDS = "fixed, nonfixed or flexible"
 WANTED = {
     "int_type": ("not an integer", "give a whole number"),
     "int_parsing": ("not an integer", "give a whole number"),
+    "finite_number": ("no finite number", "give a number"),
     "string_type": ("not a text", "write it as a text, in quotes"),
     "list_type": ("not a list", "give a list"),
     "dict_type": ("not an object", "give names and values"),
@@ -27,7 +28,7 @@ WANTED = {
     "float_type": ("not a number", "give a number"),
     "string_unicode": ("no Unicode text", "remove lone surrogates"),
     "one_line": ("with characters that cannot be shown", "leave them out"),
-    "nul": ("with a NUL in it", "leave it out"),
+    "string_pattern_mismatch": ("with a NUL in it", "leave it out"),  # there is no other pattern
     "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
     "duration": ("no duration", "give seconds, 90m, 1h30m or 1:30:00"),
 }
@@ -57,6 +58,8 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
     """The most telling of pydantic's errors; ``model`` is what the body should have been."""
     # A misspelt field that is needed is both unknown and missing: the first says more.
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    if first["loc"][-1] == "[key]":
+        return _bad_name(first)
     field, kind, value = field_of(first["loc"]), str(first["type"]), first.get("input")
     context = first.get("ctx") or {}
     if kind == "extra_forbidden":
@@ -85,6 +88,13 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
         return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]} characters")
     said = str(first["msg"])
     return Invalid(f"{field} is {shown(value)}: {said[:1].lower()}{said[1:]}", field, value)
+
+
+def _bad_name(error: Mapping[str, Any]) -> Invalid:
+    """What is wrong with a name in an object whose names are free."""
+    field, name = field_of(error["loc"][:-2]), error.get("input")
+    problem, hint = WANTED.get(str(error["type"]), ("which is no name", "use another"))
+    return Invalid(f"{field} has the name {shown(name)}, {problem}", field, name, hint)
 
 
 def shown(value: object) -> str:

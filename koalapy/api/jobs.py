@@ -19,9 +19,12 @@ LONGEST_WAIT = 60.0
 LARGEST_PAGE = 1000
 LARGEST_ID = 2**63 - 1
 
-Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
+Key = Annotated[schemas.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
 States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
+Owner = Annotated[schemas.Name, Query(description="only jobs of this owner")]
+Named = Annotated[schemas.Name, Query(description="only jobs of this name")]
+Where = Annotated[schemas.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
 Id = Annotated[int, Path(ge=-LARGEST_ID, le=LARGEST_ID, description="the job's id")]
 Before = Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
@@ -47,7 +50,7 @@ def jobs_router(service: JobService) -> APIRouter:
                 responses=declared(401, 422, 503))  # fmt: skip
     async def page(
         state: States = [],  # noqa: B006
-        active: bool = False, owner: str = "", name: str = "", cluster: str = "",
+        active: bool = False, owner: Owner = "", name: Named = "", cluster: Where = "",
         before: Before = None,
         limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
     ) -> Any:  # fmt: skip

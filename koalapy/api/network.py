@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 
 from koalapy.api.conversion import moment
 from koalapy.api.network_schemas import LinkHistory, MeasureOrder, MeasuringView, NetworkView
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.api.schemas import Cluster
 from koalapy.model.errors import UsageError
 from koalapy.ports import Measurement
 from koalapy.service.links import Pair, pair_of
 from koalapy.service.network import Asked, LinkRecord
 
+Name = Annotated[Cluster, Path(description="a cluster's name")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
 
 
@@ -56,7 +58,7 @@ def network_router(network: NetworkService) -> APIRouter:
 
     @router.get("/{one}/{other}/history", response_model=LinkHistory, operation_id="show_link_history",
                 responses=declared(401, 404, 422, 503))  # fmt: skip
-    async def history(one: str, other: str, limit: Limit = 20) -> Any:
+    async def history(one: Name, other: Name, limit: Limit = 20) -> Any:
         """What was measured between two clusters, or within one, newest first."""
         found = await network.history(one, other, limit)
         first, second = pair_of(one, other)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from koalapy.api.schemas import Input, Output
+from koalapy.api.schemas import Input, Output, Text
 from koalapy.ports import MeasurementKind
 from koalapy.service.links import LinkState
 
@@ -12,11 +12,14 @@ MOST = 10_000
 """Clusters or pairs in one order."""
 
 
+Pair = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems": 2})]
+
+
 class MeasureOrder(Input):
     """Which links to measure: all among these clusters, or these pairs, or when neither is given all there are."""
 
-    clusters: Annotated[list[str], Field(max_length=MOST)] | None = None
-    pairs: Annotated[list[list[str]], Field(max_length=MOST)] | None = None
+    clusters: Annotated[list[Text], Field(max_length=MOST)] | None = None
+    pairs: Annotated[list[Pair], Field(max_length=MOST)] | None = None
     """Two names each, the same twice for the network within a cluster."""
 
 

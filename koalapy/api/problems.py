@@ -30,6 +30,7 @@ from koalapy.model.errors import (
     TooLargeError,
     UsageError,
 )
+from koalapy.model.text import encodable
 
 log = structlog.get_logger()
 
@@ -63,17 +64,12 @@ def problem(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": _encodable(detail),
-        "field": _encodable(field),
+        "detail": encodable(detail),
+        "field": encodable(field),
         "value": _told(value),
         "hint": hint,
     }
     return JSONResponse(body, status, headers, media_type="application/problem+json")
-
-
-def _encodable(text: str) -> str:
-    """A text without lone surrogates, which JSON may bring and UTF-8 cannot hold."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _told(value: object) -> object:
@@ -82,7 +78,7 @@ def _told(value: object) -> object:
         text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
         text.encode()
     except ValueError:
-        return _encodable(repr(value))[:LARGEST_VALUE]
+        return encodable(repr(value))[:LARGEST_VALUE]
     return plain if len(text) <= LARGEST_VALUE else f"{text[:LARGEST_VALUE]}…"
 
 

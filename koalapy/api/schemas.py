@@ -46,11 +46,13 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise PydanticCustomError("nul", "has a NUL in it")
-    return text
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Whatever text comes in anywhere: lone surrogates, which UTF-8 cannot encode, and NULs, which neither PostgreSQL nor a
+command can hold, are refused by it. No field or parameter takes a bare ``str`` (a test proves it)."""
+TEXT = {"type": "string", "pattern": r"^[^\x00]*$"}
 
+LINE = {"format": "one-line"}
+"""A text of characters that can be shown."""
 
 LONGEST = 100 * 365 * 86400
 """Seconds."""
@@ -61,7 +63,10 @@ Seconds = Annotated[
     Field(le=LONGEST, allow_inf_nan=False),
     WithJsonSchema(
         {
-            "anyOf": [{"type": "number", "maximum": LONGEST}, {"type": "string"}],
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST},
+                {"type": "string", "format": "duration-of-job"},
+            ],
             "description": "seconds, or 90m, 1h30m, 1:30:00, 2-12:00:00",
             "examples": [5400, "90m"],
         }
@@ -69,11 +74,29 @@ Seconds = Annotated[
 ]
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
 
-Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
+LARGEST = 2**31 - 1
+"""The largest whole number that databases hold in a column of a usual kind."""
+
+
+def _number(least: int, most: int = LARGEST) -> Any:
+    """How OpenAPI tells the bounds of a number that are checked with a better message later."""
+    return WithJsonSchema({"type": "integer", "minimum": least, "maximum": most})
+
+
+def _fraction(**bounds: float) -> Any:
+    return WithJsonSchema({"type": "number", "maximum": 1, **bounds})
+
+
+Number = Annotated[int, Field(strict=True, ge=-(2**31), le=LARGEST)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
+Positive = Annotated[Number, _number(1)]
+NotNegative = Annotated[Number, _number(0)]
+ExitCode = Annotated[Number, _number(1, 255)]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A number; its bounds are checked with a better message later."""
+Share = Annotated[Fraction, _fraction(minimum=0)]
+Ratio = Annotated[Fraction, _fraction(exclusiveMinimum=0)]
 
 
 def _combined(value: object) -> object:
@@ -88,21 +111,33 @@ def _combined(value: object) -> object:
 
 
 CoallocationJson: dict[str, Any] = {
-    "anyOf": [{"type": "string", "enum": ["allowed", "never"]}, {"type": "integer", "minimum": 1}],
+    "anyOf": [{"type": "string", "enum": ["allowed", "never"]}, {"type": "integer", "minimum": 1, "maximum": LARGEST}],
     "description": "allowed (as many clusters as it takes), never, or the most clusters to combine",
     "default": "allowed",
     "examples": ["never", 2],
 }
 Coallocation = Annotated[int | None, BeforeValidator(_combined), WithJsonSchema(CoallocationJson)]
 
-Name = Annotated[str, Field(max_length=200), AfterValidator(_one_line)]
-Reason = Annotated[str, Field(max_length=1000), AfterValidator(_one_line)]
-FileName = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
-Cluster = Annotated[str, Field(min_length=1, max_length=100)]
+Name = Annotated[Text, Field(max_length=200, json_schema_extra=LINE), AfterValidator(_one_line)]
+Reason = Annotated[Text, Field(max_length=1000, json_schema_extra=LINE), AfterValidator(_one_line)]
+FileName = Annotated[Text, Field(max_length=4096)]
+Cluster = Annotated[Text, Field(min_length=1, max_length=100)]
+LogicalName = Annotated[Text, Field(min_length=1, max_length=1000, json_schema_extra=LINE), AfterValidator(_one_line)]
+Pattern = Annotated[Text, Field(max_length=4096, json_schema_extra={"format": "file-pattern"})]
 
-
-LogicalName = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_one_line)]
-Pattern = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
+Command = Annotated[
+    list[Text], WithJsonSchema({"type": "array", "prefixItems": [TEXT | {"minLength": 1}], "items": TEXT})
+]
+"""A program and its arguments."""
+Environment = Annotated[
+    dict[Text, Text],
+    WithJsonSchema({"type": "object", "propertyNames": {"pattern": r"^[^=\x00]+$"}, "additionalProperties": TEXT}),
+]
+"""Variables of programs; what may be a name is checked with a better message later."""
+Options = Annotated[
+    dict[Text, Text],
+    WithJsonSchema({"type": "object", "propertyNames": TEXT, "additionalProperties": TEXT}),
+]
 
 
 # Submissions
@@ -128,10 +163,10 @@ class ComponentInput(Input):
 class FixedComponent(Input):
     """A component with its cluster."""
 
-    size: Number
+    size: Positive
     cluster: Cluster
-    command: list[str] | None = None
-    environment: dict[str, str] = {}
+    command: Command | None = None
+    environment: Environment = {}
     output: FileName | None = None
     inputs: list[ComponentInput] = []
 
@@ -139,9 +174,9 @@ class FixedComponent(Input):
 class NonFixedComponent(Input):
     """A component whose cluster the scheduler chooses."""
 
-    size: Number
-    command: list[str] | None = None
-    environment: dict[str, str] = {}
+    size: Positive
+    command: Command | None = None
+    environment: Environment = {}
     output: FileName | None = None
     inputs: list[ComponentInput] = []
 
@@ -164,10 +199,10 @@ class Flexible(Input):
     """The total is given; the scheduler chooses components and clusters within the bounds."""
 
     type: Literal["flexible"]
-    total_size: Number
-    min_component_size: Number = 1
-    max_components: Number | None = None
-    split_options: list[list[Number]] = []
+    total_size: Positive
+    min_component_size: Positive = 1
+    max_components: Positive | None = None
+    split_options: list[Annotated[list[Positive], Field(json_schema_extra={"minItems": 1})]] = []
 
 
 Request = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
@@ -190,26 +225,26 @@ class JobSubmission(Input):
     )
 
     request: Request
-    command: list[str] = []
+    command: Command = []
     name: Name = ""
     owner: Name = ""
-    environment: dict[str, str] = {}
+    environment: Environment = {}
     priority: Priority = Priority.LOW
     policy: Name = ""
-    policy_options: dict[str, str] = {}
+    policy_options: Options = {}
     coallocation: Coallocation = None
-    speed_ratio_min: Fraction | None = None
+    speed_ratio_min: Ratio | None = None
     claiming: ClaimingMode | None = None
-    claim_threshold: Fraction | None = None
+    claim_threshold: Share | None = None
     launcher: Launcher = Launcher.OPENMPI
-    processes_per_node: Number | None = None
+    processes_per_node: Positive | None = None
     workdir: FileName | None = None
     output: FileName | None = None
     walltime: Seconds | None = None
-    max_restarts: Number | None = None
-    max_placement_tries: Number | None = None
-    max_claiming_tries: Number | None = None
-    retry_on_exit: list[Number] = []
+    max_restarts: NotNegative | None = None
+    max_placement_tries: Positive | None = None
+    max_claiming_tries: Positive | None = None
+    retry_on_exit: list[ExitCode] = []
     inputs: list[JobInput] = []
     bundle: Name | None = None
     """The id of a bundle, whose files every component finds in its folder."""
@@ -217,7 +252,7 @@ class JobSubmission(Input):
     """Patterns of the files that are brought together when the program has ended."""
     application: Name = ""
     """What the program is known as, so that its runs can be compared; by default its own name."""
-    communication: Fraction | None = None
+    communication: Share | None = None
     """The share of communication in its run time, from 0 to 1."""
 
 

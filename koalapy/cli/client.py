@@ -1,12 +1,13 @@
 """The daemon's REST API as the commands use it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit
+from koalapy.model.text import is_utf8
 
 if TYPE_CHECKING:
     import httpx2
@@ -161,6 +162,8 @@ class Client:
             answer = self._http.request(method, path, **more)
         except self._errors as error:
             raise self._unreachable(error) from error
+        except UnicodeEncodeError as error:
+            raise _no_unicode(error, more) from error
         if answer.is_error:
             raise _refusal(answer)
         self._answered = True
@@ -175,6 +178,27 @@ class Client:
     def _unreachable(self, error: Exception) -> CliError:
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
+
+
+def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
+    """What was given cannot be sent: which field of the body it is, if it is there."""
+    field, text = _odd_text(sent.get("json"), "") or ("", error.object)
+    what = f"{field or 'what was given'} is {text[:60]!r}, which is no UTF-8"
+    return CliError(what, Exit.USAGE, "write it in UTF-8", field)
+
+
+def _odd_text(value: object, field: str) -> tuple[str, str] | None:
+    """The first text that cannot be encoded, and its field."""
+    if isinstance(value, str):
+        return None if is_utf8(value) else (field, value)
+    named: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        if odd := next((str(name) for name in value if not is_utf8(str(name))), None):
+            return field, odd
+        named = ((f"{field}.{name}" if field else str(name), one) for name, one in value.items())
+    elif isinstance(value, (list, tuple)):
+        named = ((f"{field}[{index}]", one) for index, one in enumerate(value))
+    return next((found for name, one in named if (found := _odd_text(one, name))), None)
 
 
 def _refusal(answer: "httpx2.Response") -> CliError:

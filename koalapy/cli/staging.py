@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
+from koalapy.model.text import is_utf8
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors that are of what is written, not of what is read."""
@@ -110,6 +111,8 @@ def _below(path: str, name: str, asked: str, above: tuple[tuple[int, int], ...])
         raise CliError(f"--stage {asked}:{where} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint) from error
     if not stat.S_ISDIR(seen.st_mode) and not stat.S_ISREG(seen.st_mode):
         raise CliError(f"--stage {asked}: {path} is no file or folder", Exit.USAGE, "leave it out")
+    if not is_utf8(name):
+        raise CliError(f"--stage {asked}: the name {os.path.basename(path)!r} is no UTF-8", Exit.USAGE, "rename it")
     is_folder = stat.S_ISDIR(seen.st_mode)
     if name:
         mode = 0o755 if is_folder or seen.st_mode & 0o111 else 0o644

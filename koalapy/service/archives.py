@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.quantities import bytes_text
+from koalapy.model.text import encodable
 from koalapy.service.room import Taken
 
 PATIENCE = 120.0
@@ -205,7 +206,7 @@ def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
 
 
 def _refuse(member: tarfile.TarInfo, problem: str) -> None:
-    name = member.name[:100].encode(errors="backslashreplace").decode()
+    name = encodable(member.name[:100])
     raise UsageError(f"{name!r} in the archive {problem}", field="body", value=name, hint=WAY_OUT)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from koalapy.model.errors import FullError, NotFoundError, UsageError
+from koalapy.model.text import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
 from koalapy.service.room import Lacking, Room
@@ -50,6 +51,9 @@ class Bundles:
             archive = await receive(content, path, self._limit, taken)
             if not archive.files:
                 raise UsageError("there is no file in the archive", field="body", hint=WAY_OUT)
+            if odd := next((encodable(name[:100]) for name in archive.names if not is_utf8(name)), None):
+                said = f"the name {odd!r} in the archive is no UTF-8"
+                raise UsageError(said, field="body", value=odd, hint="rename that file, and send the archive again")
             async with self._changing:
                 if self._is_there(archive.digest):
                     return self.touch(archive.digest), False

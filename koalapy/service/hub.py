@@ -71,7 +71,7 @@ class Session:
             await self._wake.wait()
             self._wake.clear()
             messages, self._queue = self._queue, []
-            await self.connection.send(wire.from_daemon.dump_json(wire.from_daemon.validate_python(messages)).decode())
+            await self.connection.send(wire.frame(wire.from_daemon, wire.from_daemon.validate_python(messages)))
 
 
 class Hub:

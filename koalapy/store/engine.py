@@ -1,6 +1,7 @@
 """Engines for a database URL, and what their databases say in the words of ``model.errors``."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from sqlalchemy.exc import (
 
 from koalapy.model.errors import StoreUnavailable, UsageError
 
+SURROGATE = re.compile(r"\\ud", re.IGNORECASE)
+"""How surrogates begin in JSON, alone or in pairs."""
 WRITING = {"koala_writes": True}
 """Execution options of an engine for transactions that write."""
 SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -56,7 +59,23 @@ def _no_database(url: str) -> UsageError:
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    text = json.dumps(value, separators=(",", ":"))
+    return json.dumps(_encodable(value), separators=(",", ":")) if SURROGATE.search(text) else text
+
+
+def _loads(data: str | bytes) -> Any:
+    """What a daemon that still let them in has stored must not come out again: whatever it is in could not be sent."""
+    text = data if isinstance(data, str) else data.decode()
+    value = json.loads(text)
+    return _encodable(value) if SURROGATE.search(text) else value
+
+
+def _encodable(value: Any) -> Any:
+    """The same without lone surrogates."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+JSON = {"json_serializer": _dumps, "json_deserializer": _loads}
 
 
 def _sqlite(url: URL) -> Engine:
@@ -65,7 +84,7 @@ def _sqlite(url: URL) -> Engine:
     What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot them
     would take what runs for strangers.
     """
-    engine = create_engine(url, json_serializer=_dumps, pool_timeout=POOL_PATIENCE)
+    engine = create_engine(url, **JSON, pool_timeout=POOL_PATIENCE)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
@@ -86,7 +105,7 @@ def _postgresql(url: URL) -> Engine:
     """Through psycopg 3; connections that the server has dropped meanwhile are made again."""
     url = url.set(drivername="postgresql+psycopg", query={**PATIENCE, **url.query})
     try:
-        return create_engine(url, json_serializer=_dumps, pool_pre_ping=True, pool_timeout=POOL_PATIENCE)
+        return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_PATIENCE)
     except ModuleNotFoundError as error:
         raise UsageError(
             "database: PostgreSQL needs the package psycopg", field="database", value="postgresql",

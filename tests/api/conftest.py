@@ -1,6 +1,7 @@
 """The whole daemon in this process, but for its clusters: their agents never connect."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -58,6 +59,8 @@ async def serving(
         book.total = 4
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(rules, builtin(), books, experience=experience, nonces=str)
+    saved = store.load()
+    scheduler.restore(saved.jobs, time.time())
 
     def describe(name: str) -> ClusterRecord:
         book = scheduler.grid[name]
@@ -70,7 +73,7 @@ async def serving(
         file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock, needed=list
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
-    jobs = Jobs(engine, store, 1, describe, files.resolve)
+    jobs = Jobs(engine, store, saved.next_job, describe, files.resolve)
     results = Results(
         file_store, path.parent / "results", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock,
         attempts=jobs.attempts,

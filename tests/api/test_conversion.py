@@ -1,7 +1,8 @@
 """What is submitted is what is shown, and what is shown can be submitted again."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,8 +20,20 @@ def _printable(text: str) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
-def _acceptable(spec: JobSpec) -> JobSpec:
+def _without_nul(value: Any) -> Any:
+    """A text, or all that are in something, without NULs."""
+    if isinstance(value, str):
+        return value.replace("\0", "")
+    if isinstance(value, tuple):
+        return tuple(_without_nul(one) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _without_nul(getattr(value, field.name)) for field in fields(value)})
+    return value
+
+
+def _acceptable(given: JobSpec) -> JobSpec:
     """A spec without what the API refuses by its form, and with variables in the order in which the API has them."""
+    spec: JobSpec = _without_nul(given)
     request = spec.request
     if not isinstance(request, FlexibleRequest):
         is_fixed = isinstance(request, FixedRequest)
@@ -29,17 +42,15 @@ def _acceptable(spec: JobSpec) -> JobSpec:
         spec, request=request, name=_printable(spec.name), owner=_printable(spec.owner), policy=_printable(spec.policy),
         environment=tuple(sorted(dict(spec.environment).items())),
         policy_options=tuple(sorted(dict(spec.policy_options).items())),
-        workdir=spec.workdir and spec.workdir.replace("\0", ""), output=spec.output and spec.output.replace("\0", ""),
         inputs=tuple(_acceptable_input(file, may_be_partitioned=True) for file in spec.inputs),
         bundle=spec.bundle and Bundle(_printable(spec.bundle.id), 0, 0),
-        collect=tuple(pattern.replace("\0", "") for pattern in spec.collect),
         application=_printable(spec.application),
     )  # fmt: skip
 
 
 def _acceptable_input(file: InputFile, *, may_be_partitioned: bool) -> InputFile:
     """What a user says of an input; its size and sites are what the catalogue says."""
-    part = None if may_be_partitioned or file.part is None else file.part.replace("\0", "")
+    part = None if may_be_partitioned else file.part
     distribution = file.distribution if may_be_partitioned else "whole" if part is None else "partitioned"
     return InputFile(_printable(file.name) or "x", distribution=distribution, part=part, target=_printable(file.target))
 
@@ -49,7 +60,6 @@ def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> Compon
         component,
         cluster=(component.cluster or "north") if is_fixed else None,
         environment=tuple(sorted(dict(component.environment).items())),
-        output=component.output and component.output.replace("\0", ""),
         inputs=tuple(_acceptable_input(file, may_be_partitioned=False) for file in component.inputs),
     )
 

@@ -263,6 +263,15 @@ async def test_a_bad_bundle_is_refused(open_api: Open, body: bytes) -> None:
     assert "tar" in answer.json()["hint"]
 
 
+async def test_a_bundle_with_a_name_that_is_no_utf8_is_refused_by_that_name(open_api: Open) -> None:
+    api = await open_api()
+    for body in (archive_of(GOOD | {"data/caf\udce9": b""}), archive_of({"d\udcff": None} | GOOD)):
+        answer = await api.post("/api/v1/bundles", content=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, "body")
+        assert "is no UTF-8" in answer.json()["detail"]
+        assert "rename" in answer.json()["hint"]
+
+
 async def test_a_bundle_that_does_not_say_how_large_it_is_may_not_be_larger(open_api: Open) -> None:
     sent = 0
 

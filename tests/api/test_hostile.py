@@ -1,12 +1,20 @@
 """What nobody should send: each is answered with a problem, and none with a bug."""
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from koalapy.api.guard import LARGEST_BODY
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch
+from koalapy.store.migrate import migrate
+from koalapy.store.sql import SqlStore, make_engine
 from tests.api.conftest import Open
 
 JSON = {"content-type": "application/json"}
@@ -42,6 +50,105 @@ async def test_a_strange_value_is_refused_by_its_field(open_api: Open, body: str
     answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
     assert answer.json()["hint"]
+
+
+TEXTS = [
+    ('{"command": [%s]}', "command[0]"),
+    ('{"command": ["true", %s]}', "command[1]"),
+    ('{"environment": {"A": %s}}', "environment.A"),
+    ('{"environment": {%s: "a"}}', "environment"),
+    ('{"policy_options": {"metric": %s}}', "policy_options.metric"),
+    ('{"policy_options": {%s: "a"}}', "policy_options"),
+    ('{"workdir": %s}', "workdir"),
+    ('{"collect": [%s]}', "collect[0]"),
+    ('{"inputs": [{"file": "a", "as": %s}]}', "inputs[0].as"),
+    ('{"bundle": %s}', "bundle"),
+    ('{"request": {"type": "fixed", "components": [{"size": 1, "cluster": %s}]}}', "request.components[0].cluster"),
+    ('{"request": {"type": "nonfixed", "components": [{"size": 1, "command": [%s]}]}}',
+     "request.components[0].command[0]"),
+    ('{"request": {"type": "nonfixed", "components": [{"size": 1, "environment": {"A": %s}}]}}',
+     "request.components[0].environment.A"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ['"a\\ud800"', '"\\udfff\\ud800"', '"a\\u0000b"'])
+async def test_no_text_comes_in_that_cannot_be_stored_or_sent(open_api: Open, odd: str) -> None:
+    """Such a job would spoil every list that it is in, and its cluster's connection."""
+    api = await open_api()
+    job = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"]}
+    for text, field in TEXTS:
+        changed = json.dumps(job | json.loads(text % odd))
+        for path in ("/api/v1/jobs", "/api/v1/explain"):
+            answer = await api.post(path, content=changed, headers=JSON)
+            assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+            assert answer.json()["hint"] in ("remove lone surrogates", "leave it out")
+    for path, text, field in (
+        ("/clusters/north/drain", '{"reason": %s}', "reason"), ("/clusters/north/drain", '{"by": %s}', "by"),
+        ("/jobs/1/cancel", '{"reason": %s}', "reason"), ("/network/measure", '{"clusters": [%s]}', "clusters[0]"),
+        ("/replicas", '{"name": "a", "cluster": "north", "path": %s}', "path"),
+        ("/replicas/verify", '{"cluster": %s}', "cluster"),
+    ):  # fmt: skip
+        answer = await api.post(f"/api/v1{path}", content=text % odd, headers=JSON)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert (await api.get("/api/v1/jobs")).json() == {"jobs": [], "next": None}
+
+
+async def test_no_field_or_parameter_takes_any_text_whatever(open_api: Open) -> None:
+    document = (await (await open_api()).get("/openapi.json")).json()
+    seen: list[str] = []
+
+    def look(schema: Any, where: str) -> None:
+        if reference := schema.get("$ref"):
+            if (name := reference.rpartition("/")[2]) not in seen:
+                seen.append(name)
+                look(document["components"]["schemas"][name], name)
+            return
+        if schema.get("type") == "string":
+            bound = schema.keys() & {"pattern", "enum", "const"} or schema["format"] in ("duration-of-job", "binary")
+            assert bound, where
+        if schema.get("type") == "object":
+            assert schema.get("additionalProperties") is False or schema["propertyNames"]["pattern"], where
+        parts = [(f"{where}.{name}", one) for name, one in schema.get("properties", {}).items()]
+        for kind in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            parts += [(where, one) for one in schema.get(kind, ())]
+        parts += [(where, one) for one in (schema.get("items"), schema.get("additionalProperties")) if one]
+        for name, one in parts:
+            look(one, name)
+
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                look(parameter["schema"], f"{operation['operationId']} {parameter['name']}")
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                look(content["schema"], operation["operationId"])
+    assert {"JobSubmission", "ComponentInput", "Why", "DrainOrder", "MeasureOrder", "ReplicaOrder"} <= set(seen)
+
+
+BAD = """
+    {"request": {"type": "flexible", "total_size": 6, "min_component_size": 1, "max_components": null,
+                 "split_options": []},
+     "command": ["echo", "a\\ud800", "\\ud83d\\ude00"], "environment": [["\\udfff", "b"]]}
+"""
+
+
+async def test_a_job_that_an_older_daemon_let_in_spoils_nothing(open_api: Open, tmp_path: Path) -> None:
+    path = tmp_path / "koala.db"
+    engine = make_engine(f"sqlite:///{path}")
+    migrate(engine)
+    store = SqlStore(engine, 0.0)
+    jobs = {ident: Job(ident, JobSpec(FlexibleRequest(6), ("true",), owner="ada"), 0.0) for ident in (1, 2)}
+    store.write(Batch(at=0.0, epoch=store.epoch, jobs=jobs))
+    store.release_lease()
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("update jobs set spec = ? where id = 1", (BAD,))
+    api = await open_api()
+    listed = (await api.get("/api/v1/jobs")).json()["jobs"]
+    assert [(job["id"], job["command"]) for job in listed] == [(2, ["true"]), (1, ["echo", "a?", "😀"])]
+    assert (await api.get("/api/v1/jobs/1")).json()["environment"] == {"?": "b"}
+    for action in ("hold", "release", "cancel"):
+        assert (await api.post(f"/api/v1/jobs/1/{action}")).status_code == 200, action
+    assert (await api.get("/api/v1/jobs?state=cancelled")).json()["jobs"][0]["id"] == 1
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a": "\xff"}', b'{"a": %s}' % (b"9" * 5000)])
@@ -98,6 +205,16 @@ HUGE = "9" * 30
         ("/jobs?limit=1001", 422, "limit"),
         ("/jobs?state=runing", 422, "state[0]"),
         ("/jobs?stat=running", 422, "stat"),
+        ("/jobs?owner=a%00", 422, "owner"),
+        ("/jobs?name=%1b", 422, "name"),
+        ("/jobs?cluster=%00", 422, "cluster"),
+        ("/clusters/nor%00th", 422, "name"),
+        ("/metrics?since=5e-324", 422, "since"),
+        ("/metrics?since=0", 422, "since"),
+        ("/metrics?since=-1", 422, "since"),
+        ("/metrics?since=nan", 422, "since"),
+        ("/metrics?since=inf", 422, "since"),
+        ("/metrics?since=1e300", 422, "since"),
         ("/jobs/1?wait=61", 422, "wait"),
         ("/jobs/1?wait=nan", 422, "wait"),
         ("/jobs/1?timeout=5", 422, "timeout"),

@@ -34,6 +34,12 @@ SIX = ("--flexible", "6")
 # The catalogue
 
 
+def test_a_file_whose_name_is_no_utf8_is_not_sent(koala: Koala, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9")).touch()
+    ended = koala("submit", "--flexible", "2", "--stage", str(tmp_path), "--", "true")
+    assert (ended.code, "the name 'caf\\udce9' is no UTF-8; rename it" in ended.err) == (2, True), ended.err
+
+
 def test_a_replica_is_added_and_listed(koala: Koala) -> None:
     added = koala("replicas", "add", "climate/mesh.nc", "north:/data/a b:c.nc")
     assert (added.code, added.err) == (0, "")

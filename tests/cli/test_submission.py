@@ -15,6 +15,30 @@ def request(**options: Any) -> Any:
     return request_of(**given)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--", "echo", "caf\udce9"], "command[1] is 'caf\\udce9'"),
+        (["--env", "A=\udcff", "--", "true"], "environment.A is '\\udcff'"),
+        (["--env", "\udcff=a", "--", "true"], "environment is '\\udcff'"),
+        (["--name", "\udcff", "--", "true"], "--name is '\\udcff'"),
+    ],
+)
+def test_what_is_no_utf8_is_refused_by_its_field(koala: Koala, arguments: list[str], says: str) -> None:
+    ended = koala("submit", "--flexible", "2", *arguments)
+    assert ended.code == Exit.USAGE
+    assert ended.err.startswith(f"koala: {says}, which is no UTF-8")
+
+
+def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text('request: {type: flexible, total_size: 2}\ncommand: ["true"]\nworkdir: "/a\\ud800"\n')
+    ended = koala("submit", "-f", str(file))
+    assert (ended.code, ended.err) == (
+        Exit.USAGE, "koala: workdir is '/a\\ud800', which is no UTF-8; write it in UTF-8\n",
+    )  # fmt: skip
+
+
 def test_each_kind_of_request() -> None:
     assert request(flexible=6) == {"type": "flexible", "total_size": 6}
     assert request(flexible=6, least=2, most=3, splits=["4,2", "3,3"]) == {

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.text import is_utf8
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
-from koalapy.service.engine import Engine
+from koalapy.service.engine import Engine, Item
 from koalapy.service.hub import Hub
 from koalapy.service.outbox import Outbox
 from koalapy.store.migrate import migrate
@@ -135,6 +138,35 @@ async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path
         north.says(wire.Output(token="1.1.0", offset=0, data=""))
         await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         assert north.closed == "the database does not answer: connect again"
+
+
+async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_path: Path) -> None:
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        await daemon.engine.commit(Item())  # what follows from its inventory is done then
+        daemon.hub.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
+        async with asyncio.timeout(DEADLINE):
+            while north.heard[-1]["type"] != "stop":  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert (north.heard[-1]["reason"], north.closed) == ("odd ?", "")
+
+
+odd_texts = st.text(st.characters(), max_size=5) | st.sampled_from(["\ud800", "a\udcff", "\0"])
+
+
+@given(odd_texts, st.lists(odd_texts, max_size=2), st.dictionaries(odd_texts, odd_texts, max_size=2))
+def test_a_frame_can_be_sent_and_read_whatever_is_told(text: str, hosts: list[str], payload: dict[str, Any]) -> None:
+    told = [
+        wire.Status(token="1.1.0", state="ended", hosts=hosts, error=text),
+        wire.Answer(ident="1", payload=payload, error=text),
+    ]
+    frame = wire.frame(wire.from_agent, told)
+    frame.encode()
+    read = wire.from_agent.validate_json(frame)
+    assert [type(message) for message in read] == [wire.Status, wire.Answer]
+    if is_utf8("".join([text, *hosts, *payload, *payload.values()])):
+        assert read == told
 
 
 async def test_an_agent_to_which_nothing_can_be_sent_is_sent_away(

@@ -206,6 +206,23 @@ def test_a_job_is_new_until_its_transaction_is_through(store: SqlStore) -> None:
     assert store.job(1) == a_job(1)
 
 
+def test_lone_surrogates_neither_go_in_nor_come_out(store: SqlStore, url: str) -> None:
+    """An older daemon let them in: they would spoil every answer and message that they are in."""
+    store.write(batch(a_job(1), outbox=[OutboxEntry(1, "north", {"reason": "odd \ud800 😀"})]))
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        assert "ud800" not in connection.execute(text("select cast(payload as text) from outbox")).scalar_one()
+        spec = connection.execute(text("select cast(spec as text) from jobs")).scalar_one()
+        odd = spec.replace('"true"', r'"\uD800", "\ud83d\ude00", "a\udfff"')
+        connection.execute(text("update jobs set spec = :odd"), {"odd": odd})
+    engine.dispose()
+    saved = store.load()
+    assert [entry.payload for entry in saved.outbox] == [{"reason": "odd ? 😀"}]
+    for job in (store.job(1), *store.jobs(JobFilter()), *saved.jobs):
+        assert job is not None
+        assert job.spec.command == ("?", "😀", "a?")
+
+
 def test_acknowledged_commands_leave_the_outbox(store: SqlStore) -> None:
     entries = [OutboxEntry(n, "north", {"type": "stop", "token": f"{n}.1.0"}) for n in (1, 2, 3)]
     store.write(batch(outbox=entries))
@@ -303,10 +320,12 @@ def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> Non
     assert found.attempt is not None
     assert (found.reason, found.attempt.end_reason, found.attempt.components[0].error) == (kept, kept, kept)
     assert found.attempt.components[0].lrm_job == "9" * 100
-    assert found.spec == spec
+    sendable = nasty.replace("\ud800", "?")
+    assert found.spec == replace(spec, command=("sh", sendable), workdir=sendable)
+    assert found.attempt.components[0].hosts == (sendable,)
     assert store.timeline(1)[0].reason == kept
     assert store.output(1, 1, {})[0].data == b"a\0"
-    assert store.load().outbox == (command,)
+    assert store.load().outbox == (replace(command, payload=command.payload | {"reason": sendable}),)
     assert store.jobs(JobFilter(name="\0", owner="\ud800", states=("\0",), cluster="\0")) == []
 
 

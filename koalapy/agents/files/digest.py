@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agents.files.roots import is_utf8, open_entry, shown
+from koalapy.agents.files.roots import open_entry, shown
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.replica import Part
+from koalapy.model.text import is_utf8
 
 PIECE = 1024 * 1024
 DEEPEST = 100

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.text import is_utf8
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -103,14 +104,6 @@ def is_plain_name(name: str) -> bool:
     """Whether this is the name of one file in a folder, and not a way out of it."""
     plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
     return plain and is_utf8(name) and len(name.encode()) <= 255
-
-
-def is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def shown(path: str) -> str:
