@@ -455,5 +455,7 @@ class JobService(Protocol):
         ...
 
     def health(self) -> dict[str, object]:
-        """``status`` (ok or degraded), ``version``, ``epoch``, ``queued``, ``active``, ``clusters``."""
+        """``status`` (ok or degraded), ``ready``, ``problems``, ``version``, ``epoch``, ``queued``, ``active``,
+        ``clusters``.
+        """
         ...

@@ -38,7 +38,7 @@ def create_app(service: JobService, tokens: Sequence[str] = (), routers: Sequenc
     app.include_router(explain_router(service), prefix="/api/v1")
     app.include_router(clusters_router(service), prefix="/api/v1")
     app.include_router(health_router(service))
-    app.include_router(health_router(service, operation="api_health"), prefix="/api/v1")
+    app.include_router(health_router(service, operation="api_health", ready="api_ready"), prefix="/api/v1")
     for router in routers:
         app.include_router(router)
     install(app)

@@ -1,6 +1,6 @@
 """The routes of clusters, policies and the daemon's health."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query
 
@@ -8,7 +8,7 @@ from koalapy.api import grid_schemas, schemas
 from koalapy.api.conversion import cluster_view, metrics_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.errors import NotFoundError
+from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.wording import known_names
 from koalapy.ports import ClusterRecord, JobService
 
@@ -79,14 +79,24 @@ def clusters_router(service: JobService) -> APIRouter:
     return router
 
 
-def health_router(service: JobService, operation: str = "health") -> APIRouter:
-    """The daemon's health; ``operation`` is its name in OpenAPI."""
+def health_router(service: JobService, operation: str = "health", ready: str = "ready") -> APIRouter:
+    """The daemon's health; ``operation`` and ``ready`` are the names of its operations in OpenAPI."""
     router = APIRouter()
 
     @router.get("/healthz", response_model=grid_schemas.Health, tags=["health"], operation_id=operation,
                 responses=declared(401) if operation != "health" else None)  # fmt: skip
     async def healthz() -> Any:
-        """Whether the daemon is well; ``degraded`` when a cluster is neither usable nor drained."""
+        """Whether the daemon is well; ``degraded`` when something is wrong with it, or a cluster is neither usable nor
+        drained."""
         return service.health()
+
+    @router.get("/readyz", response_model=grid_schemas.Health, tags=["health"], operation_id=ready,
+                responses=declared(*([401] if operation != "health" else []), 503))  # fmt: skip
+    async def readyz() -> Any:
+        """The same, with 503 while no jobs and actions are taken."""
+        health = service.health()
+        if not health["ready"]:
+            raise StoreUnavailable("; ".join(cast(list[str], health["problems"])), hint="GET /healthz tells more")
+        return health
 
     return router

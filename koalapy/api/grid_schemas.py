@@ -94,6 +94,10 @@ class Health(Output):
     """Jobs are counted as they are stored: whoever looks at one after that sees nothing older."""
 
     status: Literal["ok", "degraded"]
+    ready: bool
+    """Whether jobs and actions are taken: not while the database takes nothing."""
+    problems: list[str]
+    """What is wrong with the daemon itself."""
     version: str
     epoch: int
     queued: int

@@ -46,6 +46,8 @@ STATUS: dict[type[KoalaError], int] = {
     LeaseLost: 503,
     SiteError: 502,
 }
+RETRY_AFTER = 5.0
+"""Seconds after which it is worth to ask again what cannot be answered now."""
 LARGEST_VALUE = 1000
 """Characters of JSON up to which a wrong value is sent back."""
 
@@ -99,7 +101,8 @@ def install(app: FastAPI) -> None:
 async def _koala_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, KoalaError)
     status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
-    headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, BusyError) else None
+    after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER if status == 503 else None
+    headers = None if after is None else {"Retry-After": str(max(1, round(after)))}
     return problem(status, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
 
 

@@ -1,6 +1,5 @@
 """What the advisor has learned, and how right it was, for those who ask."""
 
-import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,6 +7,7 @@ from koalapy.model.advice import Advised
 from koalapy.placement.knowledge import HARMFUL, PAYS_UP_TO, slowdown
 from koalapy.ports import AdviceStore
 from koalapy.scheduling.experience import Experience, Seen
+from koalapy.service.database import asked
 
 LEARNED_FROM = 5000
 """So many of the last jobs that succeeded are read when a daemon starts."""
@@ -64,7 +64,7 @@ class Advisor:
 
     async def record(self, application: str, limit: int) -> list[Advised]:
         """What was advised, newest first; of all applications when none is named."""
-        return await asyncio.to_thread(self._store.record, application, limit)
+        return await asked(self._store.record, application, limit)
 
 
 def verdict_on(slowdown: float) -> Verdict:

@@ -10,12 +10,13 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.ports import Store
 from koalapy.scheduling.events import PeriodicScan
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 
 log = structlog.get_logger()
 
 LEASE_RENEWAL = 10.0
 """Seconds between renewals; a third of the lease."""
+LEASE = "lease"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Duties:
         self._engine = engine
         self._store = store
         self._on_lease_lost = on_lease_lost
+        self._stopped = False
         self._calendar = AsyncIOScheduler(
             timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         )
@@ -50,16 +52,23 @@ class Duties:
         self._calendar.start()
 
     def stop(self) -> None:
+        self._stopped = True
         self._calendar.shutdown(wait=False)
 
     async def scan(self) -> None:
         self._engine.post(Item(events=(PeriodicScan(),)))
 
     async def renew_lease(self) -> None:
-        try:
-            await asyncio.to_thread(self._store.renew_lease, self._engine.clock())
-        except StoreUnavailable as error:
-            log.error("the lease was not renewed", action="lease", error=str(error))
-        except LeaseLost as error:
-            log.critical("another daemon has taken over: this one ends", action="lease", error=str(error))
-            self._on_lease_lost()
+        """Once; where the database does not take it, again and again: whether it does may show here first."""
+        while not self._stopped:
+            try:
+                await asyncio.to_thread(self._store.renew_lease, self._engine.clock())
+            except StoreUnavailable as error:
+                self._engine.database.failed(LEASE, error.message)
+                await asyncio.sleep(RETRY_PAUSE)
+                continue
+            except LeaseLost as error:
+                log.critical("another daemon has taken over: this one ends", action="lease", error=str(error))
+                self._on_lease_lost()
+            self._engine.database.took(LEASE)
+            return

@@ -6,6 +6,7 @@ Whatever comes while a transaction is being written goes into the next one toget
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.catalogue import Catalogue
 from koalapy.service.clock import steady_clock
+from koalapy.service.database import SLOW, Database
 from koalapy.service.outbox import Outbox
 from koalapy.service.tally import Tally
 from koalapy.service.wire import message
@@ -30,6 +32,7 @@ MIN_DELAY = 0.002
 """Seconds to wait for company once something has happened."""
 RETRY_PAUSE = 0.5
 """Seconds before a transaction that the database did not take is tried again."""
+WRITER = "engine"
 
 
 class Dispatcher(Protocol):
@@ -54,6 +57,8 @@ class Item:
     """Called once everything is written."""
     inventory_of: str = ""
     """The cluster that becomes ready for commands by this item."""
+    decided: bool = False
+    """Whether it follows from what is stored already, so that it is not turned away while nothing can be written."""
 
 
 @dataclass(slots=True)
@@ -79,6 +84,7 @@ class Engine:
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
+        self.database = Database()
         self.stored = Tally(scheduler.jobs())
         """The jobs as they are stored, which those who ask next may look at; the scheduler is ahead of it."""
         self._store = store
@@ -88,6 +94,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._stopping = False
         self._watchers: dict[JobId, set[asyncio.Event]] = {}
+        self._writer = ThreadPoolExecutor(1, "writer")
 
     # For the others
 
@@ -97,7 +104,12 @@ class Engine:
         self._wake.set()
 
     async def commit(self, item: Item) -> None:
-        """Hand something in and wait until it is written; raises what the scheduler had against it."""
+        """Hand something in and wait until it is written; raises what the scheduler had against it.
+
+        ``StoreUnavailable`` when nothing can be written: then nothing of it was kept.
+        """
+        if not item.decided:
+            self.database.check()
         item.committed = asyncio.get_running_loop().create_future()
         self.post(item)
         await item.committed
@@ -210,13 +222,32 @@ class Engine:
         """Write until it is written: nothing may be done that is not."""
         while True:
             try:
-                await asyncio.to_thread(self._store.write, batch)
+                await self._try_to_write(batch)
+                self.database.took(WRITER)
                 return
             except StoreUnavailable as error:
-                log.error("the database did not take a transaction", action="retry", error=str(error))
+                self._cannot_write(error.message)
                 if self._stopping:
                     raise  # as if killed: nothing of it was sent
                 await asyncio.sleep(RETRY_PAUSE)
+
+    async def _try_to_write(self, batch: Batch) -> None:
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._store.write, batch)
+        await asyncio.wait({writing}, timeout=SLOW)
+        if not writing.done():
+            self._cannot_write(f"the database has not answered for {SLOW:g} s")
+        await writing
+
+    def _cannot_write(self, reason: str) -> None:
+        """Turn away who waits for the next transaction, and may: they are to try again."""
+        self.database.failed(WRITER, reason)
+        kept = []
+        for item in self._items:
+            if item.committed is None or item.decided:
+                kept.append(item)
+            elif not item.committed.done():
+                item.committed.set_exception(self.database.refusal())
+        self._items = deque(kept)
 
     def _finish(
         self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]

@@ -1,18 +1,18 @@
 """Answers to "why?": what the scheduler knows, with the job's history from the store."""
 
-import asyncio
 from dataclasses import replace
 
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobSpec
 from koalapy.ports import Store
 from koalapy.scheduling.explaining import explain, explain_submission
+from koalapy.service.database import asked
 from koalapy.service.engine import Engine
 
 
 async def explain_job(engine: Engine, store: Store, job: Job) -> Explanation:
     """Why a job is where it is by the time its history has been read."""
-    timeline = await asyncio.to_thread(store.timeline, job.id)
+    timeline = await asked(store.timeline, job.id)
     return explain(engine.scheduler, engine.scheduler.job(job.id) or job, timeline, engine.clock())
 
 

@@ -110,7 +110,7 @@ class Files:
             await asyncio.to_thread(self._store.remove_replicas, name, clusters)
             for one in clusters:
                 self._catalogue.remove(name, one)
-            await self._engine.commit(Item(events=(self._changed(name),)))
+            await self._tell(name)
         return gone
 
     def _chosen(self, name: str | None, cluster: ClusterName | None) -> Sequence[Replica]:
@@ -235,8 +235,12 @@ class Files:
         await asyncio.to_thread(self._store.save_replicas, replicas)
         for replica in replicas:
             self._catalogue.put(replica)
-        names = {replica.name for replica in replicas}
-        await self._engine.commit(Item(events=tuple(self._changed(name) for name in sorted(names))))
+        await self._tell(*sorted({replica.name for replica in replicas}))
+
+    async def _tell(self, *names: str) -> None:
+        """The scheduler of what is stored: that comes about even where nobody can be kept waiting for it."""
+        item = Item(events=tuple(self._changed(name) for name in names), decided=True)
+        await self._engine.database.patiently(self._engine.commit(item))
 
     def _changed(self, name: str) -> ReplicasChanged:
         return ReplicasChanged(name, self._catalogue.sites(name))

@@ -26,8 +26,12 @@ from koalapy.scheduling.events import (
     JobReleased,
     JobSubmitted,
 )
+from koalapy.service.database import asked
 from koalapy.service.engine import Engine, Item
 from koalapy.service.explain import dry_run, explain_job
+
+UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
+UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
 
 class Jobs:
@@ -51,17 +55,17 @@ class Jobs:
 
     async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key is None:
-            return await self._store_new(spec, None), True
+            return await self._engine.database.patiently(self._store_new(spec, None), UNKNOWN_JOB), True
         # It goes on when its client goes away: the next one with its key must find what becomes of it.
         submitting = asyncio.create_task(self._submit_once(spec, idempotency_key))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
-        return await asyncio.shield(submitting)
+        return await self._engine.database.patiently(submitting, UNKNOWN_JOB_OF_KEY)
 
     async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
         async with self._keys.setdefault(key, asyncio.Lock()):
             digest = _digest(spec)
-            first = await asyncio.to_thread(self._store.submitted, key)
+            first = await asked(self._store.submitted, key)
             if first is None:
                 return await self._store_new(spec, (key, digest)), True
             if first.digest != digest:
@@ -88,6 +92,9 @@ class Jobs:
         await engine.commit(Item(prepare=prepare, submitted=submitted))
         return await self.get(ident)
 
+    async def _commit(self, item: Item) -> None:
+        await self._engine.database.patiently(self._engine.commit(item))
+
     def _limits(self) -> list[ClusterLimits]:
         books = self._engine.scheduler.grid.books()
         return [ClusterLimits(book.name, book.total or None, book.profile, book.speed) for book in books]
@@ -105,17 +112,17 @@ class Jobs:
         if self._engine.scheduler.job(job) is None:
             over = (await self.get(job)).job
             raise ConflictError(f"job {job} is {over.state} already", field="job", value=job)
-        await self._engine.commit(Item(events=(event,)))
+        await self._commit(Item(events=(event,)))
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self._check_cluster(cluster)
-        await self._engine.commit(Item(events=(ClusterCleared(cluster),)))
+        await self._commit(Item(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
     async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
         self._check_cluster(cluster)
-        await self._engine.commit(Item(events=(ClusterDrained(cluster, by, reason),)))
+        await self._commit(Item(events=(ClusterDrained(cluster, by, reason),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -128,7 +135,7 @@ class Jobs:
                 )
             return (ClusterResumed(cluster),)
 
-        await self._engine.commit(Item(prepare=prepare))
+        await self._commit(Item(prepare=prepare))
         return self._describe(cluster)
 
     def _check_cluster(self, cluster: ClusterName) -> None:
@@ -139,13 +146,13 @@ class Jobs:
 
     async def get(self, job: JobId) -> JobRecord:
         known = self._engine.scheduler.job(job)
-        found = known or await asyncio.to_thread(self._store.job, job)
+        found = known or await asked(self._store.job, job)
         if found is None:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
         return self._record(found)
 
     async def list(self, which: JobFilter) -> Sequence[JobRecord]:
-        return [self._record(job) for job in await asyncio.to_thread(self._store.jobs, which)]
+        return [self._record(job) for job in await asked(self._store.jobs, which)]
 
     def _record(self, job: Job) -> JobRecord:
         if job.state is JobState.QUEUED:
@@ -154,10 +161,10 @@ class Jobs:
 
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         await self.get(job)
-        return await asyncio.to_thread(self._store.timeline, job)
+        return await asked(self._store.timeline, job)
 
     async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
-        stored = await asyncio.to_thread(self._store.attempts, job, last)
+        stored = await asked(self._store.attempts, job, last)
         # Asked for afterwards, so that what is stored is never newer.
         record = await self.get(job)
         newest = record.job.attempt
@@ -165,8 +172,8 @@ class Jobs:
             return record, stored
         if newest.generation > 1 and (not stored or stored[-1].generation < newest.generation):
             # It has just begun: how the one before ended is still being written.
-            await self._engine.commit(Item())
-            stored = await asyncio.to_thread(self._store.attempts, job, last)
+            await self._commit(Item())
+            stored = await asked(self._store.attempts, job, last)
         found = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
         return record, found[-last:] if last else found
 
@@ -180,7 +187,7 @@ class Jobs:
 
     async def metrics(self, since: float) -> Metrics:
         now = self._engine.clock()
-        usage = await asyncio.to_thread(self._store.usage, now - since, now)
+        usage = await asked(self._store.usage, now - since, now)
         stored = self._engine.stored
         return Metrics(now - since, now, usage, self.clusters(), stored.queued, stored.active)
 
@@ -205,7 +212,7 @@ class Jobs:
         try:
             while True:
                 record = await self.get(job)
-                timeline = await asyncio.to_thread(self._store.timeline, job)
+                timeline = await asked(self._store.timeline, job)
                 fresh = tuple(enumerate(timeline[after:], after + 1))
                 after = max(after, len(timeline))
                 if fresh or record.job != before:
@@ -228,7 +235,7 @@ class Jobs:
                 record = (await self.get(job)).job
                 if record.generation != generation:
                     generation, told = record.generation, {}
-                for chunk in await asyncio.to_thread(self._store.output, job, generation, dict(told)):
+                for chunk in await asked(self._store.output, job, generation, dict(told)):
                     told[chunk.component] = chunk.offset + len(chunk.data)
                     if component in (None, chunk.component):
                         yield chunk
@@ -247,9 +254,12 @@ class Jobs:
 
     def health(self) -> dict[str, object]:
         states = {book.name: str(book.state) for book in self._engine.scheduler.grid.books()}
-        fine = all(state in ("usable", "drained") for state in states.values())
+        database = self._engine.database.problem
+        fine = not database and all(state in ("usable", "drained") for state in states.values())
         return {
             "status": "ok" if fine else "degraded",
+            "ready": not database,
+            "problems": [database] if database else [],
             "version": __version__,
             "epoch": self._engine.epoch,
             "queued": self._engine.stored.queued,

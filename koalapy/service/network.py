@@ -18,6 +18,7 @@ from koalapy.model.wording import known_names
 from koalapy.ports import JobService, Measurement, MeasurementKind, MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import LinkMeasured
+from koalapy.service.database import asked
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.links import Knowledge, LinkBook, LinkState, Pair, pair_of
 
@@ -150,7 +151,7 @@ class Network:
             if name not in self._clusters():
                 hint = known_names(name, self._clusters())
                 raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
-        return await asyncio.to_thread(self._store.history, *pair_of(one, other), limit)
+        return await asked(self._store.history, *pair_of(one, other), limit)
 
     def transferred(self, one: ClusterName, other: ClusterName, size: int, seconds: float) -> None:
         """Learn from a transfer between two clusters that is over; bytes."""

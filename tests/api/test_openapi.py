@@ -85,6 +85,8 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post(f"/api/v1/clusters/north/{action}")
     await api.post("/api/v1/clusters/north/drain", json={"by": 1})
     await api.get("/healthz")
+    await api.get("/readyz")
+    await api.get("/api/v1/readyz")
     for path in ("/network", "/network/north/south/history", "/network/x/y/history", "/network?x=1",
                  "/network/north/south/history?limit=0"):  # fmt: skip
         await api.get(f"/api/v1{path}")

@@ -1,0 +1,104 @@
+"""Whether the database takes what is written, and how long anybody waits for it.
+
+What was taken on is written sooner or later, for nothing may be done that is not. But nothing more is taken on from
+users while that does not work, and nobody is kept waiting: what may still become true is told as such.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+
+from koalapy.model.errors import StoreUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+SLOW = 2.0
+"""Seconds after which a database that has not answered counts as away."""
+PATIENCE = 3.0
+"""Seconds for which somebody is kept waiting while the database is away."""
+READING = 5.0
+"""Seconds that a question to the database may take."""
+UNKNOWN = "ask for it in a while: it is done or not, and nothing is done by half"
+
+_readers = ThreadPoolExecutor(8, "reader")
+"""Those who ask a database that hangs keep nobody else from a thread."""
+
+
+async def asked(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The answer to a question to the database; ``StoreUnavailable`` when there is none in time."""
+    asking = asyncio.get_running_loop().run_in_executor(_readers, lambda: question(*args, **kwargs))
+    try:
+        return await asyncio.wait_for(asking, READING)
+    except TimeoutError:
+        raise StoreUnavailable(f"the database has not answered for {READING:g} s", hint="ask again later") from None
+
+
+class Database:
+    """What is known of the database from those who write to it."""
+
+    def __init__(self) -> None:
+        self.away = asyncio.Event()
+        """Set while it takes nothing."""
+        self._problems: dict[str, str] = {}
+        self._since = 0.0
+        self._going_on: set[asyncio.Future[Any]] = set()
+
+    @property
+    def problem(self) -> str:
+        """Why it takes nothing; empty while it does."""
+        return next(iter(self._problems.values()), "")
+
+    def failed(self, who: str, reason: str) -> None:
+        """Somebody's transaction was not taken."""
+        if not self._problems:
+            self._since = time.monotonic()
+            log.error("the database takes nothing", action="database", error=reason)
+        self._problems[who] = reason
+        self.away.set()
+
+    def took(self, who: str) -> None:
+        """The same one's transaction was."""
+        if self._problems.pop(who, "") and not self._problems:
+            self.away.clear()
+            log.info("the database is back", action="database", after=f"{time.monotonic() - self._since:.1f} s")
+
+    def check(self) -> None:
+        """``StoreUnavailable`` while it takes nothing."""
+        if self._problems:
+            raise self.refusal()
+
+    def refusal(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.problem}; nothing was changed", hint="try again when the database is back")
+
+    async def patiently(self, work: Awaitable[T], hint: str = UNKNOWN) -> T:
+        """What comes of some work that waits for a commit; it goes on when it takes longer than anybody should wait.
+
+        Then it is a ``StoreUnavailable`` with that hint.
+        """
+        working = asyncio.ensure_future(work)
+        self._going_on.add(working)
+        working.add_done_callback(self._going_on.discard)
+        while not working.done():
+            away = asyncio.ensure_future(self.away.wait())
+            await asyncio.wait({working, away}, return_when=asyncio.FIRST_COMPLETED)
+            away.cancel()
+            if not working.done():
+                await asyncio.wait({working}, timeout=PATIENCE)
+            if not working.done() and self.problem:
+                working.add_done_callback(_end_quietly)
+                raise StoreUnavailable(f"{self.problem}; it is not known yet whether this will be done", hint=hint)
+        return working.result()
+
+
+def _end_quietly(work: "asyncio.Future[Any]") -> None:
+    """Of work that nobody waits for any more."""
+    error = None if work.cancelled() else work.exception()
+    if error is not None:
+        log.warning("what was asked for was not done after all", action="database", error=str(error))
