@@ -12,6 +12,7 @@ from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.protocol import Relay
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerConnection
+from koalapy.model.job import of_one_attempt
 
 log = structlog.get_logger()
 
@@ -37,21 +38,12 @@ class Barrier:
                 node.runner.send({"t": "open", **plan})
 
     def relay(self, message: Relay) -> None:
-        """Pass on what another runner has for one of ours."""
-        component = self._reporter.find(message.token)
-        node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
-        if node is not None and node.runner is not None:
-            node.runner.send(
-                {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
-            )
-            return
-        self._undelivered(message, f"node {message.node} of {message.token} has no runner")
+        """Pass on what the daemon has from a runner elsewhere for one of ours."""
+        self._deliver(self._reporter.instance, message, elsewhere=False)
 
     def tell(self, token: str, node: int, payload: dict[str, Any]) -> None:
         """Tell one of our runners something on our own account."""
-        component = self._reporter.find(token)
-        if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
-            runner.send({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
+        self._tell(self._reporter.find(token), node, payload)
 
     def await_return(self, component: Component) -> None:
         """After a restart of the agent: runners that were let go once must come back."""
@@ -142,16 +134,31 @@ class Barrier:
             sender=component.token,
             sender_node=runner.node,
         )
-        if component.instance == self._reporter.instance and self._reporter.find(relay.token) is None:
-            self._reporter.uplink.put(relay, urgent=True)
-        else:
-            self.relay(relay)
+        unknown = self._reporter.find(relay.token, component.instance) is None
+        elsewhere = unknown and component.instance == self._reporter.instance
+        self._deliver(component.instance, relay, elsewhere=elsewhere)
 
-    def _undelivered(self, message: Relay, reason: str) -> None:
-        payload = {"op": "undelivered", "reason": reason}
-        if self._reporter.find(message.sender) is not None:
-            self.tell(message.sender, message.sender_node, payload)
+    def _deliver(self, instance: str, message: Relay, *, elsewhere: bool) -> None:
+        """Hand a relay to the runner it is for: one of the same daemon's, and of the attempt that the sender is of."""
+        component = self._reporter.find(message.token, instance)
+        node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
+        if not of_one_attempt(message.sender, message.token):
+            log.warning("a relay to another attempt", action="refuse", sender=message.sender, token=message.token)
+            self._undelivered(instance, message, "not to a component of the same attempt")
+        elif elsewhere:
+            self._reporter.uplink.put(message, urgent=True)
+        elif node is None or node.runner is None:
+            self._undelivered(instance, message, f"node {message.node} of {message.token} has no runner")
         else:
+            node.runner.send(
+                {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
+            )
+
+    def _undelivered(self, instance: str, message: Relay, reason: str) -> None:
+        payload = {"op": "undelivered", "reason": reason}
+        if (sender := self._reporter.find(message.sender, instance)) is not None:
+            self._tell(sender, message.sender_node, payload)
+        elif instance == self._reporter.instance:
             back = Relay(
                 token=message.sender,
                 node=message.sender_node,
@@ -160,6 +167,11 @@ class Barrier:
                 sender_node=message.node,
             )
             self._reporter.uplink.put(back, urgent=True)
+
+    @staticmethod
+    def _tell(component: Component | None, node: int, payload: dict[str, Any]) -> None:
+        if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
+            runner.send({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
 
     def _miss(self, component: Component, index: int) -> None:
         """A runner that should be there still is not."""

@@ -38,9 +38,9 @@ class Reporter:
         if not component.ended:
             self.live[component.name] = component
 
-    def find(self, token: str) -> Component | None:
-        """A component of the daemon we are connected to, or were last."""
-        return self.components.get(lrm_name(self.instance, token))
+    def find(self, token: str, instance: str | None = None) -> Component | None:
+        """A component of a daemon: by default the one we are connected to, or were last."""
+        return self.components.get(lrm_name(self.instance if instance is None else instance, token))
 
     def welcomed(self, problem: str) -> None:
         """A daemon has let us in; until the resource manager has been asked there is only a problem to tell, if any."""

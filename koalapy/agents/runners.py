@@ -3,13 +3,22 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import structlog
 
 log = structlog.get_logger()
+
+LONGEST_HELLO = 8 * 1024
+"""Bytes."""
+LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes: what the head of a large gang tells all its nodes of each other is the longest."""
+HELLO_WITHIN = 30.0
+"""Seconds."""
+STRANGERS = 256
+"""Connections without a hello at the same time."""
 
 
 class Desk(Protocol):
@@ -24,33 +33,59 @@ class Desk(Protocol):
     def gone(self, runner: "RunnerConnection") -> None: ...
 
 
+class Line:
+    """Puts a line together from the pieces in which it comes, each looked at once."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+        """Bytes of the line that has not ended."""
+
+    def take(self, data: bytes) -> Iterator[bytes]:
+        """The lines that end within ``data``."""
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            whole = b"".join((*self._pieces, end))
+            self._pieces, self.size = [], 0
+            yield whole
+        if rest:
+            self._pieces.append(rest)
+            self.size += len(rest)
+
+
 class RunnerConnection(asyncio.Protocol):
-    """One runner, from its hello to the end of the connection; ``component`` and ``node`` are set by the desk."""
+    """One runner, from its hello to the end of the connection; ``component`` and ``node`` are set by the desk.
+
+    Anybody may connect: until somebody has proved to be a runner of ours they get little room and little time.
+    """
 
     component: str
     node: int
 
-    def __init__(self, desk: Desk, everyone: set["RunnerConnection"]) -> None:
-        self._desk, self._everyone = desk, everyone
+    def __init__(self, desk: Desk, guests: "Guests") -> None:
+        self._desk, self._guests = desk, guests
         self._transport: asyncio.Transport | None = None
-        self._rest = b""
+        self._line = Line()
         self.known = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._everyone.add(self)
+        self._guests.came(self)
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            for line in lines:
+            for line in self._line.take(data):
+                self._check(len(line))
                 self._take(json.loads(line))
-        except (ValueError, KeyError) as error:
-            log.warning("a runner's message could not be understood", action="disconnect", error=repr(error))
+                if self._transport is None or self._transport.is_closing():
+                    return
+            self._check(self._line.size)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("a runner's message could not be understood", action="disconnect", error=repr(error)[:300])
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._everyone.discard(self)
+        self._guests.left(self)
         self._transport = None
         if self.known:
             self._desk.gone(self)
@@ -63,13 +98,51 @@ class RunnerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _check(self, size: int) -> None:
+        longest = LONGEST_LINE if self.known else LONGEST_HELLO
+        if size > longest:
+            raise ValueError(f"a line of more than {longest} bytes")
+
     def _take(self, message: dict[str, Any]) -> None:
         if self.known:
             self._desk.told(self, message)
         elif message["t"] == "hello" and self._desk.greeted(self, message):
             self.known = True
+            self._guests.greeted(self)
         else:
             self.close()
+
+
+class Guests:
+    """All connections: runners, and strangers, who have not said hello."""
+
+    def __init__(self) -> None:
+        self.runners: set[RunnerConnection] = set()
+        self._strangers: dict[RunnerConnection, asyncio.TimerHandle] = {}
+        """In the order in which they came."""
+
+    def came(self, connection: RunnerConnection) -> None:
+        """Let in somebody new; the oldest stranger makes room, for a runner says hello at once."""
+        if len(self._strangers) >= STRANGERS:
+            next(iter(self._strangers)).close()
+        patience = asyncio.get_running_loop().call_later(HELLO_WITHIN, connection.close)
+        self._strangers[connection] = patience
+
+    def greeted(self, connection: RunnerConnection) -> None:
+        self._forget(connection)
+        self.runners.add(connection)
+
+    def left(self, connection: RunnerConnection) -> None:
+        self._forget(connection)
+        self.runners.discard(connection)
+
+    def close(self) -> None:
+        for connection in (*self.runners, *self._strangers):
+            connection.close()
+
+    def _forget(self, stranger: RunnerConnection) -> None:
+        if patience := self._strangers.pop(stranger, None):
+            patience.cancel()
 
 
 class RunnerServer:
@@ -78,12 +151,12 @@ class RunnerServer:
     def __init__(self, host: str, address_file: Path) -> None:
         self._host = host
         self._file = address_file
-        self._everyone: set[RunnerConnection] = set()
+        self._guests = Guests()
         self._server: asyncio.Server | None = None
 
     async def listen(self, desk: Desk) -> None:
         def connection() -> RunnerConnection:
-            return RunnerConnection(desk, self._everyone)
+            return RunnerConnection(desk, self._guests)
 
         try:
             port = int(json.loads(self._file.read_bytes())["port"])
@@ -96,14 +169,13 @@ class RunnerServer:
         os.replace(fresh, self._file)
 
     def send_all(self, message: dict[str, Any]) -> None:
-        for runner in self._everyone:
+        for runner in self._guests.runners:
             runner.send(message)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for runner in list(self._everyone):
-            runner.close()
+        self._guests.close()
 
 
 async def _listen(connection: Callable[[], RunnerConnection], host: str, port: int) -> asyncio.Server:

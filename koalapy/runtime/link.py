@@ -76,7 +76,8 @@ class Link:
     def __init__(self, loop: Loop, settings: Settings, hello: Callable[[], dict[str, Any]]) -> None:
         self._loop, self._settings, self._hello = loop, settings, hello
         self._socket: socket.socket | None = None
-        self._incoming = b""
+        self._incoming: list[bytes] = []
+        """Pieces of a line that has not ended."""
         self._outgoing = bytearray()
         self._backoff = 0.05
         self.welcomed = False
@@ -108,7 +109,7 @@ class Link:
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
-        self._socket, self._incoming, self.welcomed = None, b"", False
+        self._socket, self._incoming, self.welcomed = None, [], False
         self._outgoing.clear()
 
     def _ready(self, events: int) -> None:
@@ -127,7 +128,10 @@ class Link:
                 self._broken()
 
     def _take(self, data: bytes) -> None:
-        *lines, self._incoming = (self._incoming + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []
+        self._incoming.append(rest)
         for line in lines:
             message = json.loads(line)
             if message["t"] == "welcome":

@@ -27,6 +27,7 @@ NOTICE_PATIENCE = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
 """Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
+LONGEST_REFUSAL = 1000
 
 
 def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
@@ -86,6 +87,9 @@ class Follower:
         self._visitor.say_ready()
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        head = self._plan.head
+        if sender != (head["token"], head["node"]):
+            return  # nobody else has anything to order here
         match payload["op"]:
             case "probe" if self._visitor is not None and payload["way"] == self._visitor.way:
                 self._visitor.probe(payload["doors"])
@@ -198,17 +202,21 @@ class Head:
             self._desk = None
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        index, op = payload.get("index", -1), payload["op"]
+        place, op = self._plan.index_of(sender), payload["op"]
         if op == "undelivered":
-            self._refusal = payload["reason"]
-        elif op in ("ready", "reached"):
-            if self._preflight is not None:
-                self._preflight.told(payload)
-        elif op == "launched" and index in self._commands:
+            self._refusal = str(payload["reason"])[:LONGEST_REFUSAL]
+            return
+        index = payload.get("index", -1)
+        if place is None or index != place:
+            return  # every node speaks for itself only
+        if op == "launched" and index in self._commands:
             self._runner.loop.cancel(f"launch-{index}")
             del self._commands[index]
             self._started.add(index)
             self._tell_when_all_started()
+        elif op in ("ready", "reached"):
+            if self._preflight is not None:
+                self._preflight.told(payload)
         elif op == "daemon_ended":
             self._runner.relay(*sender, {"op": "noted"})
             self._daemon_ended(index, payload["code"])

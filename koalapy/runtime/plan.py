@@ -21,10 +21,15 @@ class Plan:
         self.message = message
         self.nodes: list[dict[str, Any]] = message["nodes"]
         self.contexts: list[dict[str, Any]] = message["contexts"]
-        self.index = next(i for i, n in enumerate(self.nodes) if (n["token"], n["node"]) == (token, node))
+        self._places = {(n["token"], n["node"]): i for i, n in enumerate(self.nodes)}
+        self.index = self._places[token, node]
         self.me = self.nodes[self.index]
         self.context = next(c for c in self.contexts if c["token"] == token)
         self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
+
+    def index_of(self, sender: tuple[str, int]) -> int | None:
+        """Which of the plan's nodes a runner is, by its token and node; None for strangers."""
+        return self._places.get(sender)
 
     def move(self, hosts: list[str]) -> None:
         """The nodes are known to each other by these addresses from now on."""

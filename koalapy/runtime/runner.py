@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
+EARLY_LIMIT = 1024 * 1024
+"""Bytes of relays that are kept until the plan is known."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """By which a resource manager asks us to end; Grid Engine's qrsh hands SIGHUP on to the other nodes of a job."""
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
@@ -56,6 +58,8 @@ class Runner:
         self._folder = ""
         self._role: Role | None = None
         self._early: list[dict[str, Any]] = []
+        """Relays that came before the plan, which says who is of our gang; what is dropped comes again."""
+        self._early_size = 0
         self._result: dict[str, Any] | None = None
         self._exit_sent = False
         self._kill_at = 0.0
@@ -135,7 +139,9 @@ class Runner:
             case "open" if self._phase == "waiting":
                 self._open(message)
             case "relay" if self._role is None:
-                self._early.append(message)
+                self._early_size += len(encode(message))
+                if self._early_size <= EARLY_LIMIT:
+                    self._early.append(message)
             case "relay":
                 self._relayed(message)
             case "output":
@@ -149,12 +155,15 @@ class Runner:
                 self._status = 0
 
     def _relayed(self, message: dict[str, Any]) -> None:
-        late = message["payload"]["op"] == "daemon_ended"
+        payload, sender = message["payload"], (message["sender"], message["sender_node"])
+        late = payload.get("op") == "daemon_ended"
         if self._role is not None and (late or self._phase in ("opened", "running")):
             try:
-                self._role.relayed((message["sender"], message["sender_node"]), message["payload"])
+                self._role.relayed(sender, payload)
             except Failure as failure:
                 self.conclude(None, failure.message, infrastructure=True)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                print(f"koala runner: {sender} sent nonsense: {error!r}", file=sys.stderr)
 
     def _open(self, message: dict[str, Any]) -> None:
         plan = Plan(message, self.settings.token, self.settings.node)
@@ -171,8 +180,9 @@ class Runner:
         except Failure as failure:
             self._say(failure.message)
             self.conclude(failure.code, failure.message, infrastructure=failure.code is None)
-        for early in self._early:
-            self._relayed(early)
+        early, self._early = self._early, []
+        for message in early:
+            self._relayed(message)
 
     def _enter(self, workdir: str) -> None:
         try:

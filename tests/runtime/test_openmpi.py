@@ -141,3 +141,45 @@ async def test_nothing_is_left_in_the_temporary_folder(agent: FakeAgent, tmp_pat
     assert node.output.startswith(bytes(folder))
     assert await node.ended() == 0
     assert list(folder.iterdir()) == []
+
+
+async def test_nobody_but_the_head_of_its_own_gang_has_a_node_launch_anything(agent: FakeAgent, tmp_path: Path) -> None:
+    mark = tmp_path / "launched"
+    nodes = await gang(agent, north=1, south=2)
+    head, tail, last = nodes
+    order = {"op": "launch", "command": f"touch {mark}; #"}
+
+    def try_all() -> None:
+        for sender, number in (("8.1.0", 0), ("6.1.0", 0), (last.token, last.node), (head.token, 1), ("", 0)):
+            tail.send(t="relay", sender=sender, sender_node=number, payload=order)
+            head.send(
+                t="relay", sender=sender, sender_node=number, payload={"op": "daemon_ended", "index": 1, "code": 9}
+            )
+            for nonsense in ({}, {"op": "ready"}, {"op": ["probe"]}, {"op": "launched", "index": []}):
+                head.send(t="relay", sender=sender, sender_node=number, payload=nonsense)
+                tail.send(t="relay", sender=sender, sender_node=number, payload=nonsense)
+        tail.send(t="relay", sender=head.token, sender_node=0, payload={"op": "probe"})
+        head.send(t="relay", sender=tail.token, sender_node=0, payload={"op": "daemon_ended", "index": 2, "code": 9})
+
+    try_all()  # before they know their gang
+    await run(agent, nodes, ["sh", "-c", "read -r line < gate"], workdir=str(tmp_path))
+    for node in nodes:
+        await node.expect("running")
+    try_all()
+    assert not mark.exists()
+    assert not any(node.said("exit") for node in nodes)
+    for node in nodes:
+        node.send(t="stop")
+    for node in nodes:
+        await node.expect("exit")
+    assert not mark.exists()
+
+
+async def test_what_comes_before_the_plan_is_kept_within_bounds(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    assert nodes[0].process is not None
+    for _ in range(64):
+        nodes[0].send(t="relay", sender="8.1.0", sender_node=0, payload={"op": "x" * 1_000_000})
+    await run(agent, nodes, RANK)
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert sorted(nodes[0].output.split()) == sorted(b"0 of 2 on 127.0.1.1 0 1 of 2 on 127.0.2.1 1".split())

@@ -1,0 +1,187 @@
+"""The port for runners: what strangers cost there, and that gangs are among themselves."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agents import runners
+from koalapy.agents.agent import AgentSettings, run_agent
+from tests.agents.conftest import DEADLINE, FakeDaemon
+from tests.agents.memory_lrm import MemoryLrm
+
+
+class Runner:
+    """A node's runner, played by the test."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, **message: Any) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def hears(self, kind: str) -> dict[str, Any]:
+        """The next message of a kind."""
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                line = await self.reader.readline()
+                assert line, f"the agent hung up before {kind}"
+                if (message := json.loads(line))["t"] == kind:
+                    return dict(message)
+
+    async def is_cut_off(self) -> None:
+        async with asyncio.timeout(DEADLINE):
+            try:
+                while await self.reader.read(65536):
+                    pass
+            except ConnectionError:
+                pass
+
+
+class Port:
+    """An agent over a cluster in memory, and the way to its runners' port."""
+
+    def __init__(self, daemon: FakeDaemon, directory: Path) -> None:
+        self.daemon, self._directory = daemon, directory
+        self._open: list[Runner] = []
+
+    async def connect(self) -> Runner:
+        address = json.loads((self._directory / "agent.json").read_bytes())
+        made = Runner(*await asyncio.open_connection(address["host"], address["port"], limit=2**26))
+        self._open.append(made)
+        return made
+
+    async def runner(self, token: str) -> Runner:
+        """The runner of a component of one node, at the barrier."""
+        await self.daemon.submit(token)
+        await self.daemon.reaches(token, "waiting")
+        made = await self.connect()
+        made.send(**self.hello(token))
+        assert "lease" in await made.hears("welcome")
+        return made
+
+    def hello(self, token: str) -> dict[str, Any]:
+        journal = (self._directory / "test" / token / "journal").read_text()
+        secret = next(json.loads(line)["submit"]["secret"] for line in journal.splitlines() if '"submit"' in line)
+        own = {"component": f"koala-test-{token}", "secret": secret, "node": 0, "host": "a", "name": "a", "pid": 7}
+        return {"t": "hello", **own, "phase": "waiting", "start": 0}
+
+    def close(self) -> None:
+        for runner in self._open:
+            runner.writer.transport.abort()
+
+
+@asynccontextmanager
+async def serving(daemon: FakeDaemon, directory: Path) -> AsyncIterator[Port]:
+    settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, poll_interval=1000.0)
+    agent = asyncio.create_task(run_agent(settings, MemoryLrm()))
+    port = Port(daemon, directory)
+    await daemon.until(lambda: bool(daemon.inventories))
+    yield port
+    assert not agent.done()
+    port.close()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+
+
+@given(st.binary(), st.lists(st.integers(0, 50)))
+def test_lines_are_the_same_however_they_come(data: bytes, sizes: list[int]) -> None:
+    line, lines, rest = runners.Line(), [], data
+    for size in sizes:
+        lines += line.take(rest[:size])
+        rest = rest[size:]
+    lines += line.take(rest)
+    *expected, left = data.split(b"\n")
+    assert lines == expected
+    assert line.size == len(left)
+
+
+@pytest.fixture
+async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
+    async with serving(daemon, tmp_path / "agent") as port:
+        yield port
+
+
+@pytest.mark.parametrize("other", ["2.1.0.aa", "1.2.0.aa", "1.1.1.bb", "1.1.1", "nonsense"])
+async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) -> None:
+    first, second = await port.runner("1.1.0.aa"), await port.runner("1.1.1.aa")
+    stranger = await port.runner(other) if other != "nonsense" else None
+    first.send(t="relay", token=other, node=0, payload={"op": "launch", "command": "id"})
+    said = await first.hears("relay")
+    assert (said["sender"], said["payload"]["op"]) == ("", "undelivered")
+    first.send(t="relay", token="1.1.1.aa", node=0, payload={"op": "launch", "command": "true"})
+    said = await second.hears("relay")
+    assert (said["sender"], said["payload"]["command"]) == ("1.1.0.aa", "true")
+    if stranger is not None:
+        await port.daemon.say("north", {
+            "type": "relay", "token": other, "node": 0, "payload": {"op": "launch"},
+            "sender": "1.1.0.aa", "sender_node": 0,
+        })  # fmt: skip
+        await port.daemon.command("stop", other, reason="enough")
+        assert (await _first_of(stranger, "relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
+
+
+async def _first_of(runner: Runner, *kinds: str) -> dict[str, Any]:
+    async with asyncio.timeout(DEADLINE):
+        while (message := json.loads(await runner.reader.readline()))["t"] not in kinds:
+            pass
+    return dict(message)
+
+
+async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
+    stranger = await port.connect()
+    stranger.writer.write(b"x" * (runners.LONGEST_HELLO + 1))
+    await stranger.is_cut_off()
+
+
+async def test_who_says_nothing_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "HELLO_WITHIN", 0.2)
+    stranger = await port.connect()
+    stranger.writer.write(b'{"t":')
+    await stranger.is_cut_off()
+
+
+async def test_a_runner_that_has_said_hello_may_be_silent(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "HELLO_WITHIN", 0.2)
+    known, silent = await port.runner("1.1.0.aa"), await port.connect()
+    await silent.is_cut_off()  # by when the other would have been, too
+    known.send(t="out", offset=0, data="aGk=")
+    assert (await known.hears("output"))["offset"] == 2
+
+
+async def test_strangers_do_not_keep_runners_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of those that have not said hello make room: a runner says so at once."""
+    monkeypatch.setattr(runners, "STRANGERS", 3)
+    strangers = [await port.connect() for _ in range(3)]
+    runner = await port.runner("1.1.0.aa")
+    await strangers[0].is_cut_off()
+    runner.send(t="out", offset=0, data="aGk=")
+    assert (await runner.hears("output"))["offset"] == 2
+
+
+async def test_a_long_line_is_put_together_once(port: Port) -> None:
+    runner = await port.runner("1.1.0.aa")
+    runner.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line = json.dumps({"t": "relay", "token": "1.1.7.bb", "node": 0, "payload": {"op": "x" * 1_000_000}}).encode()
+    for start in range(0, len(line), 4096):
+        runner.writer.write(line[start : start + 4096])
+        await asyncio.sleep(0)
+    runner.writer.write(b"\n" + json.dumps({"t": "out", "offset": 0, "data": "aGk="}).encode() + b"\n")
+    assert (await runner.hears("relay"))["payload"]["op"] == "undelivered"
+    assert (await runner.hears("output"))["offset"] == 2
+
+
+async def test_a_line_without_end_costs_a_runner_its_connection(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runners, "LONGEST_LINE", 10_000)
+    runner = await port.runner("1.1.0.aa")
+    runner.writer.write(b"x" * 10_001)
+    await runner.is_cut_off()
