@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test check format bench experiment experiment-live clean testbed testbed-down
+.PHONY: help demo test chaos check format bench experiment experiment-live clean testbed testbed-down
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -23,6 +23,10 @@ demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 
 test: $(STAMP)  ## the whole test suite, by two workers
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
+chaos: $(STAMP)  ## random kills and stops under 1400 jobs, with SQLite and with PostgreSQL: ten minutes
+	$(BIN)/python -m tests.chaos --minutes 4
+	$(BIN)/python -m tests.chaos --minutes 4 --postgresql
 
 testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up
