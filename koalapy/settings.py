@@ -12,6 +12,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
+from koalapy.model.validation import MOST_COMPONENTS
 from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules
 
@@ -32,6 +33,7 @@ class RulesSection(Section):
     scan_interval: float = 30.0
     event_driven: bool = True
     placement_queue_limit: int = 100_000
+    max_components_per_job: int = Field(default=1000, le=MOST_COMPONENTS)
     max_placement_tries: int | None = None
     claim_grace: float = 10.0
     barrier_timeout: float = 120.0

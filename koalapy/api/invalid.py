@@ -39,8 +39,9 @@ BOUNDS = {
 }
 
 LENGTHS = {
-    "string_too_long": ("max_length", "at most"),
-    "string_too_short": ("min_length", "at least"),
+    "string_too_long": ("max_length", "at most {} characters"),
+    "string_too_short": ("min_length", "at least {} characters"),
+    "too_long": ("max_length", "at most {}"),
 }
 
 
@@ -85,7 +86,10 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
         return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]}")
     if kind in LENGTHS:
         bound, words = LENGTHS[kind]
-        return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]} characters")
+        hint = f"give {words.format(context[bound])}"
+        if isinstance(value, list | dict):
+            return Invalid(f"{field} has {len(value)} entries", field, len(value), hint)
+        return Invalid(f"{field} is {shown(value)}", field, value, hint)
     said = str(first["msg"])
     return Invalid(f"{field} is {shown(value)}: {said[:1].lower()}{said[1:]}", field, value)
 

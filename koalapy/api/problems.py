@@ -66,8 +66,8 @@ def problem(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": encodable(detail),
-        "field": encodable(field),
+        "detail": _cut(encodable(detail)),
+        "field": _cut(encodable(field)),
         "value": _told(value),
         "hint": hint,
     }
@@ -81,7 +81,11 @@ def _told(value: object) -> object:
         text.encode()
     except ValueError:
         return encodable(repr(value))[:LARGEST_VALUE]
-    return plain if len(text) <= LARGEST_VALUE else f"{text[:LARGEST_VALUE]}…"
+    return plain if len(text) <= LARGEST_VALUE else _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LARGEST_VALUE else f"{text[:LARGEST_VALUE]}…"
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -8,6 +8,14 @@ from pydantic_core import PydanticCustomError
 
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Launcher, Priority
 from koalapy.model.request import Distribution
+from koalapy.model.validation import MOST_COMPONENTS
+
+MOST_WORDS = 10_000
+"""Words of a command, or variables of an environment."""
+MOST_ENTRIES = 1000
+"""Inputs of a component, or patterns of files."""
+MOST_OPTIONS = 100
+"""Options of a policy, or ways to split a request."""
 
 
 class Input(BaseModel):
@@ -126,18 +134,23 @@ LogicalName = Annotated[Text, Field(min_length=1, max_length=1000, json_schema_e
 Pattern = Annotated[Text, Field(max_length=4096, json_schema_extra={"format": "file-pattern"})]
 
 Command = Annotated[
-    list[Text], WithJsonSchema({"type": "array", "prefixItems": [TEXT | {"minLength": 1}], "items": TEXT})
+    list[Text],
+    Field(max_length=MOST_WORDS),
+    WithJsonSchema({"type": "array", "maxItems": MOST_WORDS, "prefixItems": [TEXT | {"minLength": 1}], "items": TEXT}),
 ]
 """A program and its arguments."""
-Environment = Annotated[
-    dict[Text, Text],
-    WithJsonSchema({"type": "object", "propertyNames": {"pattern": r"^[^=\x00]+$"}, "additionalProperties": TEXT}),
-]
+
+
+def _names(most: int, name: dict[str, str]) -> Any:
+    """How OpenAPI tells of an object whose names are free."""
+    return WithJsonSchema(
+        {"type": "object", "maxProperties": most, "propertyNames": name, "additionalProperties": TEXT}
+    )
+
+
+Environment = Annotated[dict[Text, Text], Field(max_length=MOST_WORDS), _names(MOST_WORDS, {"pattern": r"^[^=\x00]+$"})]
 """Variables of programs; what may be a name is checked with a better message later."""
-Options = Annotated[
-    dict[Text, Text],
-    WithJsonSchema({"type": "object", "propertyNames": TEXT, "additionalProperties": TEXT}),
-]
+Options = Annotated[dict[Text, Text], Field(max_length=MOST_OPTIONS), _names(MOST_OPTIONS, TEXT)]
 
 
 # Submissions
@@ -168,7 +181,7 @@ class FixedComponent(Input):
     command: Command | None = None
     environment: Environment = {}
     output: FileName | None = None
-    inputs: list[ComponentInput] = []
+    inputs: Annotated[list[ComponentInput], Field(max_length=MOST_ENTRIES)] = []
 
 
 class NonFixedComponent(Input):
@@ -178,21 +191,24 @@ class NonFixedComponent(Input):
     command: Command | None = None
     environment: Environment = {}
     output: FileName | None = None
-    inputs: list[ComponentInput] = []
+    inputs: Annotated[list[ComponentInput], Field(max_length=MOST_ENTRIES)] = []
 
 
 class Fixed(Input):
     """Sizes and clusters are given."""
 
     type: Literal["fixed"]
-    components: list[FixedComponent]
+    components: Annotated[list[FixedComponent], Field(max_length=MOST_COMPONENTS, json_schema_extra={"minItems": 1})]
 
 
 class NonFixed(Input):
     """Sizes are given."""
 
     type: Literal["nonfixed"]
-    components: list[NonFixedComponent]
+    components: Annotated[list[NonFixedComponent], Field(max_length=MOST_COMPONENTS, json_schema_extra={"minItems": 1})]
+
+
+Split = Annotated[list[Positive], Field(max_length=MOST_COMPONENTS, json_schema_extra={"minItems": 1})]
 
 
 class Flexible(Input):
@@ -202,7 +218,7 @@ class Flexible(Input):
     total_size: Positive
     min_component_size: Positive = 1
     max_components: Positive | None = None
-    split_options: list[Annotated[list[Positive], Field(json_schema_extra={"minItems": 1})]] = []
+    split_options: Annotated[list[Split], Field(max_length=MOST_OPTIONS)] = []
 
 
 Request = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
@@ -244,11 +260,11 @@ class JobSubmission(Input):
     max_restarts: NotNegative | None = None
     max_placement_tries: Positive | None = None
     max_claiming_tries: Positive | None = None
-    retry_on_exit: list[ExitCode] = []
-    inputs: list[JobInput] = []
+    retry_on_exit: Annotated[list[ExitCode], Field(max_length=255)] = []
+    inputs: Annotated[list[JobInput], Field(max_length=MOST_ENTRIES)] = []
     bundle: Name | None = None
     """The id of a bundle, whose files every component finds in its folder."""
-    collect: list[Pattern] = []
+    collect: Annotated[list[Pattern], Field(max_length=MOST_ENTRIES)] = []
     """Patterns of the files that are brought together when the program has ended."""
     application: Name = ""
     """What the program is known as, so that its runs can be compared; by default its own name."""

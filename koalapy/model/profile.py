@@ -75,8 +75,9 @@ class ClusterProfile:
 
 def folders_used(texts: Iterable[str]) -> frozenset[str]:
     """Which of ``FOLDERS`` there are placeholders of."""
-    with_braces = [text for text in texts if "{" in text]
-    return frozenset(found[2] for text in with_braces for found in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
+    # Asked at every try, of texts that may be long and full of braces.
+    likely = [text for text in texts if any(f"{{{folder}}}" in text for folder in FOLDERS)]
+    return frozenset(found[2] for text in likely for found in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
 
 
 def texts_of(spec: JobSpec, component: ComponentRequest | None = None) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,48 @@ from koalapy.model.request import (
 )
 from koalapy.model.wording import known_names
 
-__all__ = ["ClusterLimits", "check"]
+__all__ = ["ClusterLimits", "check", "check_size"]
+
+MOST_COMPONENTS = 10_000
+"""Components of one job that no configuration can allow more of."""
+MOST_INPUTS = 10_000
+"""Inputs of all components of a job together."""
+LARGEST_PLAN = 256 * 1024 * 1024
+"""Characters of commands and variables that are sent for one job: each component is told those of all."""
+
+
+def check_size(spec: JobSpec, most: int) -> None:
+    """``UsageError`` for what is larger than anything a scheduler should look at, before it is looked at.
+
+    ``most``: components of one job.
+    """
+    request = spec.request
+    way_out = f"give at most {most}, or have the daemon's operator raise rules.max_components_per_job"
+    if isinstance(request, FlexibleRequest):
+        if request.max_components is not None and request.max_components > most:
+            refuse("request.max_components", request.max_components, f"is {request.max_components}", way_out)
+        for index, option in enumerate(request.split_options):
+            if len(option) > most:
+                field = f"request.split_options[{index}]"
+                refuse(field, len(option), f"has {len(option)} components", way_out)
+        return
+    count = len(request.components)
+    if count > most:
+        refuse("request.components", count, f"has {count} components", way_out)
+    inputs = count * len(spec.inputs) + sum(len(component.inputs) for component in request.components)
+    if inputs > MOST_INPUTS:
+        problem = f"are {inputs} of all components together"
+        refuse("inputs", inputs, problem, f"give at most {MOST_INPUTS}; a folder is one input")
+    plan = count * sum(_text_size(spec, component) for component in request.components)
+    if plan > LARGEST_PLAN:
+        problem = f"and environment are too long for {count} components, each of which is told of all"
+        refuse("command", plan, problem, "put long arguments and values into files")
+
+
+def _text_size(spec: JobSpec, component: ComponentRequest) -> int:
+    """Characters that tell what a component runs."""
+    variables = (*spec.environment, *component.environment)
+    return sum(map(len, component.command or spec.command)) + sum(len(name) + len(value) for name, value in variables)
 
 
 def check(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> None:

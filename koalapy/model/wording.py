@@ -5,6 +5,8 @@ from difflib import get_close_matches
 
 SHOWN = 4
 """How much of a long list a one-line text shows."""
+LONGEST = 200
+"""Characters of a name that are compared with others."""
 
 
 def listed(texts: Sequence[str], count: int | None = None, separator: str = ", ") -> str:
@@ -26,6 +28,6 @@ def are_idle(count: int) -> str:
 def known_names(wrong: str, names: Iterable[str]) -> str:
     """The way out after a wrong name: the nearest one there is, then all of them."""
     known = sorted(names)
-    near = get_close_matches(wrong, known, 1)
+    near = get_close_matches(wrong[:LONGEST], known, 1)
     question = f"did you mean {near[0]}? " if near else ""
     return f"{question}known: {', '.join(known) or 'none'}"

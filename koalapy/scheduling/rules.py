@@ -21,6 +21,7 @@ class Rules:
     event_driven: bool = True
     """Scan also when nodes become free, a job arrives or a cluster comes back."""
     placement_queue_limit: int = 100_000
+    max_components_per_job: int = 1000
     max_placement_tries: int | None = None
     claim_grace: float = 10.0
     """How long a runner may stay queued in its LRM before local users count as having overtaken it."""
@@ -63,8 +64,8 @@ class Rules:
             "probation_pause", "probation_pause_max", "assumed_bandwidth",
         )  # fmt: skip
         at_least_one = (
-            "high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries",
-            "max_claiming_tries", "aging_tries",
+            "high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold",
+            "max_placement_tries", "max_claiming_tries", "aging_tries",
         )  # fmt: skip
         not_negative = ("claim_epsilon", "restart_pause", "restart_pause_max")
         fractions = ("claim_factor", "claim_factor_min")

@@ -14,7 +14,7 @@ from koalapy.model.errors import ConflictError, NotFoundError
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
-from koalapy.model.validation import ClusterLimits, check
+from koalapy.model.validation import ClusterLimits, check, check_size
 from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, OutputChunk, Store, Submitted
 from koalapy.scheduling.events import (
     ClusterCleared,
@@ -77,8 +77,7 @@ class Jobs:
 
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
-        spec = await self._resolve(spec)
-        check(spec, self._limits())
+        spec = await self._checked(spec)
         policy = engine.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options).name
         owner = spec.owner or getpass.getuser()
         spec = replace(spec, policy=policy, owner=owner)
@@ -94,6 +93,13 @@ class Jobs:
 
     async def _commit(self, item: Item) -> None:
         await self._engine.database.patiently(self._engine.commit(item))
+
+    async def _checked(self, spec: JobSpec) -> JobSpec:
+        """A submission with what the catalogue says of its inputs; ``UsageError`` for what can never work."""
+        check_size(spec, self._engine.scheduler.rules.max_components_per_job)
+        spec = await self._resolve(spec)
+        check(spec, self._limits())
+        return spec
 
     def _limits(self) -> list[ClusterLimits]:
         books = self._engine.scheduler.grid.books()
@@ -181,9 +187,7 @@ class Jobs:
         return await explain_job(self._engine, self._store, (await self.get(job)).job)
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
-        spec = await self._resolve(spec)
-        check(spec, self._limits())
-        return dry_run(self._engine, spec)
+        return dry_run(self._engine, await self._checked(spec))
 
     async def metrics(self, since: float) -> Metrics:
         now = self._engine.clock()

@@ -175,7 +175,7 @@ class Network:
         return [p for p in self._book.pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
 
     def _check_cluster(self, field: str, name: ClusterName) -> None:
-        if name not in self._clusters():
+        if name not in self._engine.scheduler.grid:
             hint = known_names(name, self._clusters())
             raise UsageError(f"{field} is {name}, and there is no such cluster", field=field, value=name, hint=hint)
 

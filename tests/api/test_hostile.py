@@ -185,9 +185,57 @@ async def test_a_body_of_the_largest_size_is_read(open_api: Open, body: dict[str
 
 
 async def test_a_large_wrong_value_is_not_sent_back_whole(open_api: Open, body: dict[str, Any]) -> None:
-    answer = await (await open_api()).post("/api/v1/jobs", json=body | {"name": "x" * 100_000})
-    assert answer.status_code == 422
-    assert len(answer.content) < 3000
+    api = await open_api()
+    for change in ({"name": "x" * 100_000}, {"x" * 100_000: 1}, {"policy_options": {"x" * 100_000: 1}}):
+        answer = await api.post("/api/v1/jobs", json=body | change)
+        assert answer.status_code == 422
+        assert len(answer.content) < 6000
+
+
+SOME = {"size": 1}
+NONFIXED = {"type": "nonfixed"}
+LARGE: list[tuple[str, dict[str, Any]]] = [
+    ("request.components", {"request": NONFIXED | {"components": [SOME] * 90_000}}),
+    ("request.components", {"request": NONFIXED | {"components": [SOME] * 1001}}),
+    ("request.components", {"request": {"type": "fixed", "components": [SOME | {"cluster": "north"}] * 1001}}),
+    ("request.split_options", {"request": {"type": "flexible", "total_size": 1, "split_options": [[1]] * 101}}),
+    ("request.split_options[0]",
+     {"request": {"type": "flexible", "total_size": 1001, "split_options": [[1] * 1001]}}),
+    ("request.max_components", {"request": {"type": "flexible", "total_size": 6, "max_components": 1001}}),
+    ("command", {"command": ["a"] * 10_001}),
+    ("environment", {"environment": {str(number): "" for number in range(10_001)}}),
+    ("policy_options", {"policy_options": {str(number): "" for number in range(101)}}),
+    ("retry_on_exit", {"retry_on_exit": [1] * 256}),
+    ("collect", {"collect": ["a"] * 1001}),
+    ("inputs", {"inputs": [{"file": "a", "as": str(number)} for number in range(1001)]}),
+    ("inputs", {"request": NONFIXED | {"components": [SOME] * 1000},
+                "inputs": [{"file": "a", "as": str(number)} for number in range(11)]}),
+    ("inputs", {"request": NONFIXED | {"components": [SOME | {"inputs": [{"file": "a"}] * 11}] * 1000}}),
+    ("command", {"request": NONFIXED | {"components": [SOME] * 1000}, "command": ["a" * 300]}),
+    ("command", {"request": NONFIXED | {"components": [SOME] * 900}, "environment": {"A": "a" * 500}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "change"), LARGE, ids=[f"{n}-{field}" for n, (field, _) in enumerate(LARGE)])
+async def test_what_is_too_much_to_look_at_is_refused_by_its_field(
+    open_api: Open, body: dict[str, Any], field: str, change: dict[str, Any]
+) -> None:
+    """Everybody would wait while the daemon looks: it says so first, whatever else is wrong with it."""
+    api = await open_api()
+    for path in ("/api/v1/jobs", "/api/v1/explain"):
+        answer = await api.post(path, content=json.dumps(body | change, separators=(",", ":")), headers=JSON)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+        assert answer.json()["hint"].startswith(("give at most", "put long arguments"))
+        assert len(answer.content) < 2000
+
+
+async def test_how_many_components_a_job_may_have_is_a_setting(open_api: Open, body: dict[str, Any]) -> None:
+    api = await open_api(max_components_per_job=2)
+    for count, status in ((2, 201), (3, 422)):
+        request = {"type": "nonfixed", "components": [{"size": 1}] * count}
+        answer = await api.post("/api/v1/jobs", json=body | {"request": request})
+        assert answer.status_code == status
+    assert "rules.max_components_per_job" in answer.json()["hint"]
 
 
 HUGE = "9" * 30

@@ -18,7 +18,8 @@ def test_times_are_positive(field: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["high_scans_per_low", "placement_queue_limit", "error_threshold", "max_placement_tries"]
+    "field",
+    ["high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold", "max_placement_tries"],
 )
 @pytest.mark.parametrize("value", [0, -3])
 def test_counts_are_at_least_one(field: str, value: int) -> None:
