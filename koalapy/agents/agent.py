@@ -20,7 +20,19 @@ from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
-from koalapy.agents.protocol import Ack, Command, Forget, FromDaemon, Hello, Open, Stop, Submit, Welcome
+from koalapy.agents.protocol import (
+    Ack,
+    Command,
+    Confirmed,
+    Forget,
+    FromDaemon,
+    Hello,
+    Open,
+    Probe,
+    Stop,
+    Submit,
+    Welcome,
+)
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
@@ -112,6 +124,7 @@ class Agent:
         self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         self._epoch = 0
         self._greeting: asyncio.Task[None] | None = None
+        self._confirming: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "agent"))
@@ -209,6 +222,8 @@ class Agent:
                 self._questions.asked(message)
             case "answer":
                 self._questions.answered(message)
+            case "probe":
+                self._probe(message)
             case "output_ack":
                 if component := self._reporter.find(message.token):
                     component.output.acknowledge(message.offset)
@@ -228,6 +243,21 @@ class Agent:
         self._reporter.welcomed(self._jobs.problem)
         snapshot = await self._jobs.snapshot()
         self._reporter.connected(snapshot, self._jobs.problem)
+
+    def _probe(self, message: Probe) -> None:
+        if not message.look:
+            self._uplink.put(Confirmed(sequence=message.sequence), urgent=True)
+            return
+        confirming = asyncio.create_task(self._confirm(message.sequence))
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+
+    async def _confirm(self, sequence: int) -> None:
+        """What runners have sent may not have been read yet, above all when we were stopped for a while."""
+        await self._barrier.all_back()
+        await self._runners.hear_out()
+        await self._jobs.look_afresh()
+        self._uplink.put(Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: Command) -> None:
         if message.epoch < self._epoch:

@@ -9,6 +9,7 @@ import structlog
 
 from koalapy.agents.component import Component
 from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.patience import listened
 from koalapy.agents.protocol import Relay
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerConnection
@@ -28,6 +29,8 @@ class Barrier:
     def __init__(self, reporter: Reporter, jobs: LrmJobs, lease: float) -> None:
         self._reporter, self._jobs = reporter, jobs
         self.lease = lease
+        self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """Nodes whose runners should be there and are not: they have a while to come back."""
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
@@ -48,7 +51,12 @@ class Barrier:
     def await_return(self, component: Component) -> None:
         """After a restart of the agent: runners that were let go once must come back."""
         for index in range(component.size):
-            asyncio.get_running_loop().call_later(RECALL_WITHIN, self._miss, component, index)
+            self._expect(component, index, RECALL_WITHIN)
+
+    async def all_back(self) -> None:
+        """Wait until every runner that is away has come back, or is given up."""
+        if self._absent:
+            await asyncio.wait(list(self._absent.values()))
 
     # What runners say
 
@@ -63,6 +71,8 @@ class Barrier:
             return False
         node = component.nodes[index]
         earlier, node.runner = node.runner, runner
+        if awaited := self._absent.pop((component.name, index), None):
+            awaited.cancel()
         if earlier is not None:
             earlier.close()
         runner.component, runner.node = component.name, index
@@ -101,7 +111,7 @@ class Barrier:
         if component.ended:
             return
         if component.nodes[runner.node].result is None:
-            asyncio.get_running_loop().call_later(RECONNECT_WITHIN, self._miss, component, runner.node)
+            self._expect(component, runner.node, RECONNECT_WITHIN)
         if not component.connected:
             self._jobs.look()
 
@@ -172,6 +182,16 @@ class Barrier:
     def _tell(component: Component | None, node: int, payload: dict[str, Any]) -> None:
         if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
             runner.send({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
+
+    def _expect(self, component: Component, index: int, within: float) -> None:
+        key = component.name, index
+        if key not in self._absent:
+            self._absent[key] = asyncio.create_task(self._await(component, index, within))
+
+    async def _await(self, component: Component, index: int, within: float) -> None:
+        await listened(within)
+        self._absent.pop((component.name, index), None)
+        self._miss(component, index)
 
     def _miss(self, component: Component, index: int) -> None:
         """A runner that should be there still is not."""

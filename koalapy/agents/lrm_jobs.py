@@ -48,6 +48,10 @@ class LrmJobs:
         self._last: LrmSnapshot | None = None
         self._took = 0.0
         """Seconds of the last look."""
+        self._looks = 0
+        """How many have begun."""
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        """Who waits for the end of a look of that number or a later one."""
         self._ending: set[str] = set()
         self._soon = self._soon_at = 0.0
 
@@ -60,6 +64,13 @@ class LrmJobs:
     def look(self) -> None:
         """Look again soon."""
         self._look.set()
+
+    async def look_afresh(self) -> None:
+        """Wait for a look that began after this was called, whatever came of it."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._looks + 1, done))
+        self._look.set()
+        await done
 
     def hand_in(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
@@ -140,6 +151,17 @@ class LrmJobs:
         return min(safety_net, self._soon_at - now) if ending else safety_net
 
     async def _once(self, *, anyway: bool) -> None:
+        self._looks += 1
+        number = self._looks
+        await self._see(anyway=anyway)
+        waiting, self._waiting = self._waiting, []
+        for wanted, done in waiting:
+            if wanted > number:
+                self._waiting.append((wanted, done))
+            elif not done.done():
+                done.set_result(None)
+
+    async def _see(self, *, anyway: bool) -> None:
         began = time.monotonic()
         try:
             snapshot = await self._lrm.snapshot()

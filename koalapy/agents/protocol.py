@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 ReportedState = Literal["submitted", "waiting", "claimed", "running", "ended"]
 
@@ -154,6 +154,13 @@ class Answer(Message):
     cluster: str = ""
 
 
+class Confirmed(Message):
+    """The answer to a ``Probe``: whatever was known when it came has been told before this."""
+
+    type: Literal["confirmed"] = "confirmed"
+    sequence: int = Field(ge=1, le=2**53)
+
+
 # From the daemon
 
 
@@ -288,6 +295,14 @@ class Unstage(Message):
     token: str
 
 
+class Probe(Message):
+    """Are you there? With ``look``: ask the resource manager, hear the runners out, tell what is news, and say so."""
+
+    type: Literal["probe"] = "probe"
+    sequence: int
+    look: bool
+
+
 class OutputAck(Message):
     """Output up to ``offset`` is stored."""
 
@@ -306,11 +321,12 @@ class RelayFailed(Message):
 
 
 FromAgent = Annotated[
-    Hello | Status | Report | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer, Field(discriminator="type")
+    Hello | Status | Report | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer | Confirmed,
+    Field(discriminator="type"),
 ]
 Command = Submit | Open | Stop | Forget | Stage | Unstage
 FromDaemon = Annotated[
-    Welcome | Submit | Open | Stop | Forget | Stage | Unstage | OutputAck | Relay | RelayFailed | Ask | Answer,
+    Welcome | Submit | Open | Stop | Forget | Stage | Unstage | OutputAck | Relay | RelayFailed | Ask | Answer | Probe,
     Field(discriminator="type"),
 ]
 

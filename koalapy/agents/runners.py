@@ -1,8 +1,11 @@
 """The agent's side of its runners' connections: JSON, one message a line, over TCP."""
 
 import asyncio
+import fcntl
 import json
 import os
+import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,6 +22,8 @@ HELLO_WITHIN = 30.0
 """Seconds."""
 STRANGERS = 256
 """Connections without a hello at the same time."""
+BREATH = 0.002
+"""Seconds in which the event loop goes round."""
 
 
 class Desk(Protocol):
@@ -66,6 +71,7 @@ class RunnerConnection(asyncio.Protocol):
         self._desk, self._guests = desk, guests
         self._transport: asyncio.Transport | None = None
         self._line = Line()
+        self._arrived = 0
         self.known = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,6 +79,7 @@ class RunnerConnection(asyncio.Protocol):
         self._guests.came(self)
 
     def data_received(self, data: bytes) -> None:
+        self._arrived += len(data)
         try:
             for line in self._line.take(data):
                 self._check(len(line))
@@ -98,6 +105,16 @@ class RunnerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    async def hear_out(self) -> None:
+        """Wait until all is handled that had arrived when this was called."""
+        if self._transport is None:
+            return
+        file = self._transport.get_extra_info("socket").fileno()
+        unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
+        wanted = self._arrived + unread
+        while self._transport is not None and self._arrived < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(BREATH)
+
     def _check(self, size: int) -> None:
         longest = LONGEST_LINE if self.known else LONGEST_HELLO
         if size > longest:
@@ -121,6 +138,10 @@ class Guests:
         self._strangers: dict[RunnerConnection, asyncio.TimerHandle] = {}
         """In the order in which they came."""
 
+    @property
+    def everyone(self) -> list[RunnerConnection]:
+        return [*self.runners, *self._strangers]
+
     def came(self, connection: RunnerConnection) -> None:
         """Let in somebody new; the oldest stranger makes room, for a runner says hello at once."""
         if len(self._strangers) >= STRANGERS:
@@ -137,7 +158,7 @@ class Guests:
         self.runners.discard(connection)
 
     def close(self) -> None:
-        for connection in (*self.runners, *self._strangers):
+        for connection in self.everyone:
             connection.close()
 
     def _forget(self, stranger: RunnerConnection) -> None:
@@ -167,6 +188,12 @@ class RunnerServer:
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps({"host": self._host, "port": port}))
         os.replace(fresh, self._file)
+
+    async def hear_out(self) -> None:
+        """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
+        await asyncio.sleep(BREATH)  # who stands at the door comes in
+        for connection in self._guests.everyone:
+            await connection.hear_out()
 
     def send_all(self, message: dict[str, Any]) -> None:
         for runner in self._guests.runners:

@@ -204,8 +204,9 @@ def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe
 def _hub(settings: Settings, stores: Stores, engine: Engine) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
     hub = Hub(
-        engine, stores.jobs, instance=stores.jobs.instance, lease=settings.lease, output_limit=settings.output_limit
-    )
+        engine, stores.jobs, instance=stores.jobs.instance, lease=settings.lease, output_limit=settings.output_limit,
+        unreachable_after=engine.scheduler.rules.unreachable_after,
+    )  # fmt: skip
     engine.dispatcher = hub
     return hub
 

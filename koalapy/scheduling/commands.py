@@ -70,6 +70,8 @@ class Effects:
     commands: list[Command] = field(default_factory=list)
     clusters: set[ClusterName] = field(default_factory=set)
     """Clusters whose error count or state changed."""
+    confirm: set[ClusterName] = field(default_factory=set)
+    """Clusters that are to tell all they know, and then that they have: see ``events.ClusterConfirmed``."""
     advised: list[Advised] = field(default_factory=list)
     """Of jobs that were placed by advice."""
     warnings: list[str] = field(default_factory=list)

@@ -50,9 +50,19 @@ class ClusterReported:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfirmed:
+    """All that was known at a cluster at the time ``as_of`` has been told before this."""
+
+    cluster: ClusterName
+    as_of: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterDisconnected:
     cluster: ClusterName
     reason: str = "its agent is not connected"
+    heard: float | None = None
+    """When it was last heard of, where that was noticed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,7 @@ Event = (
     | JobHeld
     | JobReleased
     | ClusterReported
+    | ClusterConfirmed
     | ClusterDisconnected
     | ClusterCleared
     | ClusterDrained

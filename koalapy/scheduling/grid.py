@@ -20,6 +20,14 @@ class ClusterBook:
         self.down = 0
         self.connected = False
         self.last_heard: float | None = None
+        self.silent_since: float | None = None
+        """When it was last heard of, moved on by what we slept since: then nobody listened."""
+        self.patience_until = float("-inf")
+        """Before then its silence means nothing."""
+        self.confirmed_at = float("-inf")
+        """All that was known there at this time has been told."""
+        self.asked = False
+        """Whether it was asked to confirm that, and has not answered yet."""
         self.disconnected_because = "its agent has not connected yet"
         self.errors = 0
         self.unusable = False

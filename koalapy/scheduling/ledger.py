@@ -81,6 +81,9 @@ class Ledger:
     def command(self, command: Command) -> None:
         self._effects.commands.append(command)
 
+    def confirm(self, cluster: str) -> None:
+        self._effects.confirm.add(cluster)
+
     def advised(self, given: Advised) -> None:
         self._effects.advised.append(given)
 

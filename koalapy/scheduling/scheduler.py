@@ -23,20 +23,17 @@ from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.claiming import Claiming, Nonces
 from koalapy.scheduling.commands import Effects
 from koalapy.scheduling.components import Components
-from koalapy.scheduling.earlier import as_of
 from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import ClusterBook, GridBook, Links
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.news import News
 from koalapy.scheduling.placing import Placer
 from koalapy.scheduling.relocation import Relocation
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timer, Timers
 from koalapy.scheduling.transfers import Transfers
 from koalapy.scheduling.waiting import Waiting
-
-NEEDS_CONTACT = (Deadline.CLAIM_GRACE, Deadline.LAUNCH, Deadline.WALLTIME)
-"""Deadlines that say nothing while the clusters concerned are out of reach: what they wait for may have happened."""
 
 
 class Scheduler:
@@ -56,6 +53,7 @@ class Scheduler:
         self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer, policies), nonces)
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
+        self._news = News(rules, self._ledger, self.grid, self._timers)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
         self.experience = experience or Experience({book.name: book.speed for book in self.grid.books()})
         self._met: set[str] = set()
@@ -82,15 +80,13 @@ class Scheduler:
         """Take up the jobs of an earlier life; clusters count as out of reach until they are heard of."""
         for job in sorted(jobs, key=lambda j: j.queue_seq):
             self._ledger.jobs[job.id] = job
-            if (told := as_of(job, now, self.rules.restart_pause_max)) != job:
-                job = self._ledger.put(told)
             self._waiting.restore(job)
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._pause(job, job.retry_at)
         for book in self.grid.books():
-            self._lose_contact(book, now)
+            self._lose_contact(book, now, now)
             if book.unusable:
                 self._faults.plan_probation(book.name, now)
 
@@ -197,6 +193,8 @@ class Scheduler:
                 self._waiting.enqueue(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
             case ev.ClusterReported():
                 self._report(event)
+            case ev.ClusterConfirmed():
+                self._news.confirmed(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
             case ev.ClusterCleared():
@@ -249,6 +247,7 @@ class Scheduler:
 
     def _monotonic(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
+        self._news.slept(now, self._latest)
         self._latest = max(self._latest, now)
         return self._latest
 
@@ -262,20 +261,16 @@ class Scheduler:
         book = self.grid[event.cluster]
         if book.connected or book.problem:
             book.disconnected_because, book.problem = event.reason, ""
-            self._lose_contact(book, now)
+            self._lose_contact(book, now if event.heard is None else min(event.heard, now), now)
 
-    def _lose_contact(self, book: ClusterBook, now: float) -> None:
+    def _lose_contact(self, book: ClusterBook, heard: float, now: float) -> None:
         """Nothing is placed on a cluster that is not connected; its components count as unknown a little later."""
-        book.connected = False
-        book.last_heard = now
+        self._news.contact_lost(book, heard, now)
         self._ledger.cluster_changed(book.name)
-        self._timers.add(now + self.rules.unreachable_after, Deadline.UNREACHABLE, cluster=book.name)
-        self._timers.add(now + self.rules.lost_after, Deadline.LOST, cluster=book.name)
 
     def _inventory(self, event: ev.InventoryReceived, now: float) -> None:
         book = self.grid[event.cluster]
-        book.connected = True
-        book.last_heard = now
+        self._news.contact_made(book, now)
         book.grew = True
         self._ledger.cluster_changed(book.name)
         for token in self._components.reconcile(event, now):
@@ -392,24 +387,16 @@ class Scheduler:
             return
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return
+        if _is_moot(timer, job) or self._news.is_old_for(timer, job):
+            return
         if timer.kind is Deadline.STOP:
             self._claiming.stop_components(job)
-        elif job.ending is not None:
-            return
         elif timer.kind is Deadline.CLAIM_GRACE and self._nodes_are_leaving(job, timer):
             self._timers.postpone(timer, now + self.rules.claim_grace)
         elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
             self._timers.postpone(timer, now + self.rules.barrier_timeout)
-        elif timer.kind in NEEDS_CONTACT and not self._in_contact(job, timer):
-            self._timers.postpone(timer, now + self.rules.unreachable_after)
         else:
             self._settle_job(self._deadline_passed(job, timer, now), now)
-
-    def _in_contact(self, job: Job, timer: Timer) -> bool:
-        components = live(job).components
-        if timer.kind is Deadline.CLAIM_GRACE:
-            components = (components[timer.component],)
-        return all(self.grid[c.cluster].connected for c in components if c.state is not ComponentState.ENDED)
 
     def _nodes_are_leaving(self, job: Job, timer: Timer) -> bool:
         """Whether a runner waits for those that were preempted, or end anyway, and not for local users."""
@@ -420,18 +407,15 @@ class Scheduler:
         attempt = live(job)
         match timer.kind:
             case Deadline.CLAIM_GRACE:
-                component = attempt.components[timer.component]
-                if component.state is not ComponentState.WAITING:
-                    return job
-                return self._claiming.overtaken(job, component, now)
+                return self._claiming.overtaken(job, attempt.components[timer.component], now)
             case Deadline.CLAIM:
                 return self._claiming.claim_is_due(job, timer.at, now)
-            case Deadline.BARRIER if attempt.barrier_at is None and timer.component == len(attempt.components):
+            case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
                 late = next((c for c in attempt.gang if (c.state, c.unknown_since) != claimed), attempt.head)
                 error = f"its nodes had not all reported after {self.rules.barrier_timeout:g} s"
                 return self._faults.infrastructure_failed(job, late, error, now)
-            case Deadline.LAUNCH if attempt.launched_at is None:
+            case Deadline.LAUNCH:
                 error = f"the program was not launched within {self.rules.barrier_timeout:g} s"
                 return self._faults.infrastructure_failed(job, attempt.head, error, now)
             case Deadline.WALLTIME:
@@ -443,7 +427,7 @@ class Scheduler:
         book = self.grid[timer.cluster]
         heard = book.last_heard
         span = self.rules.lost_after if timer.kind is Deadline.LOST else self.rules.unreachable_after
-        if book.connected or heard is None or now < heard + span:
+        if heard is None or not self._news.is_silent_for(book, span, now):
             return
         for token in list(book.live):
             if timer.kind is Deadline.LOST:
@@ -451,6 +435,26 @@ class Scheduler:
             else:
                 self._components.lose_sight(token, heard, now)
             self._settle(token, now)
+        self._news.look_again(book.name)
+        if timer.kind is Deadline.UNREACHABLE:
+            self._news.go_on_watching(book, now)
+
+
+def _is_moot(timer: Timer, job: Job) -> bool:
+    """Whether what a deadline was set for has happened, or is not awaited any more."""
+    attempt = live(job)
+    match timer.kind:
+        case Deadline.STOP:
+            return False
+        case Deadline.CLAIM_GRACE:
+            done = attempt.components[timer.component].state is not ComponentState.WAITING
+        case Deadline.BARRIER:
+            done = attempt.barrier_at is not None or timer.component != len(attempt.components)
+        case Deadline.LAUNCH:
+            done = attempt.launched_at is not None
+        case _:
+            done = False
+    return done or job.ending is not None
 
 
 def _only_files_are_missing(job: Job) -> bool:

@@ -40,6 +40,9 @@ class Dispatcher(Protocol):
 
     def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
 
+    def confirm(self, cluster: str) -> None:
+        """Have a cluster's agent tell all it knows, and then that it has."""
+
 
 @dataclass(slots=True)
 class Item:
@@ -263,6 +266,9 @@ class Engine:
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
         self._send({c: [m for m in messages.get(c, ()) if m["type"] == "forget"] for c in greeted})
+        if self.dispatcher is not None:
+            for cluster in sorted(effects.confirm):
+                self.dispatcher.confirm(cluster)
         if self._watchers:
             for job in {*effects.jobs, *(job for job, _ in batch.output)}:
                 for changed in self._watchers.get(job, ()):

@@ -14,6 +14,7 @@ from koalapy.model.job import Component, Token, of_one_attempt, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputChunk, Store
 from koalapy.scheduling.events import (
+    ClusterConfirmed,
     ClusterDisconnected,
     ClusterReported,
     ComponentUpdated,
@@ -23,20 +24,11 @@ from koalapy.scheduling.events import (
 )
 from koalapy.service.engine import Engine, Item, inventory_item
 from koalapy.service.questions import Questions
+from koalapy.service.session import Connection, Session
 
 log = structlog.get_logger()
 
 OUTPUTS_REMEMBERED = 10_000
-
-
-class Connection(Protocol):
-    """One open WebSocket, as the hub sees it."""
-
-    def frames(self) -> AsyncIterator[str]: ...
-
-    async def send(self, frame: str) -> None: ...
-
-    async def close(self, reason: str) -> None: ...
 
 
 class Feedback(Protocol):
@@ -50,39 +42,19 @@ class Feedback(Protocol):
         ...
 
 
-class Session:
-    """One agent while it is connected: messages out in batches, in order."""
-
-    def __init__(self, cluster: str, connection: Connection) -> None:
-        self.cluster = cluster
-        self.connection = connection
-        self.ready = False
-        """Whether its inventory has been taken in, so that commands may be sent."""
-        self._queue: list[Any] = []
-        self._wake = asyncio.Event()
-
-    def put(self, messages: Iterable[Any]) -> None:
-        self._queue.extend(messages)
-        self._wake.set()
-
-    async def pump(self) -> None:
-        """Send what is put, until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            messages, self._queue = self._queue, []
-            await self.connection.send(wire.frame(wire.from_daemon, wire.from_daemon.validate_python(messages)))
-
-
 class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
-    def __init__(self, engine: Engine, store: Store, *, instance: str, lease: float, output_limit: int) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, *, instance: str, lease: float, output_limit: int,
+        unreachable_after: float,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._instance = instance
         self._lease = lease
         self._output_limit = output_limit
+        self._patience = unreachable_after
         self._sessions: dict[str, Session] = {}
         self._stored: dict[tuple[ClusterName, Token], int] = {}
         """Bytes of output stored (or on their way to the store), of components that are known to be on that cluster."""
@@ -99,6 +71,11 @@ class Hub:
         session = self._sessions.get(cluster)
         if session is not None and session.ready:
             session.put(messages)
+
+    def confirm(self, cluster: str) -> None:
+        session = self._sessions.get(cluster)
+        if session is not None and session.ready:
+            session.ask_to_confirm(self._engine.clock())
 
     def report_of(self, cluster: str) -> wire.Report | None:
         return self._reported.get(cluster)
@@ -118,7 +95,6 @@ class Hub:
 
     async def serve(self, cluster: str, connection: Connection) -> None:
         """One agent's connection, from its hello to its end; the cluster is one that is configured."""
-        session = Session(cluster, connection)
         frames = connection.frames()
         try:
             hello = await _hello(frames)
@@ -126,6 +102,7 @@ class Hub:
             log.warning("agent refused", action="refuse", cluster=cluster, error=error.message)
             await connection.close(error.message)
             return
+        session = Session(cluster, connection, hello)
         earlier = self._sessions.get(cluster)
         self._sessions[cluster] = session
         if earlier is not None:
@@ -134,6 +111,7 @@ class Hub:
         session.put([wire.Welcome(epoch=self._engine.epoch, instance=self._instance, lease=self._lease)])
         pump = asyncio.create_task(session.pump())
         pump.add_done_callback(lambda pump: self._pumped(session, pump))
+        watch = asyncio.create_task(self._watch(session))
         try:
             await self._listen(session, frames)
         except StoreUnavailable as error:
@@ -146,16 +124,28 @@ class Hub:
             await connection.close("the database does not answer: connect again")
         finally:
             pump.cancel()
-            self._leave(session)
+            watch.cancel()
+            self._leave(session, "its agent is not connected")
 
     def _pumped(self, session: Session, pump: "asyncio.Task[None]") -> None:
         """Nothing more would ever be sent, and the agent would never know: it is to connect again."""
         error = None if pump.cancelled() else pump.exception()
         if error is not None:
             log.error("cannot send to an agent", action="disconnect", cluster=session.cluster, exc_info=error)
-            hanging_up = asyncio.create_task(session.connection.close("an error of the daemon's: connect again"))
-            self._hanging_up.add(hanging_up)
-            hanging_up.add_done_callback(self._hanging_up.discard)
+            self._hang_up(session, "an error of the daemon's: connect again")
+
+    def _hang_up(self, session: Session, reason: str) -> None:
+        """Not waited for: on a connection that is dead it may take long."""
+        hanging_up = asyncio.create_task(session.connection.close(reason))
+        self._hanging_up.add(hanging_up)
+        hanging_up.add_done_callback(self._hanging_up.discard)
+
+    async def _watch(self, session: Session) -> None:
+        """Give an agent up that does not answer, though its connection is open: it may be stopped, or its host gone."""
+        await session.silent(self._patience)
+        heard = self._engine.clock() - session.silence
+        self._leave(session, f"its agent has not answered for {session.silence:g} s", heard)
+        self._hang_up(session, "no answer: connect again")
 
     async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
         handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
@@ -166,10 +156,13 @@ class Hub:
             wire.Ack: self._ack,
             wire.Relay: self._relay,
             wire.StageStatus: self._stage_status,
+            wire.Confirmed: self._confirmed,
             wire.Ask: lambda session, message: self.questions.asked(session.cluster, message),
             wire.Answer: lambda session, message: self.questions.answered(session.cluster, message),
         }
-        async for frame in frames:
+        async for frame in session.listen(frames):
+            if self._sessions.get(session.cluster) is not session:
+                return  # given up, or replaced: whatever it says, it will say again
             try:
                 messages = wire.from_agent.validate_json(frame)
             except ValidationError as error:
@@ -182,12 +175,12 @@ class Hub:
                 if waits is not None:
                     await waits
 
-    def _leave(self, session: Session) -> None:
+    def _leave(self, session: Session, reason: str, heard: float | None = None) -> None:
         if self._sessions.get(session.cluster) is session:
             del self._sessions[session.cluster]
             self.questions.lost(session.cluster)
-            log.info("agent disconnected", action="disconnect", cluster=session.cluster)
-            self._engine.post(Item(events=(ClusterDisconnected(session.cluster),)))
+            log.info("agent disconnected", action="disconnect", cluster=session.cluster, reason=reason)
+            self._engine.post(Item(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 
     def _inventory(self, session: Session, message: wire.Inventory) -> None:
         updates = tuple(_update(session.cluster, status) for status in message.components)
@@ -213,6 +206,10 @@ class Hub:
 
     def _status(self, session: Session, message: wire.Status) -> None:
         self._engine.post(Item(events=(_update(session.cluster, message),)))
+
+    def _confirmed(self, session: Session, message: wire.Confirmed) -> None:
+        if (as_of := session.confirmed(message.sequence)) is not None:
+            self._engine.post(Item(events=(ClusterConfirmed(session.cluster, as_of),)))
 
     def _stage_status(self, session: Session, message: wire.StageStatus) -> None:
         self._engine.post(Item(events=(*self._learn(session, message), _stage(session.cluster, message))))

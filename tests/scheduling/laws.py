@@ -12,6 +12,7 @@ from koalapy.model.job import (
     Job,
     JobId,
     JobState,
+    Launcher,
     TimelineEntry,
     Token,
     parse_token,
@@ -43,6 +44,8 @@ def check_effects(world: "World", effects: Effects) -> None:
     gangs = world.gangs
     for entry in effects.timeline:
         assert entry.job in effects.jobs or entry.job in world.jobs
+        if entry.event == "ending" and entry.reason.startswith("walltime of"):
+            _did_not_end_in_time(world, effects.jobs[entry.job])
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
         if entry.event == "error" and entry.reason.startswith("not heard of for"):
@@ -77,6 +80,19 @@ def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
     nonce = next(attempt.nonce for attempt in known if attempt.generation == entry.generation)
     assert entry.component is not None
     return token_of(entry.job, entry.generation, entry.component, nonce)
+
+
+def _did_not_end_in_time(world: "World", job: Job) -> None:
+    """Of a job that is ended for its walltime: what really happened, however late anybody was told of it."""
+    attempt, walltime = job.attempt, job.spec.walltime
+    assert attempt is not None
+    assert attempt.launched_at is not None
+    assert walltime is not None
+    telling = (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
+    exits = [world.sites[c.cluster].exits.get(job.token(c.index)) for c in telling]
+    codes = [exit[1] for exit in exits if exit is not None and exit[0] < attempt.launched_at + walltime]
+    assert not any(codes), "the program had failed in time"
+    assert len(codes) < len(telling), "the program had ended in time"
 
 
 def _has_its_files(world: "World", job: Job, component: Component) -> None:

@@ -15,6 +15,7 @@ from koalapy.scheduling.commands import (
     UnstageComponent,
 )
 from koalapy.scheduling.events import (
+    ClusterConfirmed,
     ClusterReported,
     ComponentUpdated,
     InventoryReceived,
@@ -34,7 +35,14 @@ class Ack:
     ident: int
 
 
-Told = ComponentUpdated | ClusterReported | InventoryReceived | StageUpdated | Ack
+@dataclass(frozen=True)
+class Confirm:
+    """The daemon wants to know whether all has been told that was known at that time."""
+
+    as_of: float
+
+
+Told = ComponentUpdated | ClusterConfirmed | ClusterReported | InventoryReceived | StageUpdated | Ack
 
 
 @dataclass
@@ -60,12 +68,14 @@ class Site:
     The resource manager is strict: nothing overtakes the first in its queue.
     """
 
-    def __init__(self, name: str, total: int, size_of: Callable[[Token], int]) -> None:
+    def __init__(
+        self, name: str, total: int, size_of: Callable[[Token], int], clock: Callable[[], float]
+    ) -> None:  # fmt: skip
         self.name = name
         self.total = total
         self.connected = False
         self.stream: deque[Told] = deque()
-        self.inbox: deque[tuple[int, Command]] = deque()
+        self.inbox: deque[tuple[int, Command | Confirm]] = deque()
         self.runners: dict[Token, Runner] = {}
         self.queue: list[str] = []
         self.held: dict[str, int] = {}
@@ -80,7 +90,9 @@ class Site:
         self.allocated: list[Token] = []
         self.opened: list[Token] = []
         """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
-        self._size_of = size_of
+        self._size_of, self._clock = size_of, clock
+        self.exits: dict[Token, tuple[float, int]] = {}
+        """When each program exited, and with what: the truth, whoever knows it."""
         self._unseen = True
         self._local_users = 0
         self.last_report: ClusterReported | None = None
@@ -142,6 +154,7 @@ class Site:
 
     def program_exits(self, token: Token, code: int) -> None:
         self.runners[token].exit_code = code
+        self.exits[token] = self._clock(), code
         self.tell(token)
 
     def fails(self, token: Token, error: str) -> None:
@@ -160,6 +173,7 @@ class Site:
     def vanishes(self, token: Token) -> None:
         """Resource manager and agent lose every trace of a component without a word."""
         del self.runners[token]
+        self.exits.pop(token, None)
         self._free(token)
 
     def _enter(self, token: Token, phase: str) -> None:
@@ -168,8 +182,11 @@ class Site:
 
     # The agent
 
-    def carry_out(self, ident: int, command: Command) -> None:
+    def carry_out(self, ident: int, command: Command | Confirm) -> None:
         match command:
+            case Confirm(as_of=as_of):
+                self._say(ClusterConfirmed(self.name, as_of))
+                return
             case SubmitComponent(token=token):
                 self._submit(token)
             case OpenBarrier(token=token):

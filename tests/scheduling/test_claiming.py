@@ -3,7 +3,7 @@
 import pytest
 
 from koalapy.model.job import ComponentState, JobState, Launcher
-from koalapy.scheduling.events import ComponentUpdated
+from koalapy.scheduling.events import ClusterConfirmed, ComponentUpdated
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -112,6 +112,10 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     assert world.job(job).ending is None
     world.now = 60.0
     world.step()
+    assert not world.reasons(job, "error"), "they may have reported, and the word of it be on its way"
+    world.step([ClusterConfirmed("north", 60.0), ClusterConfirmed("south", 59.9)])
+    assert not world.reasons(job, "error"), "that was before"
+    world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
     assert {n: world.scheduler.grid[n].errors for n in ("north", "south")} == {"north": 0, "south": 1}
     assert world.commands(job)[-2:] == [("Stop", "1.1.0"), ("Stop", "1.1.1")]
@@ -158,7 +162,7 @@ def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
     world.sites["south"].runners_report("1.1.1")
     world.deliver("south")
     world.now = 60.0
-    world.step()
+    world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
     assert {n: world.scheduler.grid[n].errors for n in ("north", "south")} == {"north": 1, "south": 0}
     world.obey("south")
@@ -185,6 +189,8 @@ def test_a_program_that_is_not_launched_in_time_is_the_infrastructures_fault() -
     assert world.state(job) is JobState.STARTING
     world.now = 60.0
     world.step()
+    assert not world.reasons(job, "error"), "nobody has said so"
+    world.step([ClusterConfirmed("north", 60.0)])
     assert world.reasons(job, "error") == ["the program was not launched within 60 s"]
     assert world.scheduler.grid["north"].errors == 1
     world.obey("north", 1)

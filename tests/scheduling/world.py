@@ -36,7 +36,7 @@ from koalapy.scheduling.grid import ClusterBook, Links
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from tests.scheduling import laws
-from tests.scheduling.sites import STAGE_SIZE, Ack, Site
+from tests.scheduling.sites import STAGE_SIZE, Ack, Confirm, Site
 
 KEPT = ("errors", "unusable", "trials", "drained", "note")
 """What of a cluster's book outlives the daemon."""
@@ -70,7 +70,7 @@ class World:
         self.policies = policies or builtin()
         self.manual = manual
         self.strict = strict
-        self.sites = {name: Site(name, total, self._size_of) for name, total in sizes.items()}
+        self.sites = {name: Site(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()}
         self.profiles = profiles or {}
         self._clusters: dict[str, dict[str, Any]] = {}
         self.links = links
@@ -90,6 +90,8 @@ class World:
         self.lost: set[Token] = set()
         """Components whose clusters were away for longer than ``lost_after``."""
         self._ready: set[str] = set()
+        self._unasked: set[str] = set()
+        """Clusters that are to be asked whether they have told all, once they can be."""
         self._sizes: dict[Token, int] = {}
         self._idents = count(1)
         self._order = count()
@@ -175,6 +177,8 @@ class World:
             self._clusters[name] = {field: getattr(book, field) for field in KEPT}
         for command in effects.commands:
             self._send(command)
+        self._unasked |= effects.confirm
+        self._ask_to_confirm()
         if self.strict:
             laws.check_books(self)
         return effects
@@ -192,6 +196,11 @@ class World:
         if command.cluster in self._ready:
             self.sites[command.cluster].inbox.append((ident, command))
 
+    def _ask_to_confirm(self) -> None:
+        for name in sorted(self._unasked & self._ready):
+            self._unasked.remove(name)
+            self.sites[name].inbox.append((next(self._idents), Confirm(self.now)))
+
     def _size_of(self, token: Token) -> int:
         return self._sizes[token]
 
@@ -202,6 +211,7 @@ class World:
             self._goes_away(site)
             books.append(self._book(name))
         self._ready.clear()
+        self._unasked.clear()
         self.scheduler = Scheduler(self.rules, self.policies, books, self.links, nonces=self.nonces)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now)
         self.step()
@@ -224,6 +234,7 @@ class World:
     def disconnect(self, name: str, reason: str = "its agent is not connected") -> None:
         self._goes_away(self.sites[name])
         self._ready.discard(name)
+        self._unasked.discard(name)
         self.step([ClusterDisconnected(name, reason)])
 
     def _goes_away(self, site: Site) -> None:
@@ -256,6 +267,7 @@ class World:
         self.sites[name].inbox.extend((i, c) for i, (cluster, c) in self.outbox.items() if cluster == name)
         forgets = [c for c in effects.commands if isinstance(c, ForgetComponent) and c.cluster == name]
         self.sites[name].inbox.extend((next(self._idents), c) for c in forgets)
+        self._ask_to_confirm()
 
     def obey(self, name: str, most: int | None = None) -> None:
         """Have a cluster's agent carry out what it was told."""

@@ -24,6 +24,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.engine import Engine, Item
 from koalapy.service.hub import Hub
 from koalapy.service.outbox import Outbox
+from koalapy.service.session import Session
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
 
@@ -56,7 +57,7 @@ class Agent:
 class Daemon:
     """Engine, store and hub, with the clusters north and south."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, unreachable_after: float = 60.0) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
         self.store = SqlStore(database, 0.0)
@@ -64,7 +65,8 @@ class Daemon:
         books = [ClusterBook(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(Rules(), builtin(), books, nonces=lambda: f"{next(nonces):x}")
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
-        self.hub = Hub(self.engine, self.store, instance="test", lease=60.0, output_limit=1000)
+        self.hub = Hub(self.engine, self.store, instance="test", lease=60.0, output_limit=1000,
+                       unreachable_after=unreachable_after)  # fmt: skip
         self.engine.dispatcher = self.hub
 
     def describe(self, name: str) -> ClusterRecord:
@@ -78,8 +80,8 @@ class Daemon:
         return record.state, record.total, record.reason
 
     @asynccontextmanager
-    async def agent_of(self, cluster: str) -> AsyncIterator[Agent]:
-        agent = Agent()
+    async def agent_of(self, cluster: str, agent: Agent | None = None) -> AsyncIterator[Agent]:
+        agent = agent or Agent()
         serving = asyncio.create_task(self.hub.serve(cluster, agent))
         agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1))
         yield agent
@@ -88,8 +90,8 @@ class Daemon:
 
 
 @asynccontextmanager
-async def running(path: Path) -> AsyncIterator[Daemon]:
-    daemon = Daemon(path)
+async def running(path: Path, unreachable_after: float = 60.0) -> AsyncIterator[Daemon]:
+    daemon = Daemon(path, unreachable_after)
     loop = asyncio.create_task(daemon.engine.run())
     yield daemon
     daemon.engine.stop()
@@ -181,3 +183,71 @@ async def test_an_agent_to_which_nothing_can_be_sent_is_sent_away(
             while not north.closed:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert north.closed == "an error of the daemon's: connect again"
+
+
+# Silence
+
+
+class Attentive(Agent):
+    """One that answers every probe, unless it is stopped."""
+
+    stopped = False
+
+    async def send(self, frame: str) -> None:
+        await super().send(frame)
+        for message in json.loads(frame):
+            if message["type"] == "probe" and not self.stopped:
+                self.says(wire.Confirmed(sequence=message["sequence"]))
+
+
+async def test_an_agent_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    """Its connection is open all the same: it may be stopped, or its host gone."""
+    async with running(tmp_path / "koala.db", 0.4) as daemon, daemon.agent_of("north", north := Attentive()):
+        north.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        seen = len(north.heard)
+        async with asyncio.timeout(DEADLINE):
+            while len(north.heard) < seen + 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert daemon.seen("north")[0] == "usable", "it answers"
+        north.stopped = True
+        await until(daemon, "north", ("unreachable", 4, "its agent has not answered for 0.4 s"))
+        assert north.closed == "no answer: connect again"
+
+
+async def test_what_the_daemon_has_not_read_is_nobodys_silence() -> None:
+    """It is busy with one of the agent's messages, for longer than silence is allowed to last."""
+    agent = Agent()
+    session = Session("north", agent, wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
+    frames = session.listen(agent.frames())
+    agent.says(report(4))
+    await anext(frames)
+    silent = asyncio.create_task(session.silent(0.02))
+    _, waiting = await asyncio.wait({silent}, timeout=0.2)
+    assert waiting, "one frame is still being dealt with"
+    listening = asyncio.create_task(anext(frames))
+    async with asyncio.timeout(DEADLINE):
+        await silent
+    listening.cancel()
+
+
+async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(tmp_path: Path) -> None:
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        await daemon.engine.commit(Item())
+        before = daemon.engine.clock()
+        daemon.hub.confirm("north")
+        daemon.hub.confirm("south")
+        async with asyncio.timeout(DEADLINE):
+            while not (probes := [m for m in north.heard if m["type"] == "probe"]):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert [probe["look"] for probe in probes] == [True]
+        asked = daemon.engine.clock()
+        book = daemon.scheduler.grid["north"]
+        north.says(wire.Confirmed(sequence=probes[0]["sequence"] + 1), report(3))
+        await until(daemon, "north", ("usable", 3, ""))
+        assert book.confirmed_at < before, "that answers nothing"
+        north.says(wire.Confirmed(sequence=probes[0]["sequence"]), report(2))
+        await until(daemon, "north", ("usable", 2, ""))
+        assert before <= book.confirmed_at <= asked

@@ -1,0 +1,120 @@
+"""How old the news is: no deadline says anything of what it has not been told, and nobody's silence is our own sleep.
+
+A deadline that has passed waits until every cluster that it concerns has told all that it knew at that moment: what it
+waits for may have happened in time, and the word of it be on its way.
+"""
+
+from collections import defaultdict
+
+from koalapy.model.job import Component, ComponentState, Job
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.timers import Deadline, Timer, Timers
+
+NEEDS_NEWS = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
+"""Deadlines that say that something has not happened."""
+EVEN_OUT_OF_REACH = (Deadline.BARRIER, Deadline.STOP)
+"""Those of them that need not wait for a cluster that counts as out of reach: nothing of value is lost."""
+NAP = 1.0
+"""Called so many seconds later than it had asked for, the scheduler was not listening meanwhile."""
+
+
+class News:
+    """What clusters have confirmed, which deadlines wait for that, and for how long clusters have been silent."""
+
+    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers) -> None:
+        self._rules, self._ledger, self._grid, self._timers = rules, ledger, grid, timers
+        self._waiting: defaultdict[ClusterName, list[Timer]] = defaultdict(list)
+
+    # What was known when
+
+    def is_old_for(self, timer: Timer, job: Job) -> bool:
+        """Whether a deadline that has passed must wait for news; then it comes again when there is some."""
+        if timer.kind not in NEEDS_NEWS:
+            return False
+        missing = sorted({c.cluster for c in _concerned(timer, job) if not self._has_told(timer, c)})
+        if not missing:
+            return False
+        self._waiting[missing[0]].append(timer)
+        for cluster in missing:
+            self._ask(cluster)
+        return True
+
+    def confirmed(self, cluster: ClusterName, as_of: float) -> None:
+        """A cluster has told all that it knew at a moment."""
+        book = self._grid[cluster]
+        book.asked = False
+        book.confirmed_at = max(book.confirmed_at, as_of)
+        self.look_again(cluster)
+
+    def look_again(self, cluster: ClusterName) -> None:
+        """Deadlines that wait for a cluster's news are due once more: it spoke, or is out of reach, or lost."""
+        for timer in self._waiting.pop(cluster, ()):
+            self._timers.postpone(timer, timer.at)
+
+    def _has_told(self, timer: Timer, component: Component) -> bool:
+        book = self._grid[component.cluster]
+        if book.confirmed_at >= timer.at:
+            return True
+        return timer.kind in EVEN_OUT_OF_REACH and not book.connected and component.unknown_since is not None
+
+    def _ask(self, cluster: ClusterName) -> None:
+        book = self._grid[cluster]
+        if book.connected and not book.asked:
+            book.asked = True
+            self._ledger.confirm(cluster)
+
+    # Contact
+
+    def contact_made(self, book: ClusterBook, now: float) -> None:
+        """A cluster has told everything; whether that was still so when it did is another question."""
+        book.connected, book.asked = True, False
+        book.last_heard = book.silent_since = now
+        self.look_again(book.name)
+
+    def contact_lost(self, book: ClusterBook, heard: float, now: float) -> None:
+        """A cluster was last heard of at that time."""
+        book.connected, book.asked = False, False
+        book.last_heard = book.silent_since = heard
+        self._watch(book, now)
+
+    def slept(self, now: float, before: float) -> None:
+        """Called at last, after ``before``: what we did not hear while we slept is nobody's silence.
+
+        What was said meanwhile is read first, for as long as a cluster may take to be heard of.
+        """
+        wakeup = self._timers.next_at()
+        late = 0.0 if wakeup is None else now - max(wakeup, before)
+        if late > NAP:
+            for book in self._grid.books():
+                if not book.connected and book.silent_since is not None:
+                    book.silent_since += late
+                    book.patience_until = now + self._rules.unreachable_after
+                    self._watch(book, now)
+
+    def is_silent_for(self, book: ClusterBook, span: float, now: float) -> bool:
+        """Whether a cluster has been out of reach for so many seconds, as far as we listened."""
+        if book.connected or book.silent_since is None:
+            return False
+        return now >= max(book.silent_since + span, book.patience_until)
+
+    def go_on_watching(self, book: ClusterBook, now: float) -> None:
+        """Be woken while a cluster is away, so that it shows when we were not."""
+        if not book.connected and not self.is_silent_for(book, self._rules.lost_after, now):
+            self._timers.add(now + self._rules.unreachable_after, Deadline.UNREACHABLE, cluster=book.name)
+
+    def _watch(self, book: ClusterBook, now: float) -> None:
+        since = now if book.silent_since is None else book.silent_since
+        for kind, span in ((Deadline.UNREACHABLE, self._rules.unreachable_after),
+                           (Deadline.LOST, self._rules.lost_after)):  # fmt: skip
+            self._timers.add(max(now, since + span, book.patience_until), kind, cluster=book.name)
+
+
+def _concerned(timer: Timer, job: Job) -> tuple[Component, ...]:
+    """The components whose news a deadline hangs on: those that may still say something."""
+    components = live(job).components
+    if timer.kind is Deadline.CLAIM_GRACE:
+        components = (components[timer.component],)
+    return tuple(c for c in components if c.state not in (ComponentState.PLACED, ComponentState.ENDED))

@@ -1,0 +1,109 @@
+"""One agent while it is connected: what it is sent, and whether it is still there."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from itertools import count
+from typing import Any, Protocol
+
+from koalapy.agents import protocol as wire
+
+LOOKS = 4
+"""How often, in the time after which silence means that an agent is gone, it is seen whether it is silent."""
+NAP = 1.0
+"""Waking so many seconds later than we wanted to, we were asleep, and it was us who did not listen."""
+_sequence = count(1)
+
+
+class Connection(Protocol):
+    """One open WebSocket, as the hub sees it."""
+
+    def frames(self) -> AsyncIterator[str]: ...
+
+    async def send(self, frame: str) -> None: ...
+
+    async def close(self, reason: str) -> None: ...
+
+
+class Session:
+    """Messages out in batches, in order; and how long nothing came in, as far as anybody listened."""
+
+    def __init__(self, cluster: str, connection: Connection, hello: wire.Hello) -> None:
+        self.cluster = cluster
+        self.connection = connection
+        self.hello = hello
+        self.ready = False
+        """Whether its inventory has been taken in, so that commands may be sent."""
+        self.silence = 0.0
+        """Seconds."""
+        self._heard = asyncio.Event()
+        self._busy = False
+        self._asked: dict[int, float] = {}
+        self._queue: list[Any] = []
+        self._wake = asyncio.Event()
+
+    @property
+    def who(self) -> str:
+        """The agent, for people."""
+        return f"process {self.hello.pid} on {self.hello.host}"
+
+    def put(self, messages: Iterable[Any]) -> None:
+        self._queue.extend(messages)
+        self._wake.set()
+
+    async def pump(self) -> None:
+        """Send what is put, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._queue = self._queue, []
+            await self.connection.send(wire.frame(wire.from_daemon, wire.from_daemon.validate_python(messages)))
+
+    # Whether it is there
+
+    async def listen(self, frames: AsyncIterator[str]) -> AsyncIterator[str]:
+        """The frames as they come, with note taken of that."""
+        async for frame in frames:
+            self.silence = 0.0
+            self._heard.set()
+            self._busy = True
+            yield frame
+            self._busy = False
+
+    async def silent(self, patience: float) -> None:
+        """Wait until nothing was heard for so many seconds though we listened; it is asked meanwhile."""
+        loop = asyncio.get_running_loop()
+        pause = patience / LOOKS
+        while self.silence < patience:
+            began = loop.time()
+            await asyncio.sleep(pause)
+            # What came while we slept, or did something else, waits to be read.
+            if self._busy or loop.time() - began > pause + NAP:
+                continue
+            self.silence += pause
+            self._probe(look=False)
+
+    async def answers(self, patience: float) -> bool:
+        """Whether the agent says anything within so many seconds, being asked."""
+        self._heard.clear()
+        self._probe(look=False)
+        try:
+            async with asyncio.timeout(patience):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # What it knows
+
+    def ask_to_confirm(self, now: float) -> None:
+        """Have it look afresh, and say when all it knows is told."""
+        self._asked[self._probe(look=True)] = now
+
+    def confirmed(self, sequence: int) -> float | None:
+        """As of when all is told that was known; None for an answer to nothing, or to a question of no such weight."""
+        return self._asked.pop(sequence, None)
+
+    def _probe(self, *, look: bool) -> int:
+        probe = wire.Probe(sequence=next(_sequence), look=look)
+        self.put([probe])
+        return probe.sequence

@@ -1,0 +1,58 @@
+"""An agent that was stopped first reads what came meanwhile."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agents.patience import SLICE, listened
+from koalapy.agents.runners import RunnerConnection, RunnerServer
+
+
+class Desk:
+    """Lets everybody in, and keeps what they say."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def greeted(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        return True
+
+    def told(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        self.heard.append(message)
+
+    def gone(self, runner: RunnerConnection) -> None:
+        pass
+
+
+async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirmed(tmp_path: Path) -> None:
+    """Nobody read while they spoke: one was connected, another has come since."""
+    desk, server = Desk(), RunnerServer("127.0.0.1", tmp_path / "agent.json")
+    await server.listen(desk)
+    address = ("127.0.0.1", json.loads((tmp_path / "agent.json").read_text())["port"])
+    lines = b"".join(json.dumps({"t": "out", "number": n}).encode() + b"\n" for n in range(20_000))
+    with socket.create_connection(address) as one, socket.create_connection(address) as other:
+        one.sendall(b'{"t": "hello"}\n')
+        await server.hear_out()
+        one.setblocking(False)
+        sent = one.send(lines)
+        other.sendall(b'{"t": "hello"}\n{"t": "exit"}\n')
+        await server.hear_out()
+        assert len([m for m in desk.heard if m["t"] == "out"]) == lines[:sent].count(b"\n")
+        assert desk.heard.count({"t": "exit"}) == 1
+    server.close()
+
+
+async def test_patience_does_not_run_out_while_we_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    steady, ahead = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: steady() + ahead)
+    began = steady()
+    waiting = asyncio.create_task(listened(2 * SLICE))
+    await asyncio.sleep(0)
+    ahead = 1000.0
+    await waiting
+    assert steady() - began >= 1.5 * SLICE
