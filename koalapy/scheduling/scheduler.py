@@ -23,6 +23,7 @@ from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.claiming import Claiming, Nonces
 from koalapy.scheduling.commands import Effects
 from koalapy.scheduling.components import Components
+from koalapy.scheduling.earlier import as_of
 from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import ClusterBook, GridBook, Links
@@ -80,6 +81,8 @@ class Scheduler:
         """Take up the jobs of an earlier life; clusters count as out of reach until they are heard of."""
         for job in sorted(jobs, key=lambda j: j.queue_seq):
             self._ledger.jobs[job.id] = job
+            if (told := as_of(job, now, self.rules.restart_pause_max)) != job:
+                job = self._ledger.put(told)
             self._waiting.restore(job)
             if job.state.is_active:
                 self._restore_attempt(job, now)

@@ -32,7 +32,9 @@ class Bundles:
         self._clock = clock
         self._needed = needed
         """The bundles of unfinished jobs."""
-        self._known = {bundle.id: bundle for bundle in store.bundles()}
+        # One that was wanted later than now was so before the clock was set back.
+        found = (replace(bundle, used_at=min(bundle.used_at, clock())) for bundle in store.bundles())
+        self._known = {bundle.id: bundle for bundle in found}
         self._touched: set[str] = set()
         """Those whose time of use is newer here than in the store."""
         self._tops: dict[str, frozenset[str]] = {}

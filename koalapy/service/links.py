@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from koalapy.model.cluster import Link
 from koalapy.model.request import ClusterName
@@ -49,22 +50,26 @@ class Knowledge:
     vain: Measurement | None = None
     """The newest that came to nothing."""
 
+    order: tuple[Measurement, ...] = ()
+    """The same from the oldest to the newest, as they were learned: clocks may have been set back in between."""
+
     def with_(self, new: Measurement) -> "Knowledge":
-        if new.kind is MeasurementKind.TRANSFER:
-            return replace(self, moved=new)
-        if new.kind is MeasurementKind.INCONCLUSIVE:
-            return replace(self, vain=new)
-        return replace(self, failed=new) if new.error else replace(self, measured=new)
+        sort: dict[str, Any] = {_sort_of(new): new}
+        before = getattr(self, *sort)
+        return replace(self, order=(*(found for found in self.order if found is not before), new), **sort)
+
+    def _last(self, *found: Measurement | None) -> Measurement | None:
+        """Which of these was learned last."""
+        return next((each for each in reversed(self.order) if any(each is one for one in found)), None)
 
     @property
     def unreachable(self) -> bool:
-        return self.failed is not None and (self.measured is None or self.failed.at > self.measured.at)
+        return self.failed is not None and self._last(self.failed, self.measured) is self.failed
 
     @property
     def newest(self) -> Measurement | None:
         """The newest that has a bandwidth."""
-        known = [found for found in (self.measured, self.moved) if found is not None]
-        return max(known, key=lambda found: found.at, default=None)
+        return self._last(self.measured, self.moved)
 
     @property
     def link(self) -> Link:
@@ -77,15 +82,18 @@ class Knowledge:
         return link if self.newest is None else replace(link, bandwidth=self.newest.bandwidth)
 
     @property
+    def tried(self) -> Measurement | None:
+        """The newest ping-pong, whatever came of it."""
+        return self._last(self.measured, self.failed, self.vain)
+
+    @property
     def tried_at(self) -> float | None:
-        """When a ping-pong was last tried."""
-        tried = [found.at for found in (self.measured, self.failed, self.vain) if found is not None]
-        return max(tried, default=None)
+        return self.tried.at if self.tried else None
 
     @property
     def error(self) -> str:
         """Why it is unreachable, or why the last try came to nothing; empty when the last went well."""
-        if self.vain is not None and self.vain.at == self.tried_at:
+        if self.vain is not None and self.tried is self.vain:
             return self.vain.error
         return self.failed.error if self.unreachable and self.failed else ""
 
@@ -97,6 +105,13 @@ class Knowledge:
         if known is not None:
             return LinkState.STALE if now - known.at > stale_after else LinkState.MEASURED
         return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
+
+
+def _sort_of(measurement: Measurement) -> str:
+    """The field of ``Knowledge`` that it is for."""
+    if measurement.kind is MeasurementKind.PINGPONG:
+        return "failed" if measurement.error else "measured"
+    return "moved" if measurement.kind is MeasurementKind.TRANSFER else "vain"
 
 
 class LinkBook:
@@ -139,7 +154,7 @@ class LinkBook:
             bandwidth = SMOOTHING * bandwidth + (1 - SMOOTHING) * known.newest.bandwidth
         new = Measurement(*pair, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
         self._known[pair] = known.with_(new)
-        recent = told.bandwidth if told is not None and now - told.at < TELL_WITHIN else None
+        recent = told.bandwidth if told is not None and 0 <= now - told.at < TELL_WITHIN else None
         if recent and abs(bandwidth / recent - 1) < WORTH_TELLING:
             return None
         self._told[pair] = new

@@ -23,7 +23,7 @@ class SqlAdvice:
 
     def record(self, application: str, limit: int) -> list[Advised]:
         """What was advised, newest first; of all applications when none is named."""
-        query = select(tables.advice).order_by(_advice.at.desc(), _advice.job_id.desc()).limit(limit)
+        query = select(tables.advice).order_by(_advice.job_id.desc(), _advice.generation.desc()).limit(limit)
         if application:
             query = query.where(_advice.application == application)
         with unavailable_is_known(), self._reader.connect() as connection:

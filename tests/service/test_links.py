@@ -27,9 +27,8 @@ measurements = st.one_of(
     st.just(VAIN),
     st.builds(lambda bw: replace(BASE, kind=MeasurementKind.TRANSFER, bandwidth=bw), positive),
 )
-histories = st.lists(measurements, max_size=12).map(
-    lambda found: [replace(each, at=float(place)) for place, each in enumerate(found)]
-)
+histories = st.lists(st.builds(lambda found, at: replace(found, at=at), measurements, st.floats(0, 1e6)), max_size=12)
+"""In the order in which they were learned, whatever the clocks said."""
 
 
 def book(configured: Link | None = None, *found: Measurement) -> LinkBook:
@@ -37,8 +36,11 @@ def book(configured: Link | None = None, *found: Measurement) -> LinkBook:
 
 
 def newest_of_each_sort(history: list[Measurement]) -> list[Measurement]:
-    """What a store gives back of a history."""
-    return list({(each.kind, each.error != ""): each for each in history}.values())
+    """What a store gives back of a history, in order."""
+    found: dict[tuple[MeasurementKind, bool], Measurement] = {}
+    for each in reversed(history):
+        found.setdefault((each.kind, each.error != ""), each)
+    return list(found.values())[::-1]
 
 
 @given(st.none() | links, histories)
@@ -142,3 +144,18 @@ def test_clusters_that_are_not_configured_any_more_are_not_learned_of() -> None:
     assert (known.pairs(), known.links()) == ([("north", "north")], {})
     assert known.moved(PAIR, 10 * SMALLEST_TRANSFER, 1.0, 1.0) is None
     assert pair_of("south", "north") == PAIR
+
+
+def test_a_ping_pong_after_the_clock_was_set_back_is_the_newest() -> None:
+    known = book(None, replace(FAILED, at=7200.0))[PAIR].with_(replace(BASE, at=3600.0, latency=1.0, bandwidth=2.0))
+    assert (known.state(3601.0, WEEK), known.link, known.error) == (LinkState.MEASURED, Link(1.0, 2.0), "")
+    assert known.tried_at == 3600.0
+    moved = replace(BASE, kind=MeasurementKind.TRANSFER, at=100.0, bandwidth=9.0)
+    assert known.with_(moved).link == Link(1.0, 9.0)
+    assert known.with_(replace(VAIN, at=100.0)).error == "no nodes"
+
+
+def test_what_was_told_later_than_now_does_not_keep_a_transfer_from_being_told() -> None:
+    known = book(None, replace(BASE, at=10_000.0, latency=1.0, bandwidth=1e6))
+    size = 9 * SMALLEST_TRANSFER
+    assert known.moved(PAIR, size, size / 1.01e6, 100.0) is not None

@@ -1,0 +1,44 @@
+"""Jobs of an earlier life, whose clock may have been ahead of ours."""
+
+from dataclasses import replace
+
+from koalapy.model.job import Attempt, Component, Job
+
+
+def as_of(job: Job, now: float, longest_pause: float) -> Job:
+    """A job without anything that has happened later than now, and with what is planned no farther ahead than it was.
+
+    Else what is counted from there would come as much too late as the clock was set back.
+    """
+    attempt = job.attempt and _attempt(job.attempt, now)
+    return replace(
+        job, attempt=attempt, submitted_at=min(job.submitted_at, now), placed_at=_past(job.placed_at, now),
+        started_at=_past(job.started_at, now), ended_at=_past(job.ended_at, now),
+        retry_at=_past(job.retry_at, now + longest_pause),
+    )  # fmt: skip
+
+
+def _attempt(attempt: Attempt, now: float) -> Attempt:
+    ahead = max(0.0, attempt.placed_at - now)
+    return replace(
+        attempt, components=tuple(_component(c, now) for c in attempt.components),
+        placed_at=min(attempt.placed_at, now), barrier_at=_past(attempt.barrier_at, now),
+        launched_at=_past(attempt.launched_at, now), ended_at=_past(attempt.ended_at, now),
+        start_estimate=_earlier(attempt.start_estimate, ahead), claim_at=_earlier(attempt.claim_at, ahead),
+    )  # fmt: skip
+
+
+def _component(component: Component, now: float) -> Component:
+    return replace(
+        component, unknown_since=_past(component.unknown_since, now), submitted_at=_past(component.submitted_at, now),
+        claimed_at=_past(component.claimed_at, now), ended_at=_past(component.ended_at, now),
+        staging_since=_past(component.staging_since, now), staged_at=_past(component.staged_at, now),
+    )  # fmt: skip
+
+
+def _past(at: float | None, latest: float) -> float | None:
+    return None if at is None else min(at, latest)
+
+
+def _earlier(at: float | None, seconds: float) -> float | None:
+    return None if at is None else at - seconds
