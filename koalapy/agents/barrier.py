@@ -69,7 +69,16 @@ class Barrier:
         if not 0 <= index < component.size:
             log.warning("a node too many said hello", action="refuse", component=hello["component"], node=index)
             return False
-        node = component.nodes[index]
+        node, lrm_job = component.nodes[index], str(hello.get("lrm_job", ""))
+        if node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job:
+            log.warning(
+                "a second runner said hello", action="refuse", token=component.token, node=index, lrm_job=lrm_job,
+                connected=node.lrm_job,
+            )  # fmt: skip
+            runner.send({"t": "refused"})
+            self._jobs.look()
+            return False
+        node.lrm_job = lrm_job
         earlier, node.runner = node.runner, runner
         if awaited := self._absent.pop((component.name, index), None):
             awaited.cancel()

@@ -2,9 +2,9 @@
 
 import secrets
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from koalapy.agents.lrm.port import LrmJob, LrmJobState
+from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agents.outputlog import OutputLog
 from koalapy.agents.protocol import ReportedState, Status
 from koalapy.agents.runners import RunnerConnection
@@ -27,6 +27,8 @@ class Node:
     phase: str = ""
     """As the runner says: waiting, opened, running, ending, ended; empty before its hello."""
     runner: RunnerConnection | None = None
+    lrm_job: str = ""
+    """The job in the resource manager that it says it runs in; empty where it cannot tell."""
     result: dict[str, Any] | None = None
 
 
@@ -51,6 +53,8 @@ class Component:
     stop: str | None = None
     error: str = ""
     infrastructure: bool = False
+    refused: Literal["", "job", "limit"] = ""
+    """Whose fault it was, if the resource manager did not take it and that was not the infrastructure's."""
     exit_code: int | None = None
     ended: bool = False
     collected: bool = False
@@ -85,6 +89,7 @@ class Component:
         if end := known.get("end"):
             own.ended, own.exit_code = True, end["exit_code"]
             own.error, own.infrastructure = end["error"], end["infrastructure"]
+            own.refused = end.get("refused", "")
             for node, host in zip(own.nodes, end["hosts"], strict=False):
                 node.host = host
         return own
@@ -122,12 +127,15 @@ class Component:
             program_exit=self.exit_code,
             error=self.error,
             infrastructure=self.infrastructure,
+            refused=self.refused,
         )
 
-    def fail(self, error: str) -> None:
-        """The infrastructure's fault; the first word counts, and none does once it was told to stop."""
+    def fail(self, error: str, fault: Fault = "site") -> None:
+        """It cannot go on, by the cluster's fault unless another is named; the first word counts, and none does once
+        it was told to stop."""
         if not self.error and self.stop is None:
-            self.error, self.infrastructure = error, True
+            self.error, self.infrastructure = error, fault == "site"
+            self.refused = "" if fault == "site" else fault
 
     def node_ended(self, index: int, result: dict[str, Any]) -> None:
         """A runner told its result."""
@@ -169,7 +177,7 @@ class Component:
         self.ended = True
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
-        self.folder.write(end={**facts, "hosts": hosts})
+        self.folder.write(end={**facts, "refused": self.refused, "hosts": hosts})
 
     def has_collected(self, problem: str) -> None:
         """Its results are with the daemon, or lost: that is worth a word, but no failure."""

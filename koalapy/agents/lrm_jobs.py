@@ -3,16 +3,20 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from typing import cast, get_args
 
 import structlog
 
 from koalapy.agents.component import Component
-from koalapy.agents.lrm.port import Lrm, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm_contact import Contact, in_one_line
+from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
 from koalapy.agents.reporter import Reporter
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
 
+FAULTS = get_args(Fault)
 REPORT_EVERY = 10.0
 POLL_INTERVAL = 5.0
 """Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
@@ -25,6 +29,9 @@ LONGEST_PAUSE = 10.0
 LOOK_PAUSE = 0.02
 """Seconds between two looks at least, so that a burst of changes costs one."""
 SUBMIT_TRIES = 5
+"""The last of them only looks whether one before was taken all the same."""
+SUBMIT_PAUSE = 0.2
+"""Seconds; each further pause between two tries is twice as long."""
 STOP_PATIENCE = 5.0
 """Seconds that runners have to end by themselves before the resource manager is asked to end them."""
 
@@ -37,12 +44,16 @@ class LrmJobs:
         poll_interval: float = POLL_INTERVAL,
     ) -> None:  # fmt: skip
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
-        self.problem = ""
-        """Why the resource manager cannot be asked, in one line; empty when it can."""
+        self._contact = Contact(self._tell)
+        self._leftovers = Leftovers()
         self._poll_interval = poll_interval
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelling: set[str] = set()
+        self._cancelled: set[str] = set()
+        """Names of live components whose jobs the resource manager was asked to end."""
+        self._ordered: dict[str, float] = {}
+        """Jobs beside those of live components that it was asked to end, and when last."""
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
         self._last: LrmSnapshot | None = None
@@ -54,6 +65,11 @@ class LrmJobs:
         """Who waits for the end of a look of that number or a later one."""
         self._ending: set[str] = set()
         self._soon = self._soon_at = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be started in the resource manager, in one line; empty when it can."""
+        return self._contact.problem
 
     async def snapshot(self) -> LrmSnapshot:
         """The last look; waits for the first."""
@@ -74,6 +90,7 @@ class LrmJobs:
 
     def hand_in(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
+        self._leftovers.component_begins(component.name)
         self._spawn(self._hand_in(component, unsure))
 
     def end(self, component: Component) -> None:
@@ -113,10 +130,9 @@ class LrmJobs:
         pause = SOON
         while not self._opened.is_set():
             try:
-                await self._lrm.open()
+                await self._contact.look(self._lrm.open())
                 self._opened.set()
-            except SiteError as error:
-                self._out_of_reach(error)
+            except SiteError:
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, pause * 2)
 
@@ -164,66 +180,111 @@ class LrmJobs:
     async def _see(self, *, anyway: bool) -> None:
         began = time.monotonic()
         try:
-            snapshot = await self._lrm.snapshot()
-        except SiteError as error:
-            self._out_of_reach(error)
+            snapshot = await self._contact.look(self._lrm.snapshot())
+        except SiteError:
             return
         finally:
             self._took = time.monotonic() - began
-        if self.problem:
-            log.info("resource manager in reach again", action="lrm-back")
-            self.problem = ""
+        self._contact.troubled(snapshot.trouble)
         self._last = snapshot
         self._compare(snapshot, began)
-        self._reporter.report(snapshot, anyway=anyway)
+        self._reporter.notices = self._leftovers.notices()
+        self._reporter.report(snapshot, self.problem, anyway=anyway)
         self._looked.set()
 
-    def _out_of_reach(self, error: SiteError) -> None:
-        if not self.problem:
-            log.warning("resource manager out of reach", action="lrm-lost", reason=error.message)
-        self.problem = " ".join(f"{error.message}; {error.hint}".split() if error.hint else error.message.split())
-        self._reporter.report(None, self.problem)
+    def _tell(self) -> None:
+        if self.problem:
+            self._reporter.report(None, self.problem)
 
     def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
-        jobs = {job.name: job for job in snapshot.jobs}
+        named = by_name(snapshot.jobs)
+        ending = []
         for component in list(self._reporter.live.values()):
-            job = jobs.get(component.name)
+            job, superfluous = job_of(component, named.get(component.name, ()))
             if component.lrm_job is None or (job is None and component.handed_in_at >= began):
                 continue
+            for each in superfluous:
+                log.warning("several jobs of one name", action="cancel", token=component.token, lrm_job=each.id)
+                self._order(each)
+            if job is not None and job.id != component.lrm_job:
+                component.lrm_job = job.id
+                component.folder.write(lrm=job.id)
             if component.over(job):
                 component.lrm_ended(job)
-                log.info("component ended", action="end", token=component.token, error=component.error)
-            elif job is not None and job.lost and not component.error:
-                component.fail(job.reason)
+                self._over(component)
+            elif job is not None and (job.lost or job.refused) and not component.error:
+                component.fail(job.reason, job.refused or "site")
                 self.end(component)
+            elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
+                ending.append(job)
             self._reporter.publish(component)
+        for job, by_force in self._leftovers.see(snapshot.jobs, ending):
+            self._order(job, by_force=by_force)
+
+    def _over(self, component: Component) -> None:
+        log.info("component ended", action="end", token=component.token, error=component.error)
+        self._leftovers.component_ended(component.name)
+        self._cancelled.discard(component.name)
 
     async def _hand_in(self, component: Component, unsure: bool) -> None:
         await self._opened.wait()
-        for attempt in range(1, SUBMIT_TRIES + 1):
-            try:
-                found = await self._lrm.find(component.name) if unsure else None
-                if component.stop is not None and found is None:
-                    break
-                component.lrm_job = found or await self._lrm.submit(self._submission(component))
-                break
-            except SiteRejected as error:
-                component.fail(error.message)
-                break
-            except SiteUnavailable as error:
-                unsure = True
-                if attempt == SUBMIT_TRIES:
-                    component.fail(error.message)
-                await asyncio.sleep(0.2 * 2**attempt)
+        try:
+            component.lrm_job = await self._submit(component, unsure)
+        except SiteRejected as error:
+            fault: Fault = "job" if error.fault not in FAULTS else cast(Fault, error.fault)
+            if fault == "site":  # said first, so that no other is sent the same way
+                self._contact.refused(error)
+            component.fail(in_one_line(error), fault)
+        except SiteUnavailable as error:
+            component.fail(error.message)
         component.handed_in_at = time.monotonic()
         if component.lrm_job is None:
             component.end()
+            self._over(component)
         else:
             component.folder.write(lrm=component.lrm_job)
             log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)
         self._reporter.publish(component)
-        if component.stop is not None:
+        if component.stop is not None or component.error:
             self.end(component)
+
+    async def _submit(self, component: Component, unsure: bool) -> str | None:
+        """Its job in the resource manager, which has but one of its name; None when it was told to end before there was
+        one. ``SiteError``.
+
+        A submission that was not answered may have been taken, and may still be: nothing is handed in again before that
+        must have been settled, and none of that name is there. What comes later all the same is ended when it is seen.
+        """
+        contact, lrm = self._contact, self._lrm
+        for attempt in range(1, SUBMIT_TRIES + 1):
+            try:
+                found = await contact.act(lrm.find(component.name)) if unsure else None
+                if found is None and component.stop is None and attempt < SUBMIT_TRIES:
+                    found = await contact.act(lrm.submit(self._submission(component)))
+                    contact.taken()
+                if found is not None or component.stop is not None:
+                    return found
+            except SiteUnavailable as error:
+                unsure, failed = True, error
+                if attempt == SUBMIT_TRIES:
+                    raise
+                await asyncio.sleep(max(SUBMIT_PAUSE * 2**attempt, await contact.act(lrm.settling_time())))
+        raise failed
+
+    def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
+        """Have a job ended that is no live component's, unless that was asked for just now."""
+        now = time.monotonic()
+        if now < self._ordered.get(job.id, 0.0) + STOP_PATIENCE:
+            return
+        self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_PATIENCE} | {job.id: now}
+        self._spawn(self._end_now(job, by_force))
+
+    async def _end_now(self, job: LrmJob, by_force: bool) -> None:
+        try:
+            await self._contact.act(self._lrm.cancel(job.id, job.name, by_force=by_force))
+            self.look()
+        except SiteError as error:
+            log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
 
     async def _cancel(self, component: Component, patience: float) -> None:
         """Ask the resource manager, and again until the component has ended."""
@@ -231,10 +292,11 @@ class LrmJobs:
             await self._opened.wait()
             await asyncio.sleep(patience)
             while not component.ended and component.lrm_job is not None:
+                self._cancelled.add(component.name)
                 try:
-                    await self._lrm.cancel(component.lrm_job, component.name)
+                    await self._contact.act(self._lrm.cancel(component.lrm_job, component.name))
                     self.look()
-                except (SiteUnavailable, SiteRejected) as error:
+                except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)
                 await asyncio.sleep(STOP_PATIENCE)
         finally:

@@ -41,7 +41,8 @@ class Status(Message):
 
     ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
     program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``ended`` means that the
-    resource manager has the nodes back.
+    resource manager has the nodes back. ``refused``: its resource manager did not take it, for ``error``, by the fault
+    of the job itself, or for a limit that may be gone later; a fault of the cluster is an infrastructure failure.
     """
 
     type: Literal["status"] = "status"
@@ -52,6 +53,7 @@ class Status(Message):
     program_exit: int | None = None
     error: str = ""
     infrastructure: bool = False
+    refused: Literal["", "job", "limit"] = ""
 
 
 class Report(Message):
@@ -64,7 +66,11 @@ class Report(Message):
     down: int
     holding: list[str]
     problem: str = ""
-    """Why the counts could not be read, when they could not."""
+    """Why nothing can be started there: the counts could not be read, or the resource manager takes no jobs."""
+    notices: list[str] = []
+    """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
+    lacks: list[str] = []
+    """Programs that are missing on the agent's host, and that some jobs need."""
 
 
 class Moved(Message):

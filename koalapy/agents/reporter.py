@@ -28,6 +28,10 @@ class Reporter:
         """The stages of a daemon, for the inventory."""
         self.ended: Callable[[Component], object] = lambda component: None
         """Called, perhaps several times, with a component that has ended."""
+        self.notices: list[str] = []
+        """What people should know of the cluster beside its counts."""
+        self.lacks: list[str] = []
+        """Programs that are missing on this host."""
         self._welcomed = False
         self._ready = False
         """Whether the inventory has been sent."""
@@ -106,7 +110,10 @@ class Reporter:
             self.publish(component)
 
     def report(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
-        """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why."""
+        """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why.
+
+        ``problem``: why nothing can be started there, though it may be known what runs.
+        """
         if not self._welcomed or (snapshot is not None and not self._ready):
             return
         if snapshot is not None:
@@ -116,6 +123,9 @@ class Reporter:
                 background=snapshot.background,
                 down=snapshot.down,
                 holding=self._holding(snapshot),
+                problem=problem,
+                notices=self.notices,
+                lacks=self.lacks,
             )
         else:
             report = (self._reported or NOTHING_SEEN).model_copy(update={"problem": problem})

@@ -183,8 +183,8 @@ def _describer(
             details["directory"] = str(directory)
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
         return ClusterRecord(
-            name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.available,
-            used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.why,
+            name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.idle,
+            used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.said,
             last_heard=book.last_heard, processes_per_node=section.processes_per_node, speed=section.speed,
             unusable=book.unusable, note=book.note, trials=book.trials, drained=book.drained, details=details,
         )  # fmt: skip

@@ -126,6 +126,7 @@ class Runner:
         s = self.settings
         s.host = s.host or self._link.address
         hello = {"component": s.component_name, "secret": s.secret, "node": s.node, "host": s.host, "name": s.name}
+        hello["lrm_job"] = s.lrm_job
         return {"t": "hello", **hello, "pid": os.getpid(), "phase": self._phase, "start": self._output.start}
 
     def _receive(self, message: dict[str, Any]) -> None:
@@ -150,6 +151,10 @@ class Runner:
                     self.loop.watch(self._reading, self._read)
                 self._pump()
             case "stop":
+                self.conclude(None, stopped=True)
+            case "refused" if self._phase == "waiting":
+                self._status = 1  # another has our place: nothing that is its own may be touched
+            case "refused":
                 self.conclude(None, stopped=True)
             case "exit_ack" if self._phase == "ended":
                 self._status = 0

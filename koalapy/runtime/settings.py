@@ -13,6 +13,8 @@ NODE_VARIABLES = (
 )
 
 """Where each resource manager says which node this is: index within the component, address, name."""
+JOB_VARIABLES = ("LOCALD_JOB", "SLURM_JOB_ID", "JOB_ID", "PBS_JOBID", "LSB_JOBID")
+"""Where each says which of its jobs this is; an embedded cluster may itself be in a job of another."""
 PRIVATE_VARIABLES = ("KOALA_AGENT_FILE", "KOALA_RUNNER_SECRET", "KOALA_LEASE", "KOALA_SPOOL", "KOALA_COMPONENT_NAME")
 
 
@@ -46,6 +48,7 @@ class Settings:
         """Why this node is of no use, if it is not."""
         if network := environment.get("KOALA_MPI_INTERFACE"):
             self._look_for(network, environment.get("KOALA_CLUSTER", "NAME"))
+        self.lrm_job = next((environment[v] for v in JOB_VARIABLES if environment.get(v)), "")
         self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
 
     def _look_for(self, network: str, cluster: str) -> None:

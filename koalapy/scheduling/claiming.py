@@ -309,14 +309,14 @@ class Claiming:
             job=job.id, generation=job.generation, component=component.index,
         )  # fmt: skip
 
-    def overtaken(self, job: Job, component: Component, now: float) -> Job:
-        """A runner is still queued: its claim has failed, and another component stands in for it at the next try."""
-        reason = f"local users of {component.cluster} were faster"
+    def overtaken(self, job: Job, component: Component, reason: str, now: float) -> Job:
+        """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         following = self._next_try(job, now)
         if following is None:
             return self.give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
-        job = self._stop(job, component, reason)
+        if component.state is not ComponentState.ENDED:
+            job = self._stop(job, component, reason)
         job = self._ledger.update_component(job, component.index, superseded=True, error=reason)
         attempt = live(job)
         index = len(attempt.components)

@@ -110,6 +110,8 @@ class Components:
         """Move the component forward; never back."""
         if component.state is ComponentState.STOPPING:
             return job
+        if event.state in ("waiting", "claimed") and not event.error:
+            self._faults.count_taken(component.cluster)
         if event.state == "waiting" and component.state is ComponentState.SUBMITTED:
             return self._claiming.component_waits(job, component, now)
         if event.state in ("claimed", "running") and component.state in BEFORE_BARRIER:
@@ -123,6 +125,8 @@ class Components:
         component = live(job).components[index]
         if component.superseded:
             return job
+        if event.refused and job.ending is None:
+            return self._faults.refused(job, component, event.refused, event.error, now)
         if event.infrastructure and self._may_blame(job):
             return self._faults.infrastructure_failed(job, component, event.error, now)
         if job.ending is not None:

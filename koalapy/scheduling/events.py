@@ -46,7 +46,10 @@ class ClusterReported:
     down: int = 0
     holding: frozenset[Token] = frozenset()
     problem: str = ""
-    """Why the resource manager cannot be asked; the counts are then the last ones, or 0 when there never were any."""
+    """Why nothing can be started there; the counts may then be the last ones, or 0 when there never were any."""
+    notices: tuple[str, ...] = ()
+    lacks: frozenset[str] = frozenset()
+    """Programs that are missing there, and that some jobs need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class ComponentUpdated:
     program_exit: int | None = None
     error: str = ""
     infrastructure: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

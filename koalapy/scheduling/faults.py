@@ -2,12 +2,14 @@
 
 from koalapy.model.job import Component, Job, JobState
 from koalapy.scheduling.claiming import Claiming
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridBook, Limit
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
+LIMIT_PAUSE = 15.0
+"""Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time."""
 
 
 class Faults:
@@ -25,6 +27,40 @@ class Faults:
         self._ledger.note(job, now, "error", error, component)
         self.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+
+    def refused(self, job: Job, component: Component, fault: str, error: str, now: float) -> Job:
+        """A resource manager did not take a component, and that is no error of the cluster: by the job's own fault,
+        which ends it, or for a limit, for which it waits as it does when local users were faster.
+        """
+        cluster = component.cluster
+        if fault == "job":
+            self._ledger.note(job, now, "error", error, component)
+            return self._claiming.end(job, JobState.FAILED, f"{cluster} refused it: {error}", now)
+        self.limit_reached(cluster, component.size, error, now)
+        return self._claiming.overtaken(job, component, f"{cluster} takes no more: {error}", now)
+
+    def limit_reached(self, cluster: str, size: int, error: str, now: float) -> None:
+        """So many nodes were too many there: for a while fewer are tried at most."""
+        book = self._grid[cluster]
+        pause = _doubled(LIMIT_PAUSE, book.limits, max(LIMIT_PAUSE, self._rules.probation_pause_max))
+        book.limits += 1
+        size = size if book.limit is None else min(size, book.limit.size)
+        book.limit = Limit(max(1, size), now + pause, error)
+        self._timers.add(book.limit.until, Deadline.LIMIT, cluster=cluster)
+        self._ledger.cluster_changed(cluster)
+
+    def lift_limit(self, cluster: str, at: float) -> None:
+        """The pause after a limit is over: what was refused may be tried again."""
+        book = self._grid[cluster]
+        if book.limit is not None and book.limit.until == at:
+            book.limit, book.grew = None, True
+            self._ledger.cluster_changed(cluster)
+
+    def count_taken(self, cluster: str) -> None:
+        """A resource manager has taken a component: the next limit is a new one."""
+        book = self._grid[cluster]
+        if book.limit is None:
+            book.limits = 0
 
     def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
         """End the attempt and try the job again, unless it has been tried too often; the first time at once, then

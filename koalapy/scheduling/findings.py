@@ -73,6 +73,9 @@ def _holders(book: ClusterBook, idle: int, kept_for: JobId | None) -> str:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
     if book.down:
         texts.append(f"{book.down} {'is' if book.down == 1 else 'are'} down")
+    if book.limit is not None:
+        texts.append(f"{book.name} {book.limit}")
+    texts += book.notices
     if idle < book.available and kept_for is not None:
         texts.append(f"{book.available - idle} kept for job {kept_for}")
     return ", ".join(texts)

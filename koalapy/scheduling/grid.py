@@ -1,11 +1,27 @@
 """The scheduler's book of each cluster: what it reported, what was promised since, how often it failed."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
 from koalapy.model.job import Token
+from koalapy.model.moment import clock
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A cluster's resource manager takes no component of ``size`` nodes or more until a moment, for a reason."""
+
+    size: int
+    until: float
+    reason: str
+
+    def __str__(self) -> str:
+        until = clock(self.until, self.until, exact=True)
+        return f"takes nothing of {nodes(self.size)} or more until {until}: {self.reason}"
 
 
 class ClusterBook:
@@ -40,11 +56,18 @@ class ClusterBook:
         self.drained: Drain | None = None
         self.note = ""
         self.problem = ""
-        """Why its agent cannot ask the resource manager; empty when it can."""
+        """Why nothing can be started there, by what its agent knows of its resource manager; empty when it can."""
+        self.notices: tuple[str, ...] = ()
+        """What its agent tells people beside that."""
+        self.limit: Limit | None = None
+        self.limits = 0
+        """How often it has told of a limit since it last took a component: each makes the next pause longer."""
         self.live: dict[Token, int] = {}
         """Size in nodes of each component that may hold nodes here."""
         self.grew = False
         """Whether nodes became available here since the grid was last asked."""
+        self.reported = False
+        """Whether it has told its nodes since the daemon began."""
         self._idle = 0
         self._holding: frozenset[Token] = frozenset()
         self._promised = 0
@@ -52,11 +75,15 @@ class ClusterBook:
         self._trials: set[Token] = set()
 
     def report(
-        self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = ""
+        self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = "",
+        notices: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         before = self.available if not self.problem or problem else 0
-        self.problem = problem
-        self.total, self._idle, self.background, self.down = total, idle, background, down
+        self.problem, self.notices = problem, notices
+        # No node is two things, whatever an agent says.
+        self.total, self._idle, self.down = total, min(idle, total), min(down, max(0, total - idle))
+        self.background = min(background, total - self._idle - self.down)
+        self.reported = True
         self._holding = holding
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
         for token in [token for token in self._leaving if token not in self.live and token not in holding]:
@@ -94,7 +121,14 @@ class ClusterBook:
 
     @property
     def available(self) -> int:
-        """Idle nodes as reported, less those promised to components that the report does not yet count."""
+        """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
+        yet count, and within what the resource manager takes of us.
+        """
+        return self.idle if self.limit is None else min(self.idle, self.limit.size - 1)
+
+    @property
+    def idle(self) -> int:
+        """The same, whatever limits the resource manager has for us."""
         return max(0, self._idle - self._promised)
 
     @property
@@ -113,8 +147,12 @@ class ClusterBook:
 
     @property
     def used(self) -> int:
-        """Nodes that components of ours have or were promised."""
-        return sum(self.live.values())
+        """Nodes that are neither idle, nor local users', nor down: what components of ours have, were promised and
+        will get, or what the resource manager has not let go of. A component that waits behind local users has none.
+        """
+        if not self.reported:
+            return sum(self.live.values())
+        return self.total - self.background - self.down - self.idle
 
     # Whether it may be used
 
@@ -149,6 +187,11 @@ class ClusterBook:
         if self.problem:
             return self.problem
         return f"on probation, one component at a time; {self.note}" if self.unusable else ""
+
+    @property
+    def said(self) -> str:
+        """Everything that an operator should know of it in one line; empty when all is well."""
+        return "; ".join(filter(None, (self.why, "" if self.limit is None else str(self.limit), *self.notices)))
 
     def view(self, idle: int) -> ClusterView:
         """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""

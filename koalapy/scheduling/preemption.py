@@ -15,7 +15,8 @@ class Preemption:
 
     def room(self, book: ClusterBook) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
-        return book.expected + sum(self._held(book).values())
+        room = book.expected + sum(self._held(book).values())
+        return room if book.limit is None else min(room, book.limit.size - 1)
 
     def victims(self, cluster: ClusterName, size: int) -> list[Job] | None:
         """The low-priority jobs to preempt for ``size`` nodes; none when nodes are about to be free, None if too few.

@@ -256,9 +256,11 @@ class Scheduler:
 
     def _report(self, event: ev.ClusterReported) -> None:
         book = self.grid[event.cluster]
-        if event.problem != book.problem:
+        if (event.problem, event.notices) != (book.problem, book.notices):
             self._ledger.cluster_changed(book.name)
-        book.report(event.total, event.idle, event.background, event.down, event.holding, event.problem)
+        book.report(
+            event.total, event.idle, event.background, event.down, event.holding, event.problem, event.notices
+        )  # fmt: skip
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
         book = self.grid[event.cluster]
@@ -383,6 +385,9 @@ class Scheduler:
         if timer.kind is Deadline.PROBATION:
             self._faults.begin_probation(timer.cluster, timer.at)
             return
+        if timer.kind is Deadline.LIMIT:
+            self._faults.lift_limit(timer.cluster, timer.at)
+            return
         job = self._ledger.get(timer.job)
         if timer.kind is Deadline.RETRY:
             if job is not None and job.state is JobState.QUEUED and job.retry_at == timer.at:
@@ -410,21 +415,30 @@ class Scheduler:
         attempt = live(job)
         match timer.kind:
             case Deadline.CLAIM_GRACE:
-                return self._claiming.overtaken(job, attempt.components[timer.component], now)
+                component = attempt.components[timer.component]
+                reason = self._trouble([component]) or f"local users of {component.cluster} were faster"
+                return self._claiming.overtaken(job, component, reason, now)
             case Deadline.CLAIM:
                 return self._claiming.claim_is_due(job, timer.at, now)
             case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
                 late = next((c for c in attempt.gang if (c.state, c.unknown_since) != claimed), attempt.head)
                 error = f"its nodes had not all reported after {self.rules.barrier_timeout:g} s"
+                error = "; ".join(filter(None, (error, self._trouble([late]))))
                 return self._faults.infrastructure_failed(job, late, error, now)
             case Deadline.LAUNCH:
                 error = f"the program was not launched within {self.rules.barrier_timeout:g} s"
+                error = "; ".join(filter(None, (error, self._trouble(attempt.gang))))
                 return self._faults.infrastructure_failed(job, attempt.head, error, now)
             case Deadline.WALLTIME:
                 reason = f"walltime of {job.spec.walltime:g} s exceeded"
                 return self._claiming.end(job, JobState.FAILED, reason, now)
         return job
+
+    def _trouble(self, components: Iterable[Component]) -> str:
+        """What the clusters of components say is the matter with their resource managers."""
+        problems = {c.cluster: self.grid[c.cluster].problem for c in components}
+        return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
 
     def _contact_is_overdue(self, timer: Timer, now: float) -> None:
         book = self.grid[timer.cluster]

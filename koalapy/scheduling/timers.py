@@ -21,6 +21,8 @@ class Deadline(StrEnum):
     STOP = "stop"
     PROBATION = "probation"
     RETRY = "retry"
+    LIMIT = "limit"
+    """A limit of a cluster's resource manager may be gone."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

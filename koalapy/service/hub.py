@@ -200,7 +200,7 @@ class Hub:
         self._reported[session.cluster] = message
         event = ClusterReported(
             session.cluster, message.total, message.idle, message.background, message.down,
-            frozenset(message.holding), message.problem,
+            frozenset(message.holding), message.problem, tuple(message.notices), frozenset(message.lacks),
         )  # fmt: skip
         self._engine.post(Item(events=(event,)))
 
@@ -324,5 +324,5 @@ def _stage(cluster: str, status: wire.StageStatus) -> StageUpdated:
 def _update(cluster: str, status: wire.Status) -> ComponentUpdated:
     return ComponentUpdated(
         status.token, cluster, status.state, tuple(status.hosts), status.lrm_job,
-        status.program_exit, status.error, status.infrastructure,
+        status.program_exit, status.error, status.infrastructure, status.refused,
     )  # fmt: skip

@@ -15,6 +15,16 @@ class MemoryLrm:
         self.fault: SiteError | None = None
         self.unopened: SiteError | None = None
         self.opened = 0
+        self.settling = 0.01
+        self.refusal: SiteError | None = None
+        """What is said to a submission."""
+        self.late = False
+        """Whether a submission that is refused is taken all the same, once somebody has looked for it."""
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.trouble = ""
+        self._taken: list[LrmSubmission] = []
+        self.cancelled: list[tuple[str, bool]] = []
         self.looks = 0
         self.jobs: dict[str, LrmJob] = {}
         self.changed = asyncio.Event()
@@ -30,6 +40,14 @@ class MemoryLrm:
     async def submit(self, submission: LrmSubmission) -> str:
         assert self.opened
         self._check()
+        if self.refusal is not None:
+            if self.late:
+                self._taken.append(submission)
+            raise self.refusal
+        return self.take(submission)
+
+    def take(self, submission: LrmSubmission) -> str:
+        """Start a job, whoever hands it in."""
         ident = str(len(self.jobs) + 1)
         self.jobs[ident] = LrmJob(ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes)
         return ident
@@ -37,9 +55,16 @@ class MemoryLrm:
     async def find(self, name: str) -> str | None:
         assert self.opened
         self._check()
-        return next((job.id for job in self.jobs.values() if job.name == name), None)
+        found = next((job.id for job in self.jobs.values() if job.name == name), None)
+        if self._taken:
+            self.take(self._taken.pop(0))
+        return found
 
-    async def cancel(self, job: str, name: str) -> None:
+    async def settling_time(self) -> float:
+        return self.settling
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+        self.cancelled.append((job, by_force))
         self._check()
 
     def end(self, job: str) -> None:
@@ -47,9 +72,10 @@ class MemoryLrm:
 
     async def snapshot(self) -> LrmSnapshot:
         self.looks += 1
+        await self.answering.wait()
         self._check()
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
-        return LrmSnapshot(2, 2 - held, 0, 0, tuple(self.jobs.values()))
+        return LrmSnapshot(2, 2 - held, 0, 0, tuple(self.jobs.values()), self.trouble)
 
     async def check(self) -> Sequence[Finding]:
         return []

@@ -88,10 +88,10 @@ async def test_stopping_one_that_waits_in_the_queue(site: Site, daemon: FakeDaem
     assert (end["error"], end["infrastructure"]) == ("", False)
 
 
-async def test_more_nodes_than_there_are_is_an_error_of_the_cluster(site: Site, daemon: FakeDaemon) -> None:
+async def test_more_nodes_than_there_are_is_a_limit_and_no_error_of_the_cluster(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T, 5)
     end = await daemon.reaches(T, "ended")
-    assert end["infrastructure"]
+    assert (end["infrastructure"], end["refused"]) == (False, "limit")
     assert "5" in end["error"]
 
 

@@ -170,6 +170,9 @@ def check_books(world: "World") -> None:
                     held[c.cluster][job.token(c.index)] = c.size
     for book in scheduler.grid.books():
         assert book.live == held[book.name], "the book and the jobs disagree on who has nodes"
+        if book.reported:
+            counts = book.used + book.idle + book.background + book.down
+            assert counts == book.total, "a node is two things, or nothing"
         assert book.used - book.leaving <= world.sites[book.name].total, "a node is promised twice"
         assert book.available == 0 or book.available + book.used <= book.total - book.background
 

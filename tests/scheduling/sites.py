@@ -55,6 +55,7 @@ class Runner:
     stopped: bool = False
     exit_code: int | None = None
     error: str = ""
+    refused: str = ""
 
     @property
     def ended(self) -> bool:
@@ -90,6 +91,8 @@ class Site:
         self.allocated: list[Token] = []
         self.opened: list[Token] = []
         """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
+        self.refuses: Callable[[int], str] = lambda size: ""
+        """Whose fault it is that a component of so many nodes is not taken; empty when it is."""
         self._size_of, self._clock = size_of, clock
         self.exits: dict[Token, tuple[float, int]] = {}
         """When each program exited, and with what: the truth, whoever knows it."""
@@ -218,7 +221,12 @@ class Site:
 
     def _submit(self, token: Token) -> None:
         if token not in self.runners:
-            self.runners[token] = Runner(token, self._size_of(token))
+            runner = self.runners[token] = Runner(token, self._size_of(token))
+            if fault := self.refuses(runner.size):
+                runner.phase, runner.error = "ended", f"not {runner.size} nodes"
+                runner.refused = "" if fault == "site" else fault
+                self.tell(token)
+                return
             self.queue.append(token)
             self._allocate()
         self.tell(token)
@@ -266,7 +274,7 @@ class Site:
             hosts = (f"{self.name}-{n}" for n in range(runner.size))
         return ComponentUpdated(
             runner.token, self.name, runner.phase, tuple(hosts), f"lrm-{runner.token}",
-            runner.exit_code, runner.error, bool(runner.error),
+            runner.exit_code, runner.error, bool(runner.error) and not runner.refused, runner.refused,
         )  # fmt: skip
 
     def _say(self, message: Told) -> None:

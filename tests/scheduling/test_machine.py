@@ -177,6 +177,15 @@ class Grid(RuleBasedStateMachine):
         if self.users[name]:
             self.world.sites[name].local_user_leaves(self.users[name].pop(0))
 
+    @rule(name=names, size=sizes, fault=st.sampled_from(["job", "limit", "limit", "site"]))
+    def resource_manager_refuses(self, name: str, size: int, fault: str) -> None:
+        """All components of so many nodes or more, until further notice."""
+        self.world.sites[name].refuses = lambda asked: fault if asked >= size else ""
+
+    @rule(name=names)
+    def resource_manager_takes_all(self, name: str) -> None:
+        self.world.sites[name].refuses = lambda asked: ""
+
     # What happens on nodes
 
     def components(self, *phases: str) -> list[tuple[Site, Token]]:
@@ -367,6 +376,7 @@ class Grid(RuleBasedStateMachine):
                     site.ends(token)
             if not site.connected:
                 world.connect(name)
+            site.refuses = lambda asked: ""
         world.settle()
         world.step([ClusterCleared(name) for name in world.sites])
         world.step([ClusterResumed(name) for name in world.sites])

@@ -44,8 +44,9 @@ async def run(
         )  # fmt: skip
     except OSError as error:
         raise SiteRejected(
-            f"cannot run {argv[0]}: {error.strerror}", hint="install it on this host, or put it on the agent's PATH"
-        ) from error
+            f"cannot run {argv[0]}: {error.strerror}", fault="site",
+            hint="install it on this host, or put it on the agent's PATH",
+        ) from error  # fmt: skip
     try:
         async with asyncio.timeout(patience):
             output, errors = await process.communicate(given or None)
@@ -64,4 +65,4 @@ def words(text: str) -> Sequence[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise SiteRejected(f"native_specification {text!r}: {error}") from error
+        raise SiteRejected(f"native_specification {text!r}: {error}", fault="site") from error

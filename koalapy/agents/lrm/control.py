@@ -27,6 +27,10 @@ class JobControl(Protocol):
     async def cancel(self, job: str) -> None:
         """End a job and everything it started; one that has ended or is not known is no error."""
 
+    async def trouble(self) -> str:
+        """Why no job could be handed in now, in one line; empty when nothing is known to be in the way. Cheap."""
+        ...
+
     async def check(self) -> Sequence[Finding]:
         """What an operator should know of it; raises nothing."""
         ...

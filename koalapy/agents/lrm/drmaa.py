@@ -20,6 +20,8 @@ from koalapy.model.errors import SiteError, SiteRejected
 
 PATIENCE = 30.0
 """Seconds that the library has to answer."""
+LOOK_EVERY = 30.0
+"""Seconds between two tries to load a library that cannot be loaded."""
 GRACE = 5.0
 """Seconds in which an ended job's exit code may still arrive."""
 ENDED_SHOWN = 60.0
@@ -39,6 +41,8 @@ class DrmaaControl:
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, Ending] = {}
         self._order: deque[str] = deque()
+        self._trouble = ""
+        self._look_at = 0.0
 
     async def open(self) -> None:
         """Nothing is done before the first request: a library that fails now may work later."""
@@ -76,6 +80,19 @@ class DrmaaControl:
     def ending(self, job: str) -> Ending | None:
         """What the library has told of the end of a job of this session."""
         return self._endings.get(job)
+
+    async def trouble(self) -> str:
+        """Whether there can be a session at all, looked at now and then while there is none."""
+        if time.monotonic() >= self._look_at:
+            self._trouble = ""
+            try:
+                await self._process.about()
+            except SiteRejected as error:
+                self._look_at = time.monotonic() + LOOK_EVERY
+                self._trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+            except SiteError:
+                pass  # it may work the next time
+        return self._trouble
 
     async def check(self) -> Sequence[Finding]:
         try:
@@ -132,6 +149,7 @@ class DrmaaLrm:
             raise SiteRejected(
                 f"{submission.nodes} nodes asked for, but the cluster has {self._settings.nodes}", field="size",
                 value=submission.nodes, hint="ask for fewer, or correct the cluster's nodes in the configuration",
+                fault="limit",
             )  # fmt: skip
         native = self._native(submission)
         script = await asyncio.to_thread(write_script, submission, self._settings.fanout)
@@ -153,11 +171,14 @@ class DrmaaLrm:
         if entry is not None and entry.job is None:
             raise SiteRejected(
                 f"whether {name} was handed in is not known: the DRMAA library failed while it was asked to",
-                hint="look for a job of that name in the cluster, and end it",
-            )
+                hint="look for a job of that name in the cluster, and end it", fault="site",
+            )  # fmt: skip
         return entry.job if entry else None
 
-    async def cancel(self, job: str, name: str) -> None:
+    async def settling_time(self) -> float:
+        return 0.0  # what was not answered is never handed in again: it is not known by its name
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         known = next((each for each in self._book.entries.values() if each.job == job), None)
         if known is None or known.ended:
             return
@@ -178,7 +199,8 @@ class DrmaaLrm:
         earlier = [e.as_job() for e in self._book.entries.values() if e.ended > time.time() - ENDED_SHOWN]
         jobs = {each.id: each for each in (*earlier, *shown)}
         total = self._settings.nodes
-        return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()))
+        trouble = await self._control.trouble()
+        return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()), trouble)
 
     async def check(self) -> Sequence[Finding]:
         return [

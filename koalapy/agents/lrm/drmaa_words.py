@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm import sge_refusals, slurm_refusals
+from koalapy.agents.lrm.port import Fault, LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 STATES: Mapping[str, LrmJobState] = {
@@ -80,17 +81,28 @@ class Ending:
 def error_of(name: str, text: str) -> SiteError:
     """The site's error for one of the package's exceptions, in one line."""
     said = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
-    return ERRORS.get(name, SiteUnavailable)(f"DRMAA: {said or name}", value=name)
+    kind, told = ERRORS.get(name, SiteUnavailable), f"DRMAA: {said or name}"
+    if kind is SiteRejected:
+        return SiteRejected(told, value=name, fault=fault_of(told))
+    return kind(told, value=name)
+
+
+def fault_of(told: str) -> Fault:
+    """Of the words of a refused submission, which are those of the resource manager behind the library."""
+    return slurm_refusals.known_fault(told) or sge_refusals.known_fault(told) or "job"
 
 
 def start_error(name: str, text: str, library: str | None) -> SiteError:
     """Why there is no session, by what the worker process said as it ended."""
     said = " ".join(text.split())
     if name == "package":
-        return SiteRejected(f"the DRMAA package is missing: {said}", hint="pip install 'koalapy[drmaa]'")
+        return SiteRejected(
+            f"the DRMAA package is missing: {said}", hint="pip install 'koalapy[drmaa]'", fault="site"
+        )  # fmt: skip
     if name == "library":
         return SiteRejected(
             f"the DRMAA library {library or 'libdrmaa'} cannot be loaded: {said}",
             hint="install it (Debian for Grid Engine: gridengine-drmaa1.0) and set the cluster's library to its path",
+            fault="site",
         )
     return error_of(name, text)

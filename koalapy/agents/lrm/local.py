@@ -16,6 +16,10 @@ __all__ = ["LocalCluster", "LocalLrm"]
 
 _ENDED_SHOWN = 10.0
 """Seconds for which an ended job stays in our snapshots; locald itself remembers the last 10,000."""
+SETTLING = 2.0
+"""Seconds; locald does at once whatever it is sent."""
+PATIENCE = 30.0
+"""Seconds that locald has to answer."""
 _RETRY_AFTER = 0.5
 """Seconds before a locald that could not be reached is tried again."""
 _LONGEST_LINE = 64 << 20
@@ -64,7 +68,10 @@ class LocalLrm:
         found: str | None = (await self._request("find", name=name))["job"]
         return found
 
-    async def cancel(self, job: str, name: str) -> None:
+    async def settling_time(self) -> float:
+        return SETTLING
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         try:
             await self._request("cancel", job=job, name=name)
         except SiteRejected as error:
@@ -198,7 +205,10 @@ class _Link:
         reply = self._replies[id] = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(json.dumps({"op": operation, "id": id, **fields}).encode() + b"\n")
-            answer: dict[str, Any] = await reply
+            async with asyncio.timeout(PATIENCE):
+                answer: dict[str, Any] = await reply
+        except TimeoutError as error:
+            raise SiteUnavailable(f"locald did not answer within {PATIENCE:g} s") from error
         finally:
             self._replies.pop(id, None)
         if "error" in answer:

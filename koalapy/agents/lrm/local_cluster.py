@@ -17,6 +17,8 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 _LOCALD = Path(__file__).with_name("locald.py")
 _CANNOT_RUN = 2
 _HELD_BY_ANOTHER = 3
+_PATIENCE = 30.0
+"""Seconds that locald has to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class LocalCluster:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SiteUnavailable(f"cluster {self.name}: locald does not start: {error}") from error
         if done.returncode == _CANNOT_RUN:
-            raise SiteRejected(f"cluster {self.name}: {done.stderr.decode(errors='replace').strip()}")
+            raise SiteRejected(f"cluster {self.name}: {done.stderr.decode(errors='replace').strip()}", fault="site")
         if done.returncode > 0 and done.returncode != _HELD_BY_ANOTHER:
             raise SiteUnavailable(f"cluster {self.name}: locald: {done.stderr.decode(errors='replace').strip()}")
 
@@ -68,8 +70,8 @@ class LocalCluster:
         raise SiteRejected(
             f"cluster {self.name} of {self.nodes} nodes: {self.directory} is held by cluster {hello['cluster']} "
             f"of {hello['nodes']} nodes",
-            hint="end its jobs and agents first",
-        )
+            hint="end its jobs and agents first", fault="site",
+        )  # fmt: skip
 
     def connect(self) -> "LocalConnection":
         """A connection to its locald, which is started if it does not run. Raises ``SiteError``."""
@@ -145,9 +147,13 @@ class LocalConnection:
         return self._socket.fileno()
 
     def request(self, operation: str, **fields: object) -> dict[str, Any]:
-        """Ask and wait for the reply. Raises ``SiteError``."""
-        self.send(operation, **fields)
-        return self.receive()
+        """Ask and wait for the reply, for so long as one may take. Raises ``SiteError``."""
+        self._socket.settimeout(_PATIENCE)
+        try:
+            self.send(operation, **fields)
+            return self.receive()
+        finally:
+            self._socket.settimeout(None)
 
     def send(self, operation: str, **fields: object) -> None:
         try:
@@ -177,5 +183,7 @@ class LocalConnection:
 
 def raise_error(reply: dict[str, Any]) -> NoReturn:
     """Raise the ``SiteError`` that a reply of locald stands for."""
-    kind = SiteUnavailable if reply.get("kind") == "unavailable" else SiteRejected
-    raise kind(str(reply["error"]), value=reply.get("kind"))
+    kind, said = reply.get("kind"), str(reply["error"])
+    if kind == "unavailable":
+        raise SiteUnavailable(said, value=kind)
+    raise SiteRejected(said, value=kind, fault="limit" if kind == "limit" else "job")

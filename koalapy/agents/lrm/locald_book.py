@@ -12,7 +12,7 @@ KEPT = 10_000
 
 
 class Rejected(Exception):
-    """A request that cannot be; ``kind`` is ``rejected`` or, for what may work later, ``unavailable``."""
+    """A request that cannot be; ``kind`` is ``rejected`` or, for what may work later, ``unavailable`` or ``limit``."""
 
     def __init__(self, message: str, kind: str = "rejected") -> None:
         super().__init__(message)
@@ -173,7 +173,7 @@ def _job_of(request: dict[str, Any], id: int, most_nodes: int) -> Job:
     if type(size) is not int or size < 1:
         raise Rejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
     if size > most_nodes:
-        raise Rejected(f"nodes: {size} asked for, the cluster has {most_nodes}")
+        raise Rejected(f"nodes: {size} asked for, the cluster has {most_nodes}", "limit")
     argv = request.get("argv")
     if not isinstance(argv, list) or not argv:
         raise Rejected("argv: a list of at least one string is needed")

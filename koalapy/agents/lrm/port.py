@@ -4,7 +4,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+Fault = Literal["job", "limit", "site"]
+"""Whose fault it is that a resource manager takes no job: the job's own, a limit's or quota's, or the cluster's."""
 
 
 class LrmJobState(StrEnum):
@@ -27,6 +30,8 @@ class LrmJob:
     lost: bool = False
     """Ended by the cluster (node lost, killed by the system), not by the program's own exit."""
     reason: str = ""
+    refused: Fault | None = None
+    """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class LrmSnapshot:
     background: int
     down: int
     jobs: tuple[LrmJob, ...]
+    trouble: str = ""
+    """Why no job can be handed in though all this is known; empty when one can, as far as that shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ class Finding:
 
 
 class Lrm(Protocol):
-    """A local resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not)."""
+    """A local resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not; of the ``Fault`` it
+    names, else the job's)."""
 
     async def open(self) -> None:
         """Get ready to answer; called until it succeeds."""
@@ -86,8 +94,15 @@ class Lrm(Protocol):
         """The id of the LRM job of that name, if the LRM knows one: asked before anything is submitted again."""
         ...
 
-    async def cancel(self, job: str, name: str) -> None:
-        """End an LRM job and everything it started, if it still carries ``name``; ended ones are no error."""
+    async def settling_time(self) -> float:
+        """Seconds after which a submission that was not answered has as a rule been taken, or never will be."""
+        ...
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+        """End an LRM job and everything it started, if it still carries ``name``; ended ones are no error.
+
+        ``by_force``: one that was told before and is still there, by whatever stronger word there is.
+        """
 
     async def snapshot(self) -> LrmSnapshot:
         """Look once at everything."""

@@ -6,7 +6,7 @@ import os
 import pwd
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.agents.lrm.control import JobControl
 from koalapy.agents.lrm.drmaa import DrmaaControl
@@ -16,6 +16,7 @@ from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.sge_check import findings
 from koalapy.agents.lrm.sge_commands import Layout, SgeCommands, read_layout
 from koalapy.agents.lrm.sge_ledger import Known, Ledger, active_job, unreachable_hosts
+from koalapy.agents.lrm.sge_refusals import fault_of
 from koalapy.agents.lrm.sge_states import DELETED, End, Record, end_of, is_broken, job_state, standing
 from koalapy.agents.lrm.sge_xml import Instance, Job, Look, read_look
 from koalapy.model.errors import SiteRejected
@@ -25,6 +26,8 @@ LAYOUT_HOLDS = 60.0
 GRACE = 5.0
 """Seconds in which it may still become known how a job ended: the accounting is written with a delay."""
 ASK_EVERY = 1.0
+SETTLING = 10.0
+"""Seconds after which the master has taken what it was sent, or has lost it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class SgeLrm:
         if submission.nodes > len(layout.hosts):
             raise SiteRejected(
                 f"{submission.nodes} nodes asked for, but {self._where} has {len(layout.hosts)}", field="size",
-                value=submission.nodes, hint="ask for fewer nodes",
+                value=submission.nodes, hint="ask for fewer nodes", fault="limit",
             )  # fmt: skip
         script = await asyncio.to_thread(write_script, submission, "qrsh")
         try:
@@ -86,15 +89,22 @@ class SgeLrm:
         records = await self._commands.accounting(self._ledger.owner, name)
         return records[-1].job if records else None
 
-    async def cancel(self, job: str, name: str) -> None:
+    async def settling_time(self) -> float:
+        return SETTLING
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         found = next((each for each in await self._own_jobs("prs") if each.id == job), None)
-        if found is None or DELETED in found.state:
+        if found is None or (DELETED in found.state and not by_force):
             return
         if found.name != name:
             raise SiteRejected(f"job {job} is {found.name}, not {name}: left alone", value=job)
         if job in self._ledger.known:
             self._ledger.known[job].cancelled = True
-        await self._control.cancel(job)
+        if DELETED in found.state:
+            # The word that it is deleted never reached its hosts, or theirs never came back.
+            await self._commands.delete_by_force(job)
+        else:
+            await self._control.cancel(job)
         self._polling.soon()
 
     async def snapshot(self) -> LrmSnapshot:
@@ -111,7 +121,7 @@ class SgeLrm:
         shown = [await self._active(job, silent) for job in self._ledger.active(look)]
         jobs = (*shown, *self._ledger.unsettled(), *self._ledger.ended())
         held = {node for job in shown if job.state is LrmJobState.RUNNING for node in job.nodes}
-        return counted(look, layout, held, jobs)
+        return replace(counted(look, layout, held, jobs), trouble=await self._control.trouble())
 
     async def check(self) -> Sequence[Finding]:
         return [
@@ -227,4 +237,4 @@ def _explained(error: SiteRejected) -> SiteRejected:
         hint = "correct the cluster's native_specification"
     elif "not allowed to submit" in said or "no submit host" in said or "submit host" in said:
         hint = "make this host a submit host (qconf -as)"
-    return SiteRejected(said, field=error.field, value=error.value, hint=hint)
+    return SiteRejected(said, field=error.field, value=error.value, hint=hint, fault=error.fault or fault_of(said))

@@ -26,9 +26,9 @@ class SgeCommands:
         found = shutil.which("qstat")
         if found is None:
             raise SiteRejected(
-                "there is no qstat on the agent's PATH",
+                "there is no qstat on the agent's PATH", fault="site",
                 hint="install Grid Engine's commands on this host, or put their folder on the agent's PATH",
-            )
+            )  # fmt: skip
         self._folder = os.path.dirname(found)
         root = os.environ.get("SGE_ROOT", "")
         if root and not await asyncio.to_thread(_is_program, found):
@@ -55,6 +55,15 @@ class SgeCommands:
         if answer.code != 0:
             raise SiteUnavailable(f"{command}: {answer.complaint}")
         return answer.output
+
+    async def delete_by_force(self, job: str) -> None:
+        """Have the master forget a job that it was told to delete; ``SiteRejected`` where that is a manager's right."""
+        answer = await self.run("qdel", "-f", job)
+        said = answer.output.decode(errors="replace") + answer.errors
+        if answer.code != 0 and "does not exist" not in said:
+            raise SiteRejected(
+                f"qdel -f: {answer.complaint}", hint="have a manager of Grid Engine do qdel -f", value=job
+            )
 
     async def accounting(self, owner: str, what: str) -> Sequence[Record]:
         """What is written of a job (by id or name), oldest first; nothing where there is no accounting yet."""
@@ -84,16 +93,16 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
     if not rule.isdecimal() or int(rule) < 1:
         raise SiteRejected(
             f"parallel environment {environment} does not give whole nodes: its allocation_rule is {rule or 'unset'}",
-            hint="set allocation_rule to the slots of a node (qconf -mp)", value=rule,
+            hint="set allocation_rule to the slots of a node (qconf -mp)", value=rule, fault="site",
         )  # fmt: skip
     selected = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
     instances = [tuple(word.split("@", 1)) for word in selected.output.decode().split() if "@" in word]
     if selected.code != 0 or not instances:
         where = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(
-            f"{where} the parallel environment {environment}",
+            f"{where} the parallel environment {environment}", fault="site",
             hint="see qconf -sql and qconf -sq QUEUE; its pe_list must name it (qconf -mq)",
-        )
+        )  # fmt: skip
     return Layout(int(rule), frozenset((queue, host) for queue, host in instances))
 
 
@@ -104,7 +113,7 @@ async def parallel_environment(commands: SgeCommands, name: str) -> dict[str, st
         known = (await commands.run("qconf", "-spl")).output.decode(errors="replace").split()
         raise SiteRejected(
             f"there is no parallel environment {name}",
-            field="parallel_environment", value=name,
+            field="parallel_environment", value=name, fault="site",
             hint=f"there is {', '.join(known)}" if known else "make one with qconf -ap",
         )  # fmt: skip
     lines = (line.split(None, 1) for line in answer.output.decode(errors="replace").splitlines())

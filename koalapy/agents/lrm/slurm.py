@@ -1,10 +1,12 @@
 """Slurm as agents see it: driven by its commands, whose answers are read as JSON."""
 
 import asyncio
+import contextlib
 import math
 import os
+import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from koalapy.agents.lrm.commands import run
@@ -16,11 +18,14 @@ from koalapy.agents.lrm.slurm_check import check_nodes, check_partition, check_v
 from koalapy.agents.lrm.slurm_columns import COLUMNS, read_columns
 from koalapy.agents.lrm.slurm_commands import SlurmCommands, ask, complaint, environment, find_commands, refuse
 from koalapy.agents.lrm.slurm_json import SlurmJob, SlurmNode, read_jobs, read_nodes, words_in
+from koalapy.agents.lrm.slurm_refusals import fault_of_waiting
 from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 _LARGE_ANSWER = 1 << 20
 """Bytes of JSON from squeue beyond which it is asked for columns: 0.2 ms of processor time each 3 kB, one job."""
+MESSAGE_TIMEOUT = 10.0
+"""Seconds; Slurm's own default."""
 _LOOKS_TO_AGREE = 3
 _CANCELLED_KNOWN = 10_000
 _REMEMBERED = "now-14days"
@@ -92,7 +97,15 @@ class SlurmLrm:
         found.sort(key=lambda each: (each.state is not LrmJobState.ENDED, len(each.job), each.job))
         return found[-1].job if found else None
 
-    async def cancel(self, job: str, name: str) -> None:
+    async def settling_time(self) -> float:
+        """As long as Slurm's own parts wait for each other."""
+        with contextlib.suppress(SiteError):
+            told = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
+            if found := re.search(r"^MessageTimeout\s*=\s*(\d+)", told, re.MULTILINE):
+                return float(found[1])
+        return MESSAGE_TIMEOUT
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         answer = await run(
             "squeue", "--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j", environment=environment()
         )
@@ -135,7 +148,7 @@ class SlurmLrm:
                 break
         if len(self._cancelled) > _CANCELLED_KNOWN:
             self._cancelled &= {job.id for job in jobs}
-        return snapshot_of(nodes, jobs)
+        return replace(snapshot_of(nodes, jobs), trouble=await self._control.trouble())
 
     def changes(self) -> AsyncIterator[None]:
         """Yields at once, then at a fixed rate, and after whatever we did ourselves."""
@@ -153,8 +166,7 @@ class SlurmLrm:
     def _native(self, submission: LrmSubmission) -> list[str]:
         options = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
         if submission.walltime is not None:
-            # Slurm counts in minutes, and takes 0 for no limit at all.
-            options.append(f"--time={max(1, math.ceil(submission.walltime / 60))}")
+            options.append(f"--time={time_limit(submission.walltime)}")
         return [*options, *self._options()]
 
     async def _refuse_too_many(self, submission: LrmSubmission) -> None:
@@ -164,7 +176,7 @@ class SlurmLrm:
         if submission.nodes > self._total:
             raise SiteRejected(
                 f"{submission.nodes} nodes asked for, but partition {self._partition} has {self._total}",
-                field="size", value=submission.nodes, hint=f"ask for at most {self._total} nodes",
+                field="size", value=submission.nodes, hint=f"ask for at most {self._total} nodes", fault="limit",
             )  # fmt: skip
 
     async def _find_after(self, error: SiteUnavailable, name: str) -> str | None:
@@ -188,7 +200,7 @@ class SlurmLrm:
         if self._partition is None:
             names = [name for name, (_, default) in (await partitions()).items() if default]
             if not names:
-                raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition")
+                raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault="site")
             self._partition = names[0]
         answer = await ask("sinfo", "--Node", f"--partition={self._partition}", "--json")
         nodes = read_nodes(answer.output, self._partition)
@@ -211,7 +223,9 @@ class SlurmLrm:
     def _job(self, job: SlurmJob) -> LrmJob:
         state = job_state(job.words)
         if state is not LrmJobState.ENDED:
-            return LrmJob(job.id, job.name, state, job.nodes)
+            refused = fault_of_waiting(job.reason) if state is LrmJobState.QUEUED else None
+            reason = f"Slurm will not start it: {job.reason}" if refused else ""
+            return LrmJob(job.id, job.name, state, job.nodes, reason=reason, refused=refused)
         end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
         return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason)
 
@@ -228,6 +242,13 @@ def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob]) -> LrmSnapsh
         down=standings.count("down"),
         jobs=tuple(jobs),
     )
+
+
+def time_limit(walltime: float) -> str:
+    """Seconds as ``H:MM:00``, the one form that sbatch and its DRMAA library both take: whole minutes, for which Slurm
+    counts, and at least one, for 0 is no limit at all."""
+    hours, minutes = divmod(max(1, math.ceil(walltime / 60)), 60)
+    return f"{hours}:{minutes:02}:00"
 
 
 def _lines(output: bytes) -> list[_Named]:

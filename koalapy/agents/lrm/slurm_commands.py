@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from koalapy.agents.lrm.commands import Answer, run
 from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.agents.lrm.slurm_refusals import fault_of
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 _HANDED_ON = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
@@ -53,7 +54,7 @@ def refuse(command: str, answer: Answer) -> NoReturn:
         raise SiteUnavailable(f"{command}: {told}", hint="see that slurmctld and munged run and can be reached")
     lowered = told.lower()
     hint = next((hint for word, hint in _HINTS if word in lowered), "")
-    raise SiteRejected(f"{command}: {told}", hint=hint)
+    raise SiteRejected(f"{command}: {told}", hint=hint, fault=fault_of(told))
 
 
 def complaint(command: str, answer: Answer) -> str:
@@ -100,6 +101,10 @@ class SlurmCommands:
         answer = await run("scancel", job, environment=environment())
         if answer.code != 0 and not _UNKNOWN_JOB.search(answer.errors):
             refuse("scancel", answer)
+
+    async def trouble(self) -> str:
+        found = find_commands("sbatch", "scancel")
+        return "" if found.ok else f"{found.found}; {found.hint}"
 
     async def check(self) -> list[Finding]:
         found = find_commands("sbatch", "scancel")

@@ -201,3 +201,24 @@ async def tried_again(control: DrmaaControl, folder: Path) -> str:
                 return await hand_in(control, folder)
             except SiteUnavailable:
                 await asyncio.sleep(0.05)
+
+
+async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(
+    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = DrmaaControl("/nowhere/libdrmaa.so", environment={"PYTHONPATH": "/nowhere"})
+    try:
+        told = await control.trouble()
+        assert "DRMAA" in told
+        assert "; " in told, "with the way out"
+        begun = library.pids()
+        assert await control.trouble() == told
+        assert library.pids() == begun, "no process is started for each look"
+    finally:
+        await control.close()
+
+
+async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library: FakeLibrary) -> None:
+    assert await control.trouble() == ""
+    assert await control.trouble() == ""
+    assert len(library.pids()) == 1

@@ -36,7 +36,7 @@ class FakeGridEngine:
         folder.mkdir()
         programs = folder / "bin"
         programs.mkdir()
-        for name in ("qstat", "qconf", "qselect", "qacct"):
+        for name in ("qstat", "qconf", "qselect", "qacct", "qdel"):
             (programs / name).write_text(SCRIPT.format(folder=folder))
             (programs / name).chmod(0o755)
         self.answers("qconf -sp koala", (ANSWERS / "environment.txt").read_text())
@@ -74,6 +74,7 @@ class RememberingControl:
     def __init__(self) -> None:
         self.native: list[list[str]] = []
         self.cancelled: list[str] = []
+        self.told = ""
         self.refusal: Exception | None = None
 
     async def open(self) -> None:
@@ -90,6 +91,9 @@ class RememberingControl:
 
     async def cancel(self, job: str) -> None:
         self.cancelled.append(job)
+
+    async def trouble(self) -> str:
+        return self.told
 
     async def check(self) -> Sequence[Finding]:
         return [Finding("control", True, "remembers")]

@@ -259,3 +259,32 @@ async def test_a_job_that_is_none_of_ours_is_not_followed(
     for _ in range(2):
         assert (await lrm.snapshot()).jobs == ()
     assert engine.calls("qacct") == []
+
+
+async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
+    lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
+) -> None:
+    engine.shows("deleting.xml")
+    job = named(await lrm.snapshot(), "koala-m").id
+    engine.answers("qdel", f"koala has registered the job {job} for deletion\n")
+    await lrm.cancel(job, "koala-m")
+    assert engine.calls("qdel") == []
+    await lrm.cancel(job, "koala-m", by_force=True)
+    assert engine.calls("qdel") == [f"qdel -f {job}"]
+    assert control.cancelled == []
+    engine.answers("qdel", "koala - you are not a manager\n", code=1)
+    with pytest.raises(SiteRejected, match="you are not a manager") as caught:
+        await lrm.cancel(job, "koala-m", by_force=True)
+    assert "manager" in caught.value.hint
+
+
+async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(lrm: SgeLrm, control: RememberingControl) -> None:
+    control.told = "there is no library"
+    assert (await lrm.snapshot()).trouble == "there is no library"
+
+
+async def test_a_refusal_says_whose_fault_it_is(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
+    control.refusal = SiteRejected("job rejected: only 1 jobs are allowed per user (current job count: 1)")
+    with pytest.raises(SiteRejected) as caught:
+        await lrm.submit(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))
+    assert caught.value.fault == "limit"

@@ -108,8 +108,8 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
     assert await seen.submit(submission(tmp_path, walltime=61.0)) == "171"
     assert slurm.calls("sbatch") == [
         f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
-        "--nodes=2 --comment=koala-x-9.1.0 --time=2 --ntasks-per-node=1 --exclusive --no-requeue --partition=main "
-        f"--account=physics --qos=low {tmp_path}/launch"
+        "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
+        f"--partition=main --account=physics --qos=low {tmp_path}/launch"
     ]
     given = slurm.environment("sbatch")
     assert given["SLURM_CONF"] == "/etc/north.conf"
@@ -118,7 +118,16 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("walltime", "option"), [(0.2, "--time=1"), (60.0, "--time=1"), (60.5, "--time=2"), (None, "")]
+    ("walltime", "option"),
+    [
+        (0.2, "--time=0:01:00"),
+        (60.0, "--time=0:01:00"),
+        (60.5, "--time=0:02:00"),
+        (3600.0, "--time=1:00:00"),
+        (25 * 3600.0, "--time=25:00:00"),
+        (100 * 86400.0, "--time=2400:00:00"),
+        (None, ""),
+    ],
 )
 async def test_walltimes_are_whole_minutes(
     slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
@@ -264,6 +273,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.told: list[object] = []
+        self.trouble_told = ""
 
     async def open(self) -> None:
         self.told.append("open")
@@ -278,6 +288,9 @@ class Recorded:
     async def cancel(self, job: str) -> None:
         self.told.append(job)
 
+    async def trouble(self) -> str:
+        return self.trouble_told
+
     async def check(self) -> Sequence[Finding]:
         return [Finding("library", True, "there")]
 
@@ -291,8 +304,54 @@ async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> 
     await seen.cancel("167", "koala-x-2.1.0")
     found = await seen.check()
     await seen.close()
-    options = ["--nodes=2", "--comment=koala-x-9.1.0", "--time=1", "--ntasks-per-node=1", "--exclusive", "--no-requeue"]
+    options = [
+        "--nodes=2",
+        "--comment=koala-x-9.1.0",
+        "--time=0:01:00",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--no-requeue",
+    ]
     submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
     assert control.told == ["open", submitted, "167", "close"]
     assert found[-1] == Finding("library", True, "there")
     assert slurm.calls("sbatch") == slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
+async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str, seconds: float) -> None:
+    slurm.says("scontrol", f"MaxJobCount = 1\n{told}")
+    assert await lrm().settling_time() == seconds
+    slurm.dies("scontrol")
+    assert await lrm().settling_time() == 10.0
+
+
+async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
+    control = Recorded()
+    seen = SlurmLrm(SlurmSettings("main"), control=control)
+    assert (await seen.snapshot()).trouble == ""
+    control.trouble_told = "there is no library"
+    assert (await seen.snapshot()).trouble == "there is no library"
+
+
+async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    assert (await lrm().snapshot()).trouble == ""
+    (tmp_path / "bin" / "sbatch").unlink()
+    assert (await lrm().snapshot()).trouble.startswith("not found: sbatch; install Slurm's client commands")
+
+
+async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
+    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
+    for job in document["jobs"]:
+        job["state_reason"] = "PartitionTimeLimit"
+    slurm.says("squeue", json.dumps(document), when="*--json*")
+    found = {job.id: (job.state, job.refused, job.reason) for job in (await lrm().snapshot()).jobs}
+    assert found["169"] == (LrmJobState.QUEUED, "job", "Slurm will not start it: PartitionTimeLimit")
+    assert found["167"] == (LrmJobState.RUNNING, None, "")
+
+
+async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await lrm().submit(submission(tmp_path))
+    assert caught.value.fault == "limit"

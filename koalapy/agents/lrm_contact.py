@@ -1,0 +1,113 @@
+"""Whether a resource manager answers and takes jobs, and what is to be told of that while it does not."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from koalapy.model.errors import SiteError, SiteUnavailable
+from koalapy.model.moment import clock
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+SILENT_AFTER = 10.0
+"""Seconds that a look may take before it is told that the resource manager does not answer."""
+CALL_WITHIN = 120.0
+"""Seconds that anything asked of a resource manager may take; each of the commands it is made of has less."""
+REFUSED_PAUSE = 60.0
+"""Seconds for which a resource manager that refused a job by its own fault is given no further one, the first time;
+each further refusal in a row doubles it."""
+REFUSED_LONGEST = 1800.0
+
+
+class Contact:
+    """What is known of a resource manager's own health; ``tell`` is called with the problem whenever that changes."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._fault = ""
+        """Why it cannot be asked."""
+        self._trouble = ""
+        """Why it takes no jobs, as far as it was asked."""
+        self._refusal = ""
+        """Why it took none when one was handed in."""
+        self._refused_until = 0.0
+        self._refusals = 0
+        self._answered_at = time.time()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be started there, in one line; empty when it can."""
+        refusal = self._refusal if time.monotonic() < self._refused_until else ""
+        return self._fault or self._trouble or refusal
+
+    async def look(self, asked: Awaitable[T]) -> T:
+        """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
+        began = time.monotonic()
+        looking = asyncio.ensure_future(asked)
+        try:
+            done, _ = await asyncio.wait((looking,), timeout=SILENT_AFTER)
+            if not done:
+                self._out_of_reach("")
+                done, _ = await asyncio.wait((looking,), timeout=CALL_WITHIN - SILENT_AFTER)
+            if not done:
+                raise SiteUnavailable(f"no answer within {CALL_WITHIN:g} s")
+            answer = looking.result()
+        except SiteError as error:
+            text = in_one_line(error)
+            self._out_of_reach(text, silent=time.monotonic() - began >= SILENT_AFTER)
+            raise
+        finally:
+            looking.cancel()
+        self._answered_at = time.time()
+        if self._fault:
+            log.info("resource manager in reach again", action="lrm-back")
+            self._fault = ""
+            self._tell()
+        return answer
+
+    async def act(self, asked: Awaitable[T]) -> T:
+        """The answer to anything else; ``SiteUnavailable`` when there is none: it may have been done all the same."""
+        try:
+            async with asyncio.timeout(CALL_WITHIN):
+                return await asked
+        except TimeoutError as error:
+            raise SiteUnavailable(f"the resource manager did not answer within {CALL_WITHIN:g} s") from error
+
+    def troubled(self, why: str) -> None:
+        """It was asked whether it would take a job; ``why`` is empty when nothing is known to be in the way."""
+        if why == self._trouble:
+            return
+        if why:
+            log.warning("resource manager takes no jobs", action="lrm-trouble", reason=why)
+        self._trouble = why
+        self._tell()
+
+    def refused(self, error: SiteError) -> None:
+        """It took no job by a fault of its own or of the cluster's configuration: no other job would fare better."""
+        pause = min(REFUSED_LONGEST, REFUSED_PAUSE * 2.0 ** min(self._refusals, 30))
+        self._refusals += 1
+        self._refusal, self._refused_until = in_one_line(error), time.monotonic() + pause
+        log.warning("resource manager refuses jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
+        self._tell()
+
+    def taken(self) -> None:
+        """It has taken a job."""
+        self._refusal, self._refusals = "", 0
+
+    def _out_of_reach(self, text: str, *, silent: bool = True) -> None:
+        now = time.time()
+        since = f"not answering since {clock(self._answered_at, now, exact=True)}" if silent else ""
+        if not self._fault:
+            log.warning("resource manager out of reach", action="lrm-lost", reason=text or since)
+        self._fault = ": ".join(filter(None, (since, text)))
+        self._tell()
+
+
+def in_one_line(error: SiteError) -> str:
+    """An error's words and the way out."""
+    return " ".join(f"{error.message}; {error.hint}".split() if error.hint else error.message.split())

@@ -1,0 +1,112 @@
+"""Jobs that a resource manager has of us and should not have: several of one name, and those that do not go away."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from koalapy.agents.component import Component
+from koalapy.agents.lrm.port import LrmJob, LrmJobState
+from koalapy.model.moment import clock
+from koalapy.model.wording import nodes
+
+SHOWN_AFTER = 10.0
+"""Seconds after it was told to end from which it is told of that a job is still there."""
+AGAIN_AFTER = 30.0
+"""Seconds until a job that is still there is told to end again, by force."""
+REMEMBERED = 10_000
+"""Names of components that have ended which are remembered."""
+
+
+@dataclass(slots=True)
+class Leftover:
+    """A job that was told to end: when first, in seconds since the epoch, and last, by the monotonic clock."""
+
+    job: LrmJob
+    since: float
+    told: float
+
+
+class Leftovers:
+    """What was told to end and has not."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, None] = {}
+        """Names of components that have ended: whatever is found under one, even if it comes late, is to go."""
+        self._left: dict[str, Leftover] = {}
+        """By the id of the job."""
+
+    def component_ended(self, name: str) -> None:
+        self._over.pop(name, None)
+        self._over[name] = None
+        if len(self._over) > REMEMBERED:
+            del self._over[next(iter(self._over))]
+
+    def component_begins(self, name: str) -> None:
+        self._over.pop(name, None)
+
+    def see(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
+        """Take in a look and, of the live components, the jobs that were told to end already.
+
+        What is to be told to end now, and whether by force because it was told before.
+        """
+        now = time.monotonic()
+        told = {job.id: job for job in ending}
+        over = {job.id: job for job in jobs if job.name in self._over and job.state is not LrmJobState.ENDED}
+        self._left = {id: left for id, left in self._left.items() if id in told or id in over}
+        orders = []
+        for job in (*told.values(), *over.values()):
+            left = self._left.get(job.id)
+            if left is None:
+                self._left[job.id] = Leftover(job, time.time(), now)
+                if job.id not in told:
+                    orders.append((job, False))
+                continue
+            left.job = job
+            if now >= left.told + AGAIN_AFTER:
+                left.told = now
+                orders.append((job, True))
+        return orders
+
+    def notices(self) -> list[str]:
+        """Of each, for people, what is still there and since when it should not be."""
+        now = time.time()
+        return [
+            f"the resource manager still holds job {left.job.id} ({left.job.name}"
+            f"{f', {nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
+            f"told to end at {clock(left.since, now, exact=True)}" + (f": {left.job.reason}" if left.job.reason else "")
+            for left in self._left.values()
+            if now >= left.since + SHOWN_AFTER
+        ]
+
+
+def job_of(component: Component, named: Sequence[LrmJob]) -> tuple[LrmJob | None, list[LrmJob]]:
+    """Of all jobs of a component's name, its own, and those that must be ended because there may be but one.
+
+    A submission that was not answered may have been taken all the same, perhaps late. What a runner is connected from
+    stays; else the job that is known to have ended is the component's, else the oldest.
+    """
+    active = [job for job in named if job.state is not LrmJobState.ENDED]
+    known = next((job for job in named if job.id == component.lrm_job), None)
+    if not active or (len(active) == 1 and known in (None, active[0])):
+        return known or next(iter(active), None) or (named[-1] if named else None), []
+    runners = {node.lrm_job for node in component.connected}
+    connected = [job for job in active if job.id in runners]
+    if connected:
+        own = min(connected, key=_age)
+    elif known is not None and known.state is LrmJobState.ENDED:
+        own = known
+    else:
+        own = min(active, key=_age)
+    return own, [job for job in active if job is not own]
+
+
+def _age(job: LrmJob) -> tuple[int, str]:
+    """Resource managers number their jobs upwards."""
+    return len(job.id), job.id
+
+
+def by_name(jobs: Iterable[LrmJob]) -> Mapping[str, list[LrmJob]]:
+    named: dict[str, list[LrmJob]] = {}
+    for job in jobs:
+        named.setdefault(job.name, []).append(job)
+    return named

@@ -1,0 +1,284 @@
+"""What an agent makes of a resource manager that is silent, refuses, takes jobs late, or does not let them go."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from koalapy.agents import lrm_contact, lrm_jobs, lrm_leftovers
+from koalapy.agents.component import Component, Node
+from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
+from koalapy.agents.lrm_leftovers import Leftovers, job_of
+from koalapy.agents.runners import RunnerConnection
+from koalapy.agents.spool import Spool
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agents.conftest import FakeDaemon, Site
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.test_lrm_trouble import counts, serving
+
+T = "7.1.0"
+NAME = "koala-test-7.1.0"
+SILENT = r"not answering since \d\d:\d\d:\d\d"
+
+
+@pytest.fixture
+def lrm() -> MemoryLrm:
+    return MemoryLrm()
+
+
+# Silence
+
+
+async def test_silence_is_told_while_it_lasts_and_logged_once(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.05)
+    monkeypatch.setattr(lrm_contact, "CALL_WITHIN", 0.1)
+    with capture_logs() as logs:
+        async with serving(lrm, daemon, tmp_path):
+            await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+            lrm.answering.clear()
+            lrm.changed.set()
+            await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
+            await daemon.until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 0.1 s", counts(daemon)[2])))
+            for _ in range(2):
+                looks = lrm.looks
+                lrm.changed.set()
+                await daemon.until(lambda looks=looks: lrm.looks > looks, 0.02)  # type: ignore[misc]
+            lrm.answering.set()
+            lrm.changed.set()
+            await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+    actions = [log["action"] for log in logs]
+    assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
+
+
+async def test_a_resource_manager_that_is_silent_from_the_first(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.05)
+    lrm.answering.clear()
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
+        lrm.answering.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.2)
+    monkeypatch.setattr(lrm_jobs, "REPORT_EVERY", 0.1)
+    pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await daemon.until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
+        assert daemon.report()["total"] == 4
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await daemon.until(lambda: daemon.report()["problem"] == "")
+    await daemon.open(["true"], T)
+    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "problem"),
+    [
+        ("job", (False, "job"), ""),
+        ("limit", (False, "limit"), ""),
+        ("site", (True, ""), "no such account; ask for one"),
+        ("", (False, "job"), ""),
+    ],
+)
+async def test_whose_fault_a_refusal_is(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, told: tuple[bool, str], problem: str
+) -> None:
+    lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=fault)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        ended = await daemon.reaches(T, "ended")
+        assert (ended["infrastructure"], ended["refused"]) == told
+        assert ended["error"] == "no such account; ask for one"
+        assert counts(daemon) == (2, 2, problem)
+        if problem:
+            order = [message["type"] for message in daemon.messages]
+            said = max(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
+            assert said < len(order) - 1 - order[::-1].index("status"), "nothing else is to be sent the same way"
+
+
+async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lrm_contact, "REFUSED_PAUSE", 0.05)
+    lrm.refusal = SiteRejected("no such account", fault="site")
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        await daemon.reaches(T, "ended")
+        assert any(report["problem"] == "no such account" for report in daemon.said("report"))
+        await asyncio.sleep(0.06)
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        lrm.refusal = None
+        await daemon.submit("8.1.0")
+        await daemon.reaches("8.1.0", "waiting")
+
+
+async def test_what_takes_no_jobs_says_so_before_it_is_given_any(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.trouble = "the DRMAA library cannot be loaded"
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, lrm.trouble))
+        assert daemon.inventories == [[]], "what runs there is known all the same"
+        lrm.trouble = ""
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+async def test_a_job_that_was_taken_and_will_never_start_is_ended(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        await daemon.reaches(T, "waiting")
+        lrm.jobs["1"] = LrmJob(
+            "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", refused="job"
+        )
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.status(T).get("refused") == "job")
+        assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
+        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+
+
+# Submissions in doubt
+
+
+async def test_what_is_taken_late_is_found_before_anything_is_handed_in_again(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.refusal, lrm.late = SiteUnavailable("sbatch did not answer"), True
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        # The first try is taken while its name is looked for; the second as well; none is handed in a third time.
+        await daemon.reaches(T, "waiting")
+        lrm.changed.set()
+        await daemon.until(lambda: ("2", False) in lrm.cancelled)
+        assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
+        assert daemon.status(T)["lrm_job"] == "1", "the oldest stays"
+        assert ("1", False) not in lrm.cancelled
+
+
+async def test_what_is_taken_after_it_was_given_up_is_ended(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lrm_jobs, "SUBMIT_PAUSE", 0.001)
+    lrm.refusal = SiteUnavailable("sbatch did not answer")
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        ended = await daemon.reaches(T, "ended")
+        assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
+        await daemon.acknowledged(await daemon.command("forget", T))
+        lrm.take(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
+        lrm.changed.set()
+        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+
+
+def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
+    own = Component("test", T, Spool(tmp_path).make("test", T), len(runners) or 1, lrm_job=lrm_job)
+    own.nodes = [Node(runner=RunnerConnection(None, set()), lrm_job=job) for job in runners]  # type: ignore[arg-type]
+    return own
+
+
+@pytest.mark.parametrize(
+    ("known", "runners", "ids", "ended", "own", "extra"),
+    [
+        ("7", (), ("7",), (), "7", ()),
+        ("7", (), ("7", "10", "9"), (), "7", ("10", "9")),
+        ("9", (), ("10", "9", "7"), (), "7", ("10", "9")),
+        ("7", ("9",), ("7", "9"), (), "9", ("7",)),
+        ("7", (), ("7", "9"), ("7",), "7", ("9",)),
+        ("7", ("9",), ("7", "9"), ("7",), "9", ()),
+        ("7", (), ("7", "9"), ("7", "9"), "7", ()),
+        ("7", (), ("9",), (), "9", ()),
+        ("7", (), (), (), None, ()),
+    ],
+)
+def test_of_several_jobs_of_one_name_one_stays(
+    tmp_path: Path, known: str, runners: tuple[str, ...], ids: tuple[str, ...], ended: tuple[str, ...],
+    own: str | None, extra: tuple[str, ...],
+) -> None:  # fmt: skip
+    states = {True: LrmJobState.ENDED, False: LrmJobState.RUNNING}
+    jobs = [LrmJob(id, NAME, states[id in ended]) for id in ids]
+    found, superfluous = job_of(component(tmp_path, known, *runners), jobs)
+    assert (found.id if found else None, tuple(job.id for job in superfluous)) == (own, extra)
+
+
+async def test_a_second_runner_of_another_job_does_not_kick_out_the_first(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    address = json.loads((site.settings.directory / "agent.json").read_text())
+    ((_, _, folder),) = Spool(site.settings.directory).load()
+    secret = folder.entries()["submit"]["secret"]
+    hello = {"t": "hello", "component": NAME, "secret": secret, "node": 0, "host": "h", "name": "h", "pid": 1}
+    hello |= {"phase": "waiting", "start": 0, "lrm_job": "4711"}
+    reader, writer = await asyncio.open_connection(address["host"], address["port"])
+    writer.write(json.dumps(hello).encode() + b"\n")
+    assert json.loads(await reader.readline()) == {"t": "refused"}
+    assert await reader.read() == b""
+    writer.close()
+    await daemon.open(["sh", "-c", "echo $LOCALD_JOB"], T)
+    ended = await daemon.reaches(T, "ended")
+    assert (ended["program_exit"], ended["hosts"]) == (0, ["127.0.1.1"])
+
+
+# What is not let go
+
+
+async def test_what_the_resource_manager_does_not_let_go_is_told_and_ended_by_force(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lrm_leftovers, "SHOWN_AFTER", 0.0)
+    monkeypatch.setattr(lrm_leftovers, "AGAIN_AFTER", 0.0)
+    monkeypatch.setattr(lrm_jobs, "STOP_PATIENCE", 0.0)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        await daemon.reaches(T, "waiting")
+        lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
+        lrm.changed.set()
+        await daemon.reaches(T, "ended")
+        await daemon.acknowledged(await daemon.command("forget", T))
+        lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
+        lrm.changed.set()
+        await daemon.until(lambda: bool(daemon.report()["notices"]))
+        (notice,) = daemon.report()["notices"]
+        told = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\), told to end at \d\d:\d\d:\d\d"
+        assert re.fullmatch(f"{told}: node a does not answer", notice)
+        lrm.changed.set()
+        await daemon.until(lambda: ("1", True) in lrm.cancelled)
+        assert lrm.cancelled[0] == ("1", False)
+        lrm.end("1")
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.report()["notices"] == [])
+
+
+def test_a_component_of_the_same_name_that_begins_anew_is_let_be() -> None:
+    left, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
+    left.component_ended(NAME)
+    assert left.see([job], []) == [(job, False)]
+    left.component_begins(NAME)
+    assert left.see([job], []) == []
+    assert left.notices() == []
