@@ -7,6 +7,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from koalapy import __version__
+from koalapy.api.admission import Admission
 from koalapy.api.clusters import clusters_router, health_router
 from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
@@ -27,7 +28,9 @@ TAGS = [
 ]
 
 
-def create_app(service: JobService, tokens: Sequence[str] = (), routers: Sequence[APIRouter] = ()) -> FastAPI:
+def create_app(
+    service: JobService, tokens: Sequence[str] = (), routers: Sequence[APIRouter] = (), most_requests: int = 1000
+) -> FastAPI:  # fmt: skip
     """The application; with ``tokens``, requests must show one of them. ``routers`` look after themselves."""
     app = FastAPI(
         title="koalapy", version=__version__, description="A live co-allocating meta-scheduler.",
@@ -43,6 +46,7 @@ def create_app(service: JobService, tokens: Sequence[str] = (), routers: Sequenc
         app.include_router(router)
     install(app)
     app.add_middleware(Guard, tokens=tokens)
+    app.add_middleware(Admission, most=most_requests)
     _describe(app)
     return app
 

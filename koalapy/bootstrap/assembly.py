@@ -28,6 +28,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
 from koalapy.service.catalogue import Catalogue
+from koalapy.service.connections import Connections, raise_file_limit
 from koalapy.service.daemon import Daemon
 from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
@@ -91,12 +92,16 @@ async def run(
     services = _services(settings, stores, engine, hub, links, describe, data_dir)
     hub.feedback = TransferFeedback(services.files, services.network)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
-    app = create_app(services.jobs, tokens=settings.tokens, routers=_routers(settings, services, hub, tokens))
+    connections = Connections(raise_file_limit())
+    app = create_app(
+        services.jobs, tokens=settings.tokens, routers=_routers(settings, services, hub, tokens),
+        most_requests=connections.most_requests,
+    )  # fmt: skip
     agents = _embedded_agents(settings, tokens, data_dir, config)
     services.network.start()
     try:
         duties = _duties(settings, services, engine)
-        await Daemon(engine, stores.jobs, hub, app, listener, agents, announce, duties).run()
+        await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
     finally:
         await services.network.stop()
         stores.jobs.close()

@@ -11,6 +11,7 @@ import structlog
 import uvicorn
 
 from koalapy.ports import Store
+from koalapy.service.connections import Connections
 from koalapy.service.duties import Duties, Duty
 from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import Engine
@@ -25,10 +26,10 @@ GRACE = 3
 class HttpServer(uvicorn.Server):
     """Uvicorn without its own signal handling, and with a word when it listens."""
 
-    def __init__(self, app: Any, started: Callable[[], None]) -> None:
+    def __init__(self, app: Any, connections: Connections, started: Callable[[], None]) -> None:
         config = uvicorn.Config(
-            app, lifespan="off", access_log=False, log_level="warning", timeout_graceful_shutdown=GRACE,
-            ws_max_size=64 * 1024 * 1024, ws_per_message_deflate=False, backlog=1024,
+            app, http=connections.protocol(), lifespan="off", access_log=False, log_level="warning",
+            timeout_graceful_shutdown=GRACE, ws_max_size=64 * 1024 * 1024, ws_per_message_deflate=False, backlog=1024,
         )  # fmt: skip
         super().__init__(config)
         self._on_started = started
@@ -46,8 +47,8 @@ class Daemon:
     """Everything that runs in ``koala serve``."""
 
     def __init__(
-        self, engine: Engine, store: Store, hub: Hub, app: Any, listener: socket.socket, agents: EmbeddedAgents,
-        announce: Callable[[str], None], duties: Sequence[Duty] = (),
+        self, engine: Engine, store: Store, hub: Hub, app: Any, listener: socket.socket, connections: Connections,
+        agents: EmbeddedAgents, announce: Callable[[str], None], duties: Sequence[Duty] = (),
     ) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
@@ -56,7 +57,7 @@ class Daemon:
         self._agents = agents
         self._announce = announce
         self._end = asyncio.Event()
-        self._server = HttpServer(app, self._started)
+        self._server = HttpServer(app, connections, self._started)
         self._duties = Duties(engine, store, self._end.set, duties)
         host, port = listener.getsockname()[:2]
         self.url = f"http://{host}:{port}"

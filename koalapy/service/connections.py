@@ -1,0 +1,103 @@
+"""How many connections the daemon has, and for how long: who only holds one open takes it from nobody else."""
+
+import asyncio
+import resource
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST = 4096
+"""HTTP connections, where the system allows so many."""
+SPARE = 64
+"""Connections of these that no request of a user's may keep busy: for those that come, and for agents."""
+OWN_FILES = 256
+"""Files that the daemon needs for itself: its database, its embedded agents, the agents' WebSockets."""
+HEADERS_WITHIN = 20.0
+"""Seconds from the beginning of a connection, or from the last answer, until a request's headers are complete."""
+
+
+def raise_file_limit() -> int:
+    """Allow this process as many open files as the system lets it; how many these are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MOST + OWN_FILES
+    # Programs of embedded clusters inherit it: no more than is of use.
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+class Connections:
+    """The HTTP connections: when there are too many, one that waits for a request makes way, the oldest first."""
+
+    def __init__(self, files: int, headers_within: float = HEADERS_WITHIN) -> None:
+        # A request may have a file open beside its connection.
+        self.most = min(MOST, max(2 * SPARE, (files - OWN_FILES) // 2))
+        self.headers_within = headers_within
+        self._open: set[Connection] = set()
+        self._waiting: dict[Connection, asyncio.TimerHandle] = {}
+        """Those without a request, and when they are closed; in the order in which they began to wait."""
+
+    @property
+    def most_requests(self) -> int:
+        """Requests of users at a time."""
+        return self.most - SPARE
+
+    def protocol(self) -> type["Connection"]:
+        """What uvicorn makes for each connection."""
+
+        class Counted(Connection):
+            all = self
+
+        return Counted
+
+    def opened(self, connection: "Connection") -> None:
+        self._open.add(connection)
+        self.waits(connection)
+        if len(self._open) > self.most:
+            self._close(next(iter(self._waiting)))
+
+    def waits(self, connection: "Connection") -> None:
+        """It has no request, or not the whole head of one: it may have until the deadline."""
+        if connection in self._open and connection not in self._waiting:
+            self._waiting[connection] = connection.loop.call_later(self.headers_within, self._close, connection)
+
+    def works(self, connection: "Connection") -> None:
+        if timer := self._waiting.pop(connection, None):
+            timer.cancel()
+
+    def left(self, connection: "Connection") -> None:
+        """It is closed, or not HTTP any more."""
+        self.works(connection)
+        self._open.discard(connection)
+
+    def _close(self, connection: "Connection") -> None:
+        self.left(connection)
+        connection.transport.abort()
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's, which waits for a request as long as it takes, but for one that tells when it waits."""
+
+    all: Connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.all.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.all.left(self)
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self) -> None:
+        self.all.left(self)
+        super().handle_websocket_upgrade()
+
+    def on_headers_complete(self) -> None:
+        self.all.works(self)
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # else another request came along with it
+            self.all.waits(self)

@@ -1,0 +1,60 @@
+"""How many requests are served at a time, and how long their bodies may take."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from koalapy.api.admission import Admission
+from tests.api.conftest import AGENT_TOKENS, Open
+
+Body = dict[str, Any]
+
+
+def admitted(api: Any, most: int = 100, body_within: float = 0.1) -> httpx2.AsyncClient:
+    """The same daemon behind bounds of the test's own."""
+    app = Admission(api._transport.app, most, body_within)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala", headers=api.headers)
+
+
+async def test_beyond_so_many_requests_users_are_told_to_come_again(open_api: Open, body: Body) -> None:
+    plain = await open_api()
+    await plain.post("/api/v1/jobs", json=body)
+    api = admitted(plain, most=2)
+    waiting = [asyncio.create_task(api.get("/api/v1/jobs/1?wait=30")) for _ in range(2)]
+    while (refused := await api.get("/api/v1/clusters")).status_code == 200:
+        await asyncio.wait(waiting, timeout=0.001)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.headers["content-type"] == "application/problem+json"
+    agents = "/api/v1/agents/north/bundles/" + "a" * 64
+    answer = await api.get(agents, headers={"authorization": f"Bearer {AGENT_TOKENS['north']}"})
+    assert answer.status_code == 404, "an agent is heard all the same"
+    await plain.post("/api/v1/jobs/1/cancel")
+    assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+    assert (await api.get("/api/v1/clusters")).status_code == 200
+
+
+@pytest.mark.parametrize("first", [b"", b'{"request":'])
+async def test_a_body_that_does_not_come_to_its_end_is_not_waited_for(open_api: Open, first: bytes) -> None:
+    api = admitted(await open_api())
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield first
+        await asyncio.Event().wait()
+
+    headers = {"content-type": "application/json"}
+    answer = await api.post("/api/v1/jobs", content=pieces(), headers=headers)
+    assert (answer.status_code, answer.json()["status"]) == (408, 408)
+    assert "not complete within 0.1 seconds" in answer.json()["detail"]
+
+
+async def test_an_answer_may_take_longer_than_a_body(open_api: Open, body: Body) -> None:
+    api = admitted(await open_api())
+    await api.post("/api/v1/jobs", json=body)
+    assert (await api.get("/api/v1/jobs/1?wait=0.3")).status_code == 200
+    following = asyncio.create_task(api.get("/api/v1/jobs/1/events"))
+    await api.get("/api/v1/jobs/1?wait=0.3")
+    await api.post("/api/v1/jobs/1/cancel")
+    assert '"cancelled"' in (await following).text
