@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def main() -> int:
         print(f"it was broken off; see {ground}", file=sys.stderr)
         raise
     finally:
-        _kill_all(ground)
+        victims.kill_all(ground)
         if server is not None:
             server.remove()
     print(summary(outcome))
@@ -65,17 +64,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--postgresql", action="store_true", help="with PostgreSQL, which is restarted, too")
     parser.add_argument("--keep", action="store_true", help="leave the folder though nothing was wrong")
     return parser.parse_args()
-
-
-def _kill_all(ground: Path) -> None:
-    """Nothing of ours outlives us, whatever happened."""
-    end = time.monotonic() + 10
-    while (left := victims.everything(ground)) and time.monotonic() < end:
-        for pid in left:
-            if found := victims.victim("", pid, ground):
-                found.signal(signal.SIGKILL)
-                found.close()
-        time.sleep(0.1)
 
 
 def summary(outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tests.chaos.checked_output import check_output, check_results
 from tests.chaos.evidence import FINAL, Evidence, Look, Submission, Told, Violation
 from tests.chaos.marks import Mark
+from tests.chaos.workload import NETWORKS
 
 INFRASTRUCTURE = "infrastructure-failure"
 WALLTIME = "walltime"
@@ -92,6 +93,8 @@ def check_marks(marks: Sequence[Mark], jobs: Mapping[str, Told]) -> Iterator[Vio
             yield Violation("rank twice", mark.job, f"{mark}, which was {earlier} before")
         begun[mark.rank] = mark
         sizes[mark.job, mark.generation, mark.cluster] += 1
+        if not mark.host.startswith(f"{NETWORKS[mark.cluster]}."):
+            yield Violation("network", mark.job, f"{mark} has the address {mark.host}")
     for node, on_it in by_node.items():
         yield from _shared(node, on_it)
     for (name, generation, cluster), ranks in sizes.items():

@@ -50,7 +50,7 @@ def plan_faults(seed: int, count: int, seconds: float, *, database: bool) -> lis
 
 def _fault(at: float, chance: random.Random, database: bool) -> Fault:
     moment: Moment = "any"
-    whom_else: dict[Whom, int] = {**WHOM, "database": 6} if database else WHOM
+    whom_else: dict[Whom, int] = {**WHOM, "database": 10} if database else WHOM
     (whom,) = chance.choices(list(whom_else), whom_else.values())
     how: How = "kill" if chance.random() < 0.55 else "stop"
     if chance.random() < 0.25:

@@ -224,6 +224,7 @@ def _tracebacks(log: Path) -> list[str]:
     lines = log.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
-            last = next((text for text in lines[number + 1 :] if text[:1].strip()), "")
+            following = (text for text in lines[number + 1 :] if text[:1].strip())
+            last = next((text for text in following if not text.startswith(("timestamp=", "Traceback"))), "")
             found[last[:200]] += 1
     return [f"{count} tracebacks in the log: {what}" for what, count in found.most_common(TRACEBACKS_SHOWN)]

@@ -308,6 +308,13 @@ def two_ranks_share_a_node(history: History, data: st.DataObject) -> bool:
     return place is not None
 
 
+@plants("network")
+def a_node_has_the_address_of_another_network(history: History, data: st.DataObject) -> bool:
+    begins = [place for place, mark in enumerate(history.marks) if mark.what == "begin"]
+    changed(history.marks, data.draw(st.sampled_from(begins)), lambda mark: replace(mark, host="127.0.1.1"))
+    return True
+
+
 @plants("rank twice")
 def a_rank_begins_twice(history: History, data: st.DataObject) -> bool:
     begins = [mark for mark in history.marks if mark.what == "begin"]

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,17 @@ def everything(directory: Path) -> dict[int, str]:
             words = _words(int(entry)) or [_name(int(entry))]
             found[int(entry)] = " ".join(words)[:200]
     return found
+
+
+def kill_all(directory: Path, within: float = 10.0) -> None:
+    """Nothing of the grid outlives those who made it, whatever happened."""
+    end = time.monotonic() + within
+    while (left := everything(directory)) and time.monotonic() < end:
+        for pid in left:
+            if found := victim("", pid, directory):
+                found.signal(signal.SIGKILL)
+                found.close()
+        time.sleep(0.1)
 
 
 def _below(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ from tests.chaos.rank import SHORT_LINE
 Expected = Literal["succeeded", "failed", "cancelled", "walltime"]
 """What becomes of a job unless infrastructure fails it too often; ``cancelled`` ones may be over before."""
 
-CLUSTERS = {"alder": 4, "birch": 3, "cedar": 5, "dogwood": 3}
+CLUSTERS = {"alder": 6, "birch": 5, "cedar": 8, "dogwood": 5}
 NETWORKS = {"alder": "127.71.1", "birch": "127.71.2", "cedar": "127.71.3", "dogwood": "127.71.4"}
 AMPLE = 300.0
 """Seconds of walltime that no job needs, whatever befalls the grid."""
@@ -94,7 +94,7 @@ def _planned(number: int, chance: random.Random) -> Planned:
     long = kind in ("long", "stubborn", "walltime")
     body: dict[str, Any] = {
         "name": f"{kind}-{number}",
-        "request": _request(chance, 3 if long else 6),
+        "request": _request(chance, 3 if long else 5),
         "launcher": "openmpi" if kind.startswith("mpi") else "processes",
         "priority": "high" if chance.random() < 0.12 else "low",
         "claiming": "incremental" if chance.random() < 0.3 else "atomic",
@@ -109,7 +109,7 @@ def _planned(number: int, chance: random.Random) -> Planned:
         body["max_restarts"] = chance.randint(0, 2)
     loud = kind.startswith("loud")
     task: dict[str, Any] = {
-        "seconds": 120.0 if long else round(chance.uniform(0.1, 2.0), 2),
+        "seconds": 120.0 if long else round(chance.uniform(0.05, 1.2), 2),
         "lines": chance.choice(LOUD_LINES) if loud else chance.randint(1, 20),
         "width": LOUD_WIDTH if loud else SHORT_LINE,
         "code": chance.choice([1, 3, 42, 126]) if kind in FAILING else 0,
@@ -119,7 +119,7 @@ def _planned(number: int, chance: random.Random) -> Planned:
     if kind == "files":
         content = task["input"] = f"input of job {number} {chance.getrandbits(64):x}"
         body["collect"] = ["out/*"]
-    cancel = chance.uniform(0.0, 6.0) if kind in ("long", "stubborn") else None
+    cancel = chance.uniform(0.0, 4.0) if kind in ("long", "stubborn") else None
     if cancel is None and chance.random() < 0.04:
         cancel = chance.uniform(0.0, 2.0)
     return Planned(number, kind, body, task, _expected(kind, cancel), cancel, chance.random() < 0.1, content)
@@ -140,7 +140,7 @@ def _request(chance: random.Random, most: int) -> dict[str, Any]:
         return {"type": form, "total_size": total}
     sizes = [total] if total == 1 or chance.random() < 0.3 else [total - total // 2, total // 2]
     if form == "nonfixed":
-        return {"type": form, "components": [{"size": min(size, 5)} for size in sizes]}
+        return {"type": form, "components": [{"size": size} for size in sizes]}
     clusters = chance.sample(sorted(CLUSTERS), len(sizes))
     components = [{"size": min(n, CLUSTERS[c]), "cluster": c} for n, c in zip(sizes, clusters, strict=True)]
     return {"type": form, "components": components}
