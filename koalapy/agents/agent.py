@@ -1,6 +1,7 @@
 """The agent of one cluster: carries out the daemon's commands, and tells it what runners and resource manager say."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ import koalapy
 from koalapy.agents.background import Background
 from koalapy.agents.barrier import Barrier
 from koalapy.agents.component import Component
+from koalapy.agents.daemons import Daemons
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.forgetting import Forgetting
@@ -38,6 +40,7 @@ from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
+from koalapy.model.job import parse_token
 
 log = structlog.get_logger()
 
@@ -122,7 +125,8 @@ class Agent:
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
-        self._epoch = 0
+        self._daemons = Daemons(settings.directory)
+        self._epoch, self._life = 0, ""
         self._greeting: asyncio.Task[None] | None = None
         self._confirming: set[asyncio.Task[None]] = set()
 
@@ -175,6 +179,7 @@ class Agent:
             lrm=self._settings.lrm,
             host=socket.gethostname(),
             pid=os.getpid(),
+            known=self._daemons.known(),
         )
 
     def _finished(self, component: Component) -> None:
@@ -234,7 +239,9 @@ class Agent:
                 self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
 
     def _welcome(self, message: Welcome) -> None:
-        self._epoch, self._barrier.lease = message.epoch, message.lease
+        if not self._daemons.serve(message.instance, message.epoch, message.life):
+            raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
+        self._epoch, self._life, self._barrier.lease = message.epoch, message.life, message.lease
         self._reporter.instance = message.instance
         self._forgetting.heard()
         self._greeting = asyncio.create_task(self._take_stock())
@@ -264,6 +271,7 @@ class Agent:
             error = f"epoch {message.epoch} is older than {self._epoch}"
             self._uplink.put(Ack(id=message.id, error=error))
             return
+        self._note(message)
         match message.type:
             case "submit":
                 error = self._submit(message)
@@ -279,6 +287,15 @@ class Agent:
                 self._files.stages.unstage(self._reporter.instance, message.token)
                 error = ""
         self._uplink.put(Ack(id=message.id, error=error))
+
+    def _note(self, message: Command) -> None:
+        """What must be remembered even when the daemon forgets it."""
+        instance = self._reporter.instance
+        if message.epoch > self._epoch:
+            self._epoch = message.epoch
+            self._daemons.serve(instance, message.epoch, self._life)
+        with contextlib.suppress(ValueError):
+            self._daemons.heard_of(instance, parse_token(message.token).job)
 
     def _submit(self, message: Submit) -> str:
         known = self._reporter.find(message.token)

@@ -24,6 +24,18 @@ class Message(BaseModel):
 # From the agent
 
 
+class KnownDaemon(Message):
+    """What an agent remembers of a daemon: the last epoch it served, whose it was, and the highest job it heard of.
+
+    A daemon whose database was put back from a copy learns from it what it has forgotten.
+    """
+
+    instance: str
+    epoch: int
+    life: str = ""
+    job: int = 0
+
+
 class Hello(Message):
     """First message on a connection."""
 
@@ -34,6 +46,7 @@ class Hello(Message):
     lrm: str
     host: str
     pid: int
+    known: list[KnownDaemon] = []
 
 
 class Status(Message):
@@ -171,12 +184,16 @@ class Confirmed(Message):
 
 
 class Welcome(Message):
-    """Answer to ``Hello``; commands of an epoch below this one are refused from now on."""
+    """Answer to ``Hello``; commands of an epoch below this one are refused from now on, by later agents too.
+
+    ``life`` tells two daemons apart that have the same epoch, as when a database was put back from a copy.
+    """
 
     type: Literal["welcome"] = "welcome"
     protocol: int = PROTOCOL
     epoch: int
     instance: str
+    life: str = ""
     lease: float
     """Seconds without any word from its agent after which a runner ends itself."""
 

@@ -90,6 +90,7 @@ async def run(
     engine = _engine(stores, scheduler, catalogue, describe)
     hub = _hub(settings, stores, engine)
     services = _services(settings, stores, engine, hub, links, describe, data_dir)
+    hub.number_above(services.jobs.number_above)
     hub.feedback = TransferFeedback(services.files, services.network)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
     connections = Connections(raise_file_limit())
@@ -209,8 +210,8 @@ def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe
 def _hub(settings: Settings, stores: Stores, engine: Engine) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
     hub = Hub(
-        engine, stores.jobs, instance=stores.jobs.instance, lease=settings.lease, output_limit=settings.output_limit,
-        unreachable_after=engine.scheduler.rules.unreachable_after,
+        engine, stores.jobs, instance=stores.jobs.instance, life=_nonce(), lease=settings.lease,
+        output_limit=settings.output_limit, unreachable_after=engine.scheduler.rules.unreachable_after,
     )  # fmt: skip
     engine.dispatcher = hub
     return hub

@@ -5,9 +5,10 @@ Whatever comes while a transaction is being written goes into the next one toget
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -60,6 +61,10 @@ class Item:
     """Called once everything is written."""
     inventory_of: str = ""
     """The cluster that becomes ready for commands by this item."""
+    greet: Callable[[Sequence[dict[str, Any]]], None] | None = None
+    """Called for that, once everything is written, with what the cluster is to forget."""
+    epoch: int = 0
+    """The epoch that is needed from now on, where it is higher than what we have."""
     decided: bool = False
     """Whether it follows from what is stored already, so that it is not turned away while nothing can be written."""
 
@@ -165,13 +170,14 @@ class Engine:
             item = self._items.popleft()
             if self._apply(item, this.now):
                 this.items.append(item)
+        await self._outgrow(max((item.epoch for item in this.items), default=0))
         self.scheduler.decide(this.now)
         effects = self.scheduler.take()
         for warning in effects.warnings:
             log.error("a policy is broken", action="policy", error=warning)
         batch, messages = self._batch(this, effects)
         if batch:
-            await self._write(batch)
+            await self._write(partial(self._store.write, batch))
         self._finish(this, effects, batch, messages)
 
     def _apply(self, item: Item, now: float) -> bool:
@@ -221,11 +227,17 @@ class Engine:
             return None  # a stray that never was one of ours: to be stopped or forgotten all the same
         return effects.jobs.get(job) or self.scheduler.job(job)
 
-    async def _write(self, batch: Batch) -> None:
+    async def _outgrow(self, epoch: int) -> None:
+        if epoch > self.epoch:
+            await self._write(partial(self._store.raise_epoch, epoch))
+            self.epoch = epoch
+            self.outbox.outgrow(epoch)
+
+    async def _write(self, work: Callable[[], None]) -> None:
         """Write until it is written: nothing may be done that is not."""
         while True:
             try:
-                await self._try_to_write(batch)
+                await self._try_to_write(work)
                 self.database.took(WRITER)
                 return
             except StoreUnavailable as error:
@@ -234,8 +246,8 @@ class Engine:
                     raise  # as if killed: nothing of it was sent
                 await asyncio.sleep(RETRY_PAUSE)
 
-    async def _try_to_write(self, batch: Batch) -> None:
-        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._store.write, batch)
+    async def _try_to_write(self, work: Callable[[], None]) -> None:
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, work)
         await asyncio.wait({writing}, timeout=SLOW)
         if not writing.done():
             self._cannot_write(f"the database has not answered for {SLOW:g} s")
@@ -257,15 +269,16 @@ class Engine:
     ) -> None:  # fmt: skip
         self.stored.update(batch.jobs.values())
         self.outbox.add(batch.outbox)
-        # A cluster that has just told its inventory is sent its outbox by ``after``; what has none comes after that.
+        # A cluster that has just told its inventory is sent everything by ``greet``.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}
         self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})
         for item in this.items:
+            if item.greet is not None:
+                item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
             if item.after is not None:
                 item.after()
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
-        self._send({c: [m for m in messages.get(c, ()) if m["type"] == "forget"] for c in greeted})
         if self.dispatcher is not None:
             for cluster in sorted(effects.confirm):
                 self.dispatcher.confirm(cluster)
@@ -280,11 +293,13 @@ class Engine:
                 self.dispatcher.send(cluster, wanted)
 
 
-def inventory_item(engine: Engine, inventory: InventoryReceived, after: Callable[[], None]) -> Item:
+def inventory_item(
+    engine: Engine, inventory: InventoryReceived, greet: Callable[[Sequence[dict[str, Any]]], None]
+) -> Item:  # fmt: skip
     """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
 
     def prepare() -> tuple[Event, ...]:
         undelivered = engine.outbox.undelivered_submits(inventory.cluster)
         return (replace(inventory, undelivered=undelivered),)
 
-    return Item(prepare=prepare, after=after, inventory_of=inventory.cluster)
+    return Item(prepare=prepare, greet=greet, inventory_of=inventory.cluster)

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable, UsageError
-from koalapy.model.job import Component, Token, of_one_attempt, parse_token
+from koalapy.model.job import Component, JobId, Token, of_one_attempt, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputChunk, Store
 from koalapy.scheduling.events import (
@@ -23,6 +23,7 @@ from koalapy.scheduling.events import (
     StageUpdated,
 )
 from koalapy.service.engine import Engine, Item, inventory_item
+from koalapy.service.memories import Memories
 from koalapy.service.questions import Questions
 from koalapy.service.session import Connection, Session
 
@@ -46,15 +47,16 @@ class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
     def __init__(
-        self, engine: Engine, store: Store, *, instance: str, lease: float, output_limit: int,
+        self, engine: Engine, store: Store, *, instance: str, life: str, lease: float, output_limit: int,
         unreachable_after: float,
     ) -> None:  # fmt: skip
+        """``life`` tells this daemon from every other of the same instance."""
         self._engine = engine
         self._store = store
-        self._instance = instance
         self._lease = lease
         self._output_limit = output_limit
         self._patience = unreachable_after
+        self._memories = Memories(engine, instance, life)
         self._sessions: dict[str, Session] = {}
         self._stored: dict[tuple[ClusterName, Token], int] = {}
         """Bytes of output stored (or on their way to the store), of components that are known to be on that cluster."""
@@ -64,6 +66,10 @@ class Hub:
         self.feedback: Feedback | None = None
         self._counted: dict[str, None] = {}
         """Stages whose transfers were counted: they are told again in every inventory."""
+
+    def number_above(self, number: Callable[[JobId], bool]) -> None:
+        """Have new jobs get numbers above those that agents know; ``number`` says False when one is too far."""
+        self._memories.number_above = number
 
     # For the engine
 
@@ -98,7 +104,8 @@ class Hub:
         frames = connection.frames()
         try:
             hello = await _hello(frames)
-        except UsageError as error:
+            await self._memories.outgrow(cluster, hello.known)
+        except (UsageError, StoreUnavailable) as error:
             log.warning("agent refused", action="refuse", cluster=cluster, error=error.message)
             await connection.close(error.message)
             return
@@ -108,7 +115,7 @@ class Hub:
         if earlier is not None:
             await earlier.connection.close("another agent of this cluster has connected")
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
-        session.put([wire.Welcome(epoch=self._engine.epoch, instance=self._instance, lease=self._lease)])
+        session.put([self._memories.welcome(self._lease)])
         pump = asyncio.create_task(session.pump())
         pump.add_done_callback(lambda pump: self._pumped(session, pump))
         watch = asyncio.create_task(self._watch(session))
@@ -189,12 +196,12 @@ class Hub:
             self._engine.post(Item(events=tuple(spoiled)))
         stages = tuple(_stage(session.cluster, stage) for stage in message.stages)
 
-        def after() -> None:
+        def greet(forgotten: Sequence[dict[str, Any]]) -> None:
             session.ready = True
-            session.put(self._engine.outbox.of(session.cluster, self._engine.epoch))
+            session.put([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
 
         inventory = InventoryReceived(session.cluster, updates, stages=stages)
-        self._engine.post(inventory_item(self._engine, inventory, after))
+        self._engine.post(inventory_item(self._engine, inventory, greet))
 
     def _report(self, session: Session, message: wire.Report) -> None:
         self._reported[session.cluster] = message

@@ -29,6 +29,7 @@ from koalapy.scheduling.events import (
 from koalapy.service.database import asked
 from koalapy.service.engine import Engine, Item
 from koalapy.service.explain import dry_run, explain_job
+from koalapy.service.memories import JOBS_AHEAD
 
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
@@ -90,6 +91,13 @@ class Jobs:
         submitted = Submitted(key[0], ident, key[1]) if key else None
         await engine.commit(Item(prepare=prepare, submitted=submitted))
         return await self.get(ident)
+
+    def number_above(self, job: JobId) -> bool:
+        """Give new jobs numbers above one that was given by a database that was lost; False when that is too far."""
+        if job >= self._next_job + JOBS_AHEAD:
+            return False
+        self._next_job = max(self._next_job, job + 1)
+        return True
 
     async def _commit(self, item: Item) -> None:
         await self._engine.database.patiently(self._engine.commit(item))

@@ -12,8 +12,12 @@ class Outbox:
 
     def __init__(self, entries: Iterable[OutboxEntry], epoch: int) -> None:
         self._entries: dict[int, OutboxEntry] = {entry.id: entry for entry in entries}
-        # Ids rise over all epochs, so that an acknowledgement can never be taken for that of another command.
-        self._next = max(max(self._entries, default=0) + 1, epoch * 10**9)
+        self._next = max(self._entries, default=0) + 1
+        self.outgrow(epoch)
+
+    def outgrow(self, epoch: int) -> None:
+        """Ids rise over all epochs, so that an acknowledgement can never be taken for that of another command."""
+        self._next = max(self._next, epoch * 10**9)
 
     def new_id(self) -> int:
         self._next += 1
@@ -31,8 +35,11 @@ class Outbox:
         return True
 
     def of(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
-        """What a cluster has not acknowledged, as messages of today's epoch."""
-        return [entry.payload | {"epoch": epoch} for entry in self._entries.values() if entry.cluster == cluster]
+        """What a cluster has not acknowledged, as messages of today's epoch: first what ends other components."""
+        submitted = self.undelivered_submits(cluster)
+        own = [entry for entry in self._entries.values() if entry.cluster == cluster]
+        own.sort(key=lambda entry: entry.kind != "stop" or entry.token in submitted)
+        return [entry.payload | {"epoch": epoch} for entry in own]
 
     def undelivered_submits(self, cluster: ClusterName) -> frozenset[Token]:
         entries = self._entries.values()

@@ -27,6 +27,8 @@ class Lease:
 
     def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self._engine = engine
+        self._rising = 0
+        """The epoch that is being taken, once it may be written."""
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
         odd = self._try_to_acquire(now)
         if odd is not None:
@@ -99,11 +101,18 @@ class Lease:
 
         None can take over before the transaction has ended: the row stays locked until then.
         """
-        query = select(lease.c.epoch, lease.c.batch).with_for_update(read=not to_change)
+        query = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=not to_change)
         row = connection.execute(query).one()
-        if row.epoch != self.epoch:
+        if row.epoch != self.epoch and (row.epoch, row.holder) != (self._rising, self.holder):
             raise LeaseLost(f"epoch {row.epoch} has taken over from {self.epoch}")
         return int(row.batch)
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Go on with a higher epoch; may be tried again when its fate is unknown. ``LeaseLost``."""
+        self._rising = epoch
+        with self.writing() as connection:
+            connection.execute(update(lease).values(epoch=epoch))
+        self.epoch = epoch
 
     def renew(self, now: float) -> None:
         with unavailable_is_known(), self._engine.begin() as connection:

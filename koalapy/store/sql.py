@@ -42,6 +42,10 @@ class SqlStore:
     def renew_lease(self, now: float) -> None:
         self.lease.renew(now)
 
+    def raise_epoch(self, epoch: int) -> None:
+        self.lease.raise_epoch(epoch)
+        self.epoch = epoch
+
     def release_lease(self) -> None:
         self.lease.release()
 

@@ -31,7 +31,7 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self.epoch = 1
-        self.instance = "test"
+        self.instance, self.life = "test", ""
         self.lease = 60.0
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
@@ -128,6 +128,10 @@ class FakeDaemon:
         await self.until(lambda: any(m["id"] == ident for m in self.said("ack")))
         return str(next(m["error"] for m in self.said("ack") if m["id"] == ident))
 
+    def _welcome(self) -> dict[str, Any]:
+        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "lease": self.lease}
+        return {"type": "welcome", **own}
+
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None
         self.headers.append(f"{socket.request.path} {socket.request.headers['Authorization']}")
@@ -143,9 +147,7 @@ class FakeDaemon:
         token = message.get("token", "")
         match message["type"]:
             case "hello":
-                await self.say(
-                    cluster, {"type": "welcome", "epoch": self.epoch, "instance": self.instance, "lease": self.lease}
-                )
+                await self.say(cluster, self._welcome())
             case "inventory":
                 self.inventories.append(message["components"])
                 self.messages += message["components"] + message["stages"]
@@ -182,9 +184,13 @@ class Site:
 
     async def start(self) -> None:
         before = len(self.daemon.inventories)
-        self._agent = asyncio.create_task(run_agent(self.settings, LocalLrm(self.cluster, "koala-")))
+        self._agent = asyncio.create_task(self.run())
         self._agent.add_done_callback(_show_failure)
         await self.daemon.until(lambda: len(self.daemon.inventories) > before)
+
+    async def run(self) -> None:
+        """Be the agent until cancelled."""
+        await run_agent(self.settings, LocalLrm(self.cluster, "koala-"))
 
     async def stop(self) -> None:
         assert self._agent is not None

@@ -70,6 +70,28 @@ async def test_commands_of_an_older_epoch_are_refused(site: Site, daemon: FakeDa
     assert daemon.status(T) == {}
 
 
+async def test_a_daemon_that_is_older_than_one_it_served_is_not_obeyed(site: Site, daemon: FakeDaemon) -> None:
+    """Also by an agent that was restarted; it tells what it knows."""
+    daemon.epoch = 5
+    await daemon.submit("7.1.0.aa")
+    await daemon.reaches("7.1.0.aa", "claimed")
+    await site.stop()
+    for epoch, life in ((4, ""), (5, "another")):
+        daemon.epoch, daemon.life = epoch, life
+        before = len(daemon.said("hello"))
+        agent = asyncio.create_task(site.run())
+        await daemon.until(lambda before=before: len(daemon.said("hello")) > before + 1)  # type: ignore[misc]
+        agent.cancel()
+        await asyncio.gather(agent, return_exceptions=True)
+        assert daemon.said("hello")[-1]["known"] == [{"instance": "test", "epoch": 5, "life": "", "job": 7}]
+        assert len(daemon.inventories) == 1
+    daemon.epoch, daemon.life = 6, "another"
+    await site.start()
+    assert [c["token"] for c in daemon.inventories[-1]] == ["7.1.0.aa"]
+    await daemon.command("stop", "7.1.0.aa", reason="enough")
+    await daemon.reaches("7.1.0.aa", "ended")
+
+
 async def test_a_stop_ahead_of_its_submit_prevents_it(site: Site, daemon: FakeDaemon) -> None:
     await daemon.command("stop", T, reason="test")
     await daemon.reaches(T, "ended")

@@ -65,7 +65,7 @@ class Daemon:
         books = [ClusterBook(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(Rules(), builtin(), books, nonces=lambda: f"{next(nonces):x}")
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
-        self.hub = Hub(self.engine, self.store, instance="test", lease=60.0, output_limit=1000,
+        self.hub = Hub(self.engine, self.store, instance="test", life="own", lease=60.0, output_limit=1000,
                        unreachable_after=unreachable_after)  # fmt: skip
         self.engine.dispatcher = self.hub
 
@@ -80,10 +80,12 @@ class Daemon:
         return record.state, record.total, record.reason
 
     @asynccontextmanager
-    async def agent_of(self, cluster: str, agent: Agent | None = None) -> AsyncIterator[Agent]:
+    async def agent_of(
+        self, cluster: str, *known: wire.KnownDaemon, agent: Agent | None = None
+    ) -> AsyncIterator[Agent]:  # fmt: skip
         agent = agent or Agent()
         serving = asyncio.create_task(self.hub.serve(cluster, agent))
-        agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1))
+        agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1, known=list(known)))
         yield agent
         await agent.close("")
         await serving

@@ -93,6 +93,25 @@ def test_what_is_beside_the_jobs_is_written_by_the_holder_only(store: SqlStore, 
     assert (files.replicas(), files.bundles(), files.results(1, 1), measurements.latest()) == ([], [], [], [])
 
 
+def test_the_holder_may_take_a_higher_epoch(store: SqlStore, open_store: Open) -> None:
+    store.raise_epoch(7)
+    assert store.epoch == 7
+    store.write(batch(a_job(1)))
+    store.renew_lease(1001.0)
+    store.raise_epoch(9)
+    store.lease.epoch = 7  # as when it was committed, and nobody was told
+    store.renew_lease(1002.0)
+    store.raise_epoch(9)
+    store.write(batch(a_job(2)))
+    successor = open_store()
+    assert successor.epoch == 10
+    with successor._engine.begin() as connection:
+        connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
+    for change in (lambda: store.raise_epoch(10), lambda: store.raise_epoch(11), lambda: store.write(batch(a_job(3)))):
+        with pytest.raises(LeaseLost):
+            change()
+
+
 def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
     with engine.connect() as connection:

@@ -1,0 +1,88 @@
+"""What an agent remembers of the daemons it served: longer than their databases, which may be put back from copies."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from koalapy.agents.protocol import KnownDaemon
+
+log = structlog.get_logger()
+
+MOST_TOLD = 50
+"""Of how many daemons a new one is told; those that were heard of last."""
+EPOCH, JOB = "daemon", "job"
+"""Files in each daemon's folder."""
+
+
+class Daemons:
+    """The highest epoch of each daemon, on the disk before anything of that epoch is done, and its highest job.
+
+    The job's number is not synced: what may get lost of it by a power failure costs no more than a number given twice,
+    for what belongs together is told by the nonces of attempts.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known = {known.instance: known for known in _remembered(directory)}
+
+    def known(self) -> list[KnownDaemon]:
+        return list(self._known.values())[-MOST_TOLD:]
+
+    def serve(self, instance: str, epoch: int, life: str) -> bool:
+        """Whether a daemon may be served: it is not older than one that was; it is the newest from now on."""
+        known = self._known.pop(instance, KnownDaemon(instance=instance, epoch=0))
+        self._known[instance] = known
+        if epoch < known.epoch or (epoch == known.epoch and life != known.life):
+            return False
+        if (epoch, life) != (known.epoch, known.life):
+            self._known[instance] = known.model_copy(update={"epoch": epoch, "life": life})
+            self._write(instance, EPOCH, {"epoch": epoch, "life": life}, sync=True)
+        return True
+
+    def heard_of(self, instance: str, job: int) -> None:
+        """A job of a daemon's."""
+        known = self._known.get(instance)
+        if known is not None and job > known.job:
+            self._known[instance] = known.model_copy(update={"job": job})
+            self._write(instance, JOB, {"job": job}, sync=False)
+
+    def _write(self, instance: str, name: str, fields: dict[str, object], *, sync: bool) -> None:
+        folder = self._directory / instance
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            fresh = folder / f"{name}.new"
+            with fresh.open("w") as file:
+                file.write(json.dumps(fields))
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(fresh, folder / name)
+            if sync:
+                _sync(folder)
+                _sync(self._directory)
+        except OSError as error:
+            log.warning("cannot note what a daemon said", action="note", instance=instance, reason=str(error))
+
+
+def _remembered(directory: Path) -> Iterator[KnownDaemon]:
+    """From the one that was last met longest ago to the latest."""
+    found = [path for path in directory.glob(f"*/{EPOCH}") if path.is_file()]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime):
+        fields: dict[str, object] = {}
+        for part in (path, path.with_name(JOB)):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                fields |= json.loads(part.read_bytes())
+        with contextlib.suppress(ValueError):
+            yield KnownDaemon.model_validate({"epoch": 0, **fields, "instance": path.parent.name})
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,58 @@
+"""What agents remember and the database may not: it may have been put back from a copy that is older than they are."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from koalapy.agents.protocol import KnownDaemon, Welcome
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobId
+from koalapy.model.request import ClusterName
+from koalapy.service.engine import Engine, Item
+
+log = structlog.get_logger()
+
+EPOCHS_AHEAD = 10_000
+JOBS_AHEAD = 10**9
+"""By how much an agent may know better: no copy is so old, and an agent that tells nonsense exhausts no numbers."""
+HINT = "if that is right, empty the agent's directory once nothing of it runs"
+
+
+class Memories:
+    """Takes epoch and job numbers above what agents have seen, before anything is sent to them."""
+
+    def __init__(self, engine: Engine, instance: str, life: str) -> None:
+        self._engine = engine
+        self._instance, self._life = instance, life
+        self._heard: set[ClusterName] = set()
+        self._yielded: set[ClusterName] = set()
+        """Clusters for which the epoch was raised: each needs that once."""
+        self.number_above: Callable[[JobId], bool] = lambda job: True
+        """Has new jobs get numbers above one; False when that is too far."""
+
+    def welcome(self, lease: float) -> Welcome:
+        return Welcome(epoch=self._engine.epoch, instance=self._instance, life=self._life, lease=lease)
+
+    async def outgrow(self, cluster: ClusterName, told: Sequence[KnownDaemon]) -> None:
+        """Be later than all that an agent knows of us; ``UsageError`` when it cannot know that."""
+        known = next((known for known in told if known.instance == self._instance), None)
+        first = cluster not in self._heard
+        self._heard.add(cluster)
+        if known is None:
+            return
+        if known.epoch > self._engine.epoch or (known.epoch == self._engine.epoch and known.life != self._life):
+            await self._raise(cluster, known.epoch)
+        # Later on it can know of none but those that we have numbered.
+        if first and not self.number_above(known.job):
+            raise UsageError(f"the agent of {cluster} tells of job {known.job}, far above any of ours: {HINT}")
+
+    async def _raise(self, cluster: ClusterName, epoch: int) -> None:
+        own = self._engine.epoch
+        if cluster in self._yielded or epoch > own + EPOCHS_AHEAD:
+            raise UsageError(f"the agent of {cluster} tells of epoch {epoch} and ours is {own}: {HINT}")
+        self._yielded.add(cluster)
+        log.warning(
+            "the database is older than what agents know of it: it was put back from a copy", action="outgrow",
+            cluster=cluster, epoch=own, known=epoch,
+        )  # fmt: skip
+        await self._engine.commit(Item(epoch=epoch + 1))

@@ -1,0 +1,49 @@
+"""The database is put back from a copy: what was forgotten neither answers for what is new nor stays."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from tests.grid.embedded import Embedded
+from tests.grid.world import until
+
+ONE = {"type": "flexible", "total_size": 1}
+
+
+def copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as made:
+        original.backup(made)
+
+
+def put_back(backup: Path, database: Path) -> None:
+    for path in database.parent.glob(f"{database.name}*"):
+        path.unlink()
+    copy(backup, database)
+
+
+def test_every_job_runs_after_the_database_was_put_back(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+    grid = make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
+    database, backup = grid.directory / "koala.db", tmp_path / "backup.db"
+    copy(database, backup)
+    grid.kill()
+    grid.start()  # with the epoch that the copy's next daemon will have
+    over, hanging = grid.gate(), grid.gate()
+    old = [grid.submit(ONE, *gate.hold) for gate in (over, over, hanging, hanging)]
+    assert old == [1, 2, 3, 4]
+    until(lambda: all(grid.programs(ident) for ident in old), "all to run")
+    left = [program.pid for program in grid.programs(3) + grid.programs(4)]
+    grid.kill()
+    over.open()
+    until(lambda: not grid.programs(1) and not grid.programs(2), "two to end while no daemon is there")
+    put_back(backup, database)
+    grid.start()
+    new = [grid.submit(ONE, "sh", "-c", f"echo this is {number}") for number in range(4)]
+    assert min(new) > max(old), "no number is given twice once the agents have told what they know"
+    for number, ident in enumerate(new):
+        job = grid.wait(ident)
+        assert (job["state"], job["restarts"]) == ("succeeded", 0), job
+        assert grid.logs(ident) == f"this is {number}\n"
+    until(lambda: not {p.pid for p in grid.workers()} & set(left), "what nobody knows any more to be ended")
+    grid.settle()
