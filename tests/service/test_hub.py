@@ -204,7 +204,7 @@ class Attentive(Agent):
 
 async def test_an_agent_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     """Its connection is open all the same: it may be stopped, or its host gone."""
-    async with running(tmp_path / "koala.db", 0.4) as daemon, daemon.agent_of("north", north := Attentive()):
+    async with running(tmp_path / "koala.db", 0.4) as daemon, daemon.agent_of("north", agent=(north := Attentive())):
         north.says(wire.Inventory(components=[]), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         seen = len(north.heard)
