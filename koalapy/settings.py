@@ -1,13 +1,15 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
+import re
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from koalapy.credentials import checked_token
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
@@ -18,6 +20,16 @@ from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules
 
 LONGEST_TEXT = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
+Secret = Annotated[str, AfterValidator(checked_token)]
+
+
+def _host_name(name: str) -> str:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
+        raise ValueError(f"{name!r} is no host's name: give it without scheme and port, as grid.example.org")
+    return name
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
 
 
 class Section(BaseModel):
@@ -109,7 +121,7 @@ class ClusterSection(Section):
     """First three bytes of the nodes' loopback addresses; by default 127.0.K for the K-th cluster."""
     processes_per_node: int = Field(default=1, ge=1)
     speed: float = Field(default=1.0, gt=0)
-    token: str | None = None
+    token: Secret | None = None
     """What the cluster's agent must show to be let in."""
     environment: dict[str, str] = {}
     """Added to the environment of every program there; ``PATH`` entries go first."""
@@ -251,8 +263,10 @@ class Settings(BaseSettings):
 
     database: str | None = None
     """Database URL; by default SQLite in the data directory."""
-    tokens: list[str] = []
-    """Bearer tokens of users; when empty, everybody who reaches the port may use it."""
+    tokens: list[Secret] = []
+    """Bearer tokens of users; when empty, the daemon makes one, which this account's commands find by themselves."""
+    allowed_hosts: list[HostName] = []
+    """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
     lease: float = Field(default=600.0, gt=0)
     """Seconds without a word from its agent after which a runner ends itself."""
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0)
@@ -323,6 +337,8 @@ def load(path: Path | None) -> Settings:
             raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
     try:
         settings = Settings(**values)
+    except SettingsError as error:
+        raise UsageError(f"{error}: lists and objects are given as JSON", field="environment") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = _field_of(first["loc"])

@@ -170,3 +170,33 @@ def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, 
         load_yaml(clusters={"north": {name: value}})
     assert refusal.value.field == f"clusters.north.{name}"
     assert refusal.value.message.startswith(f"clusters.north.{name}: Input should be ")
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [("", "a blank token"), ("  ", "a blank token"), ("secret", "can be guessed"), ("a b" * 10, "no spaces"),
+     ("ü" * 20, "ASCII")],
+)  # fmt: skip
+def test_a_token_that_lets_anybody_in_is_refused_by_its_place(load_yaml: Any, token: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as refusal:
+        load_yaml(tokens=["a-token-for-tests", token])
+    assert refusal.value.field == "tokens[1]"
+    with pytest.raises(UsageError, match=says) as refusal:
+        load_yaml(clusters={"north": {"token": token}})
+    assert refusal.value.field == "clusters.north.token"
+
+
+def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOALA_TOKENS", '[""]')
+    with pytest.raises(UsageError, match=r"^tokens\[0\]: a blank token would let everybody in"):
+        load(None)
+    monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
+    with pytest.raises(UsageError, match="given as JSON"):
+        load(None)
+
+
+@pytest.mark.parametrize("name", ["", "http://grid", "grid:8642", "a b", "*", "grid..org", "/", "[::1]"])
+def test_an_allowed_host_is_a_name_and_nothing_else(load_yaml: Any, name: str) -> None:
+    with pytest.raises(UsageError, match="is no host's name") as refusal:
+        load_yaml(allowed_hosts=["grid.example.org", name])
+    assert refusal.value.field == "allowed_hosts[1]"

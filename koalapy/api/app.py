@@ -12,8 +12,9 @@ from koalapy.api.clusters import clusters_router, health_router
 from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
 from koalapy.api.guard import Guard
+from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
-from koalapy.api.problems import install
+from koalapy.api.problems import declared, install
 from koalapy.api.schemas import Problem
 from koalapy.ports import JobService
 
@@ -29,9 +30,10 @@ TAGS = [
 
 
 def create_app(
-    service: JobService, tokens: Sequence[str] = (), routers: Sequence[APIRouter] = (), most_requests: int = 1000
+    service: JobService, tokens: Sequence[str], routers: Sequence[APIRouter] = (), hosts: Hosts | None = None,
+    most_requests: int = 1000,
 ) -> FastAPI:  # fmt: skip
-    """The application; with ``tokens``, requests must show one of them. ``routers`` look after themselves."""
+    """The application: requests must show one of the ``tokens``, and name one of the ``hosts``."""
     app = FastAPI(
         title="koalapy", version=__version__, description="A live co-allocating meta-scheduler.",
         openapi_tags=TAGS, redirect_slashes=False,
@@ -45,7 +47,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     install(app)
-    app.add_middleware(Guard, tokens=tokens)
+    app.add_middleware(Guard, tokens=tokens, hosts=hosts or Hosts())
     app.add_middleware(Admission, most=most_requests)
     _describe(app)
     return app
@@ -60,6 +62,10 @@ def _describe(app: FastAPI) -> None:
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS
             )
             operations = [operation for path in schema["paths"].values() for operation in path.values()]
+            for operation in operations:
+                # What is said before the request comes to its route.
+                operation["responses"] = {str(k): v for k, v in declared(400, 421).items()} | operation["responses"]
+            schema["paths"]["/healthz"]["get"]["security"] = []
             used = {tag for operation in operations for tag in operation.get("tags", ())}
             schema["tags"] = [tag for tag in TAGS if tag["name"] in used]
             components = schema.setdefault("components", {})
@@ -68,8 +74,7 @@ def _describe(app: FastAPI) -> None:
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-            # Either a token or nothing: only daemons with tokens in their configuration ask for one.
-            schema["security"] = [{"bearer": []}, {}]
+            schema["security"] = [{"bearer": []}]
             app.openapi_schema = schema
         return app.openapi_schema
 

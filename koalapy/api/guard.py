@@ -8,8 +8,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
 
+READING = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
 AGENTS = "/api/v1/agents/"
 UPLOADS = "/api/v1/bundles"
 """Where large bodies go; that route has a limit of its own."""
@@ -20,35 +23,62 @@ TOO_LARGE = f"the body is larger than {LARGEST_BODY} bytes; put large data into 
 
 
 class Guard:
-    """Lets in who shows a token, and no body that is too large, whether its length was announced or not."""
+    """Lets in who addresses this daemon and shows a token, and no body that is too large, announced or not.
 
-    def __init__(self, app: ASGIApp, tokens: Sequence[str]) -> None:
+    So a web page gets nowhere, in whatever browser it is: one whose name was bound to our address sends a ``Host`` that
+    is not ours, no page can send a token without our leave (for which it asks in vain), and a WebSocket that a page
+    opens tells its origin.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: Sequence[str], hosts: Hosts) -> None:
         self._app = app
         self._tokens = [token.encode() for token in tokens]
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The agents' routes look at tokens of their own.
-        if scope["type"] != "http" or scope["path"].startswith(AGENTS):
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._tokens and scope["path"].startswith("/api/") and not self._knows(headers):
-            await _unauthorized()(scope, receive, send)
-            return
-        if scope["path"] == UPLOADS:
+        if refusal := await self._refusal(scope, headers):
+            await refusal(scope, receive, send)
+        elif scope["type"] == "websocket" or scope["path"].startswith(AGENTS) or scope["path"] == UPLOADS:
             await self._app(scope, receive, send)
-            return
+        else:
+            await self._app(scope, _measured(receive), send)
+
+    async def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """Why a request is not let in; None when it is."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            return problem(400, "a request names its host once", field="Host", hint="send one Host header")
+        if not await self._hosts.admits(hosts[0]):
+            return _not_this_host(hosts[0])
+        if scope["type"] == "websocket":
+            return problem(403, "web pages may not connect", field="Origin") if "origin" in headers else None
+        path = scope["path"]
+        # The agents' routes look at tokens of their own.
+        if path.startswith(AGENTS):
+            return None
+        if (path.startswith("/api/") or scope["method"] not in READING) and not self._knows(headers):
+            return _unauthorized()
         announced = headers.get("content-length", "0")
-        if not announced.isdecimal() or int(announced[:20]) > LARGEST_BODY:
-            await problem(413, TOO_LARGE, field="body")(scope, receive, send)
-            return
-        await self._app(scope, _measured(receive), send)
+        if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > LARGEST_BODY):
+            return problem(413, TOO_LARGE, field="body")
+        return None
 
     def _knows(self, headers: Headers) -> bool:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         # Every token is compared, so that the time taken tells nothing about them.
         matches = [hmac.compare_digest(shown.strip().encode(), token) for token in self._tokens]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def _not_this_host(named: str) -> JSONResponse:
+    return problem(
+        421, "the daemon is not known by the host that was asked for", field="Host", value=named[:300],
+        hint="use an IP address or localhost, or add the name to allowed_hosts in the daemon's configuration",
+    )  # fmt: skip
 
 
 def _unauthorized() -> JSONResponse:

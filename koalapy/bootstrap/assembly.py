@@ -5,10 +5,12 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from fastapi import APIRouter
 
 from koalapy.api.advisor import advisor_router
@@ -16,8 +18,10 @@ from koalapy.api.agents import Tokens, agents_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.hosts import Hosts
 from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
+from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
 from koalapy.placement.registry import Registry
@@ -48,6 +52,8 @@ from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.replicas import SqlFiles
 from koalapy.store.sql import SqlStore, make_engine
+
+log = structlog.get_logger()
 
 Describe = Callable[[str], ClusterRecord]
 
@@ -94,18 +100,18 @@ async def run(
     hub.feedback = TransferFeedback(services.files, services.network)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
     connections = Connections(raise_file_limit())
-    app = create_app(
-        services.jobs, tokens=settings.tokens, routers=_routers(settings, services, hub, tokens),
-        most_requests=connections.most_requests,
-    )  # fmt: skip
     agents = _embedded_agents(settings, tokens, data_dir, config)
-    services.network.start()
-    try:
-        duties = _duties(settings, services, engine)
-        await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
-    finally:
-        await services.network.stop()
-        stores.jobs.close()
+    with _user_tokens(settings, data_dir, listener) as users:
+        hosts = Hosts([host, *settings.allowed_hosts])
+        routers = _routers(settings, services, hub, tokens)
+        app = create_app(services.jobs, users, routers, hosts, most_requests=connections.most_requests)
+        services.network.start()
+        try:
+            duties = _duties(settings, services, engine)
+            await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
+        finally:
+            await services.network.stop()
+            stores.jobs.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -120,6 +126,35 @@ def _listen(host: str, port: int) -> socket.socket:
             hint="give another --port; 0 takes any free one",
         ) from error  # fmt: skip
     return listener
+
+
+# Who may come in
+
+
+@contextmanager
+def _user_tokens(settings: Settings, data_dir: Path, listener: socket.socket) -> Iterator[list[str]]:
+    """Those of the configuration; else one of our own, which this account's commands find while we serve."""
+    if settings.tokens:
+        yield settings.tokens
+        return
+    token, why = own_token(data_dir)
+    if why:
+        log.warning("a new token was made", action="token", file=str(data_dir / TOKEN_FILE), reason=why)
+    with ExitStack() as stack:
+        try:
+            stack.callback(Registration(token, _addresses(listener)).close)
+        except OSError as error:
+            # An account without a home of its own, as services have: the token is in the data directory all the same.
+            log.warning("the commands of this account must be given the token: KOALA_TOKEN", action="token",
+                        file=str(data_dir / TOKEN_FILE), reason=str(error))  # fmt: skip
+        yield [token]
+
+
+def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
+    """Where on this machine we can be asked."""
+    host, port = listener.getsockname()[:2]
+    loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
+    return [(each, port) for each in (host, *loopback.get(host, ()))]
 
 
 # What a daemon before this one left

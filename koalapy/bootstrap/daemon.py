@@ -1,5 +1,6 @@
 """The daemon, for those who start one."""
 
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -7,8 +8,13 @@ from pathlib import Path
 import uvloop
 
 from koalapy.bootstrap.logs import configure_logging
+from koalapy.credentials import TOKEN_FILE
 from koalapy.placement.registry import Registry, builtin
+from koalapy.private import FOR_OTHERS, private_directory
 from koalapy.settings import load
+
+CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
+"""By any of these a data directory is known."""
 
 
 def policies() -> Registry:
@@ -23,8 +29,9 @@ def serve(host: str, port: int, data_dir: Path, config: Path | None, announce: C
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
     configure_logging()
     settings = load(config)
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = private_directory(data_dir, CONTENTS, "--data-dir")
+    os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
     from koalapy.bootstrap.assembly import run
 
-    uvloop.run(run(settings, policies(), host, port, data_dir.resolve(), config, announce))
+    uvloop.run(run(settings, policies(), host, port, directory, config, announce))

@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit
+from koalapy.credentials import Found, find_token
 from koalapy.model.text import is_utf8
 
 if TYPE_CHECKING:
@@ -20,10 +21,14 @@ LONG_POLL = 20.0
 PATIENCE = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
 LOOPBACK = ("localhost", "127.", "::1")
+PORTS = {"http": 80, "https": 443}
 
 
 class Client:
-    """Talks to one daemon; every failure is a ``CliError``."""
+    """Talks to one daemon; every failure is a ``CliError``.
+
+    Without a token it shows that of this account's own daemon, to that daemon only.
+    """
 
     def __init__(self, url: str, token: str | None) -> None:
         import httpx2
@@ -32,13 +37,15 @@ class Client:
         self._patience = httpx2.Timeout(None, connect=LONG_POLL)
         self._answered = False
         self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             parts = urlsplit(self.url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError("it must begin with http:// or https:// and a host")
-            # A proxy of the environment does not know this machine's own addresses.
-            outside = not parts.hostname.startswith(LOOPBACK)
+            found = Found(token) if token else find_token(parts.hostname, parts.port or PORTS[parts.scheme])
+            self._way_in = _way_in(token, found)
+            headers = {"Authorization": f"Bearer {found.token}"} if found.token else {}
+            # A proxy of the environment does not know this machine's own addresses, nor may it see our own token.
+            outside = not parts.hostname.startswith(LOOPBACK) and (bool(token) or not found.token)
             self._http = httpx2.Client(
                 base_url=self.url, headers=headers, timeout=LONG_POLL + 20, trust_env=outside,
                 verify=parts.scheme == "https",
@@ -148,7 +155,7 @@ class Client:
             with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
                 if answer.is_error:
                     answer.read()
-                    raise _refusal(answer)
+                    raise self._refusal(answer)
                 began = True
                 yield from answer.iter_raw()
         except self._errors as error:
@@ -165,7 +172,7 @@ class Client:
         except UnicodeEncodeError as error:
             raise _no_unicode(error, more) from error
         if answer.is_error:
-            raise _refusal(answer)
+            raise self._refusal(answer)
         self._answered = True
         try:
             body = answer.json()
@@ -178,6 +185,22 @@ class Client:
     def _unreachable(self, error: Exception) -> CliError:
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
+
+    def _refusal(self, answer: "httpx2.Response") -> CliError:
+        error = _refusal(answer)
+        if error.status == HTTPStatus.UNAUTHORIZED:
+            error.hint = self._way_in
+        return error
+
+
+def _way_in(shown: str | None, found: Found) -> str:
+    """What to do when the daemon does not let us in."""
+    where = "it is in tokens of the daemon's configuration, or in the file token of its data directory"
+    if shown:
+        return f"correct KOALA_TOKEN or --token: {where}"
+    if found.token:
+        return f"this account's own daemon there has another; set KOALA_TOKEN: {where}"
+    return f"{found.why}; set KOALA_TOKEN: {where}"
 
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:

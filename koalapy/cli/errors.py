@@ -72,6 +72,7 @@ CODE_OF_STATUS = {
     404: Exit.NOT_FOUND,
     409: Exit.NOT_ALLOWED,
     413: Exit.USAGE,
+    421: Exit.USAGE,
     422: Exit.USAGE,
     429: Exit.NOT_ALLOWED,
     507: Exit.NOT_ALLOWED,

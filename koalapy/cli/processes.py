@@ -34,6 +34,8 @@ def serve(
     from koalapy.model.errors import KoalaError
 
     directory = data_dir.expanduser()
+    if not host:
+        raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     try:
         bootstrap.serve(host, port, directory, config, lambda url: _announce(url, directory))
     except KoalaError as error:

@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -17,6 +18,7 @@ from sqlalchemy.exc import (
 )
 
 from koalapy.model.errors import StoreUnavailable, UsageError
+from koalapy.private import private_file
 
 SURROGATE = re.compile(r"\\ud", re.IGNORECASE)
 """How surrogates begin in JSON, alone or in pairs."""
@@ -81,10 +83,22 @@ JSON = {"json_serializer": _dumps, "json_deserializer": _loads}
 def _sqlite(url: URL) -> Engine:
     """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so.
 
+<<<<<<< HEAD
     What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot them
     would take what runs for strangers.
     """
     engine = create_engine(url, **JSON, pool_timeout=POOL_PATIENCE)
+=======
+    Nobody else may read it: SQLite gives what it puts beside the file the file's own mode.
+    """
+    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
+        path = Path(url.database)
+        with suppress(OSError):  # SQLite itself says what is wrong
+            private_file(path)
+            for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
+                private_file(beside)
+    engine = create_engine(url, json_serializer=_dumps)
+>>>>>>> 505c9c7 (No daemon without a token: the first one makes its own, which its account's commands find; Host is checked, and what is private stays so)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:

@@ -41,6 +41,9 @@ from tests.service.sites import Sites
 
 Open = Callable[..., Any]
 
+URL = "http://127.0.0.1:8642"
+TOKEN = "a-token-for-tests"
+"""Shown by clients whose test is not about tokens."""
 BUNDLE_LIMIT = 2 * 1024 * 1024
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
@@ -86,7 +89,7 @@ async def serving(
     ]  # fmt: skip
     app = create_app(jobs, tokens, routers)
     loop = asyncio.create_task(engine.run())
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL) as client:
         yield client
     await network.stop()
     engine.drain()
@@ -102,8 +105,11 @@ async def open_api(tmp_path: Path) -> AsyncIterator[Open]:
         async def start(
             tokens: list[str] | None = None, sites: Sites | None = None, **rules: Any
         ) -> httpx2.AsyncClient:  # fmt: skip
-            serve = serving(tmp_path / "koala.db", tokens or [], Rules(**rules), sites)
-            return await stack.enter_async_context(serve)
+            serve = serving(tmp_path / "koala.db", tokens or [TOKEN], Rules(**rules), sites)
+            api = await stack.enter_async_context(serve)
+            if tokens is None:
+                api.headers["Authorization"] = f"Bearer {TOKEN}"
+            return api
 
         yield start
 

@@ -8,7 +8,7 @@ from koalapy.api.advisor_schemas import AdvisorRecord
 from koalapy.api.app import create_app
 from koalapy.model.advice import Advised, Option
 from koalapy.service.advisor import Verdict, verdict_on
-from tests.api.conftest import Open
+from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 
@@ -41,8 +41,9 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
         Advised(9, 1, 1000.0, "wave", 2, options, "why", 15.0, None), Advised(8, 1, 1000.0, "wave", 2, options, "why"),
         Advised(7, 2, 1000.0, "wave", 2, options, "why", 15.0, 20.0),
     ]  # fmt: skip
-    app = create_app(MemoryService(), routers=[advisor_router(memory.advisor)])
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala") as client:
+    app = create_app(MemoryService(), [TOKEN], [advisor_router(memory.advisor)])
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
         answer = await client.get("/api/v1/advisor/record", params={"application": "wave", "limit": 3})
     found = AdvisorRecord.model_validate_json(answer.content, strict=True).record
     assert [(given.job, given.generation, given.error) for given in found] == [

@@ -13,6 +13,7 @@ from koalapy.api import background_schemas
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.api.conftest import TOKEN, URL
 from tests.cli.memory import MemoryService
 
 Json = dict[str, Any]
@@ -36,8 +37,9 @@ class Questions:
 
 def client(questions: Questions, allowed: bool) -> httpx2.AsyncClient:
     service = MemoryService()
-    app = create_app(service, routers=[background_router(service, questions, allowed)])
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala")
+    app = create_app(service, [TOKEN], [background_router(service, questions, allowed)])
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers)
 
 
 @pytest.fixture

@@ -21,6 +21,9 @@ from tests.cli.memory_advisor import MemoryAdvisor
 from tests.cli.memory_files import MemoryBundles, MemoryFiles, MemoryResults
 from tests.cli.memory_network import MemoryNetwork
 
+TOKEN = "a-token-for-tests"
+"""Shown by commands whose test is not about tokens."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -44,7 +47,7 @@ class Server:
     results: MemoryResults = field(default_factory=MemoryResults)
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     advisor: MemoryAdvisor = field(default_factory=MemoryAdvisor)
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = (TOKEN,)
     agents: dict[str, str | None] = field(default_factory=dict)
     """What each cluster's agent must show."""
     port: int = 0
@@ -88,7 +91,7 @@ Koala = Callable[..., Ended]
 def koala(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Koala:
     """Runs a command; gives its exit code and what it printed."""
     monkeypatch.setenv("KOALA_URL", server.url)
-    monkeypatch.delenv("KOALA_TOKEN", raising=False)
+    monkeypatch.setenv("KOALA_TOKEN", TOKEN)
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setenv("LOGNAME", "ada")
 

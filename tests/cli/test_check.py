@@ -12,17 +12,19 @@ from tests.cli.conftest import Koala, Server
 Check = Callable[..., tuple[int, list[str]]]
 
 CONFIG = """
-tokens: [user]
+tokens: [a-long-token-of-users]
 clusters:
-  north: {nodes: 2, token: s3cret}
+  north: {nodes: 2, token: the-secret-of-north}
   south: {nodes: 2}
-  west: {nodes: 2, token: other, scratch: /no/such/folder}
+  west: {nodes: 2, token: the-secret-of-west, scratch: /no/such/folder}
 """
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server(tokens=("user",), agents={"north": "s3cret", "south": "made up", "west": None})
+    server = Server(
+        tokens=("a-long-token-of-users",), agents={"north": "the-secret-of-north", "south": "made up", "west": None}
+    )
     server.start()
     yield server
     server.end()
@@ -46,7 +48,7 @@ def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_all_is_well(check: Check, server: Server) -> None:
-    code, lines = check("north", "s3cret")
+    code, lines = check("north", "the-secret-of-north")
     assert lines[0] == "ok    resource manager: embedded, 2 nodes, 2 idle"
     assert lines[-2].startswith("ok    daemon: koalapy ")
     assert lines[-2].endswith(f" at {server.url}")
@@ -71,7 +73,7 @@ def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
             "set it to the value of clusters.north.token in the daemon's configuration",
         ),
         (
-            "west", "other", "clusters.west.token is not set in the daemon's configuration",
+            "west", "the-secret-of-west", "clusters.west.token is not set in the daemon's configuration",
             "set KOALA_AGENT_TOKEN to clusters.west.token of the daemon's configuration",
         ),
     ],
@@ -83,14 +85,14 @@ def test_a_token_that_lets_nobody_in(check: Check, cluster: str, token: str, sai
 
 def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -> None:
     server.agents.clear()
-    code, lines = check("north", "s3cret")
+    code, lines = check("north", "the-secret-of-north")
     assert (code, lines[-2:]) == (
         1, ["FAIL  agent's token: there is no cluster north", "      add it to the daemon's configuration"],
     )  # fmt: skip
 
 
 def test_failures_for_programs(check: Check) -> None:
-    code, lines = check("west", "other", "--json")
+    code, lines = check("west", "the-secret-of-west", "--json")
     told = json.loads("\n".join(lines))
     assert code == 1
     assert (told["cluster"], told["ok"]) == ("west", False)

@@ -279,12 +279,13 @@ def test_a_field_of_the_file_is_named_as_the_file_has_it(koala: Koala, tmp_path:
 
 
 def test_a_token_is_shown(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(tokens=("secret",))
+    server = Server(tokens=("another-long-secret",))
     server.start()
     try:
         refused = koala("queue", "--url", server.url)
         assert (refused.code, refused.err.count("\n")) == (4, 1)
-        monkeypatch.setenv("KOALA_TOKEN", "secret")
+        assert "correct KOALA_TOKEN or --token" in refused.err
+        monkeypatch.setenv("KOALA_TOKEN", "another-long-secret")
         assert koala("queue", "--url", server.url).code == 0
     finally:
         server.end()

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Server
+from tests.cli.conftest import TOKEN, Server
 
 KOALA = [sys.executable, "-m", "koalapy.cli.main"]
 
 
 def environment(url: str, **more: str) -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")} | {"KOALA_URL": url, **more}
+    own = {"KOALA_URL": url, "KOALA_TOKEN": TOKEN}
+    return {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")} | own | more
 
 
 def run(url: str, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":

@@ -52,7 +52,7 @@ class Embedded(World):
 
     @property
     def environment(self) -> dict[str, str]:
-        return super().environment | self._more
+        return super().environment | {"XDG_STATE_HOME": str(self.directory.parent / "state")} | self._more
 
     def start(self, port: int = 0) -> "Embedded":
         """``port`` 0: any free one."""
@@ -65,6 +65,8 @@ class Embedded(World):
         line = self.daemon.stdout.readline()
         if not line.startswith("koala serves "):
             pytest.fail(f"the daemon said {line!r} and {(self.directory.parent / 'daemon.log').read_text()[-2000:]}")
+        # The command finds it by itself; what asks the daemon past the command shows what is in its directory.
+        self.shown = (self.directory / "token").read_text().strip()
         self.connect(line.split()[2])
         return self
 

@@ -1,0 +1,232 @@
+"""The token that a daemon makes for itself, and the account's register by which the command line finds it.
+
+The register is a folder with a file for each address at which a daemon of this account serves. A daemon holds a lock on
+its files while it lives, and names the machine, so that its token is shown to nobody else: not to whoever listens at
+that address afterwards, nor on another machine with the same home. Standard library only.
+"""
+
+import fcntl
+import json
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from koalapy.model.errors import UsageError
+from koalapy.private import FOR_OTHERS, read_private, write_private
+
+TOKEN_FILE = "token"
+"""In a daemon's data directory."""
+SHORTEST_TOKEN = 16
+"""Characters."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def checked_token(token: str) -> str:
+    """A token as it may be shown in a header; ``ValueError`` for one that cannot be, or could be guessed."""
+    if not token.strip():
+        raise ValueError("a blank token would let everybody in: give a long random word")
+    if not all("!" <= sign <= "~" for sign in token):
+        raise ValueError("a token has letters, digits and signs of ASCII only, and no spaces")
+    if len(token) < SHORTEST_TOKEN:
+        raise ValueError(f"a token of {len(token)} characters can be guessed: give {SHORTEST_TOKEN} or more")
+    return token
+
+
+def own_token(data_dir: Path) -> tuple[str, str]:
+    """The token in a daemon's data directory, and why it is a new one if there was another that is of no use.
+
+    Raises ``UsageError`` when it cannot be written.
+    """
+    path, why = data_dir / TOKEN_FILE, ""
+    try:
+        folder = os.open(data_dir, _FOLDER)
+        try:
+            try:
+                descriptor, text = read_private(TOKEN_FILE, folder)
+                os.close(descriptor)
+                return checked_token(text.strip()), ""
+            except FileNotFoundError:
+                pass
+            except (OSError, ValueError) as error:
+                why = error.strerror or "" if isinstance(error, OSError) else str(error)
+            token = secrets.token_urlsafe(32)
+            os.close(write_private(TOKEN_FILE, folder, f"{token}\n"))
+            return token, why
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", field="--data-dir", value=str(data_dir),
+            hint="see that there is room, and that the directory may be written",
+        ) from error  # fmt: skip
+
+
+def register_directory() -> Path | None:
+    """Where this account's register is; None when the account has no home."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if not given.startswith("/"):
+        home = os.environ.get("HOME", "")
+        if not home.startswith("/"):
+            try:
+                home = pwd.getpwuid(os.geteuid()).pw_dir
+            except KeyError:
+                return None
+        given = f"{home}/.local/state"
+    return Path(given, "koala", "daemons")
+
+
+class Registration:
+    """A daemon's entries in the register, from their making to ``close``."""
+
+    def __init__(self, token: str, addresses: Iterable[tuple[str, int]]) -> None:
+        """Raises ``OSError`` where there can be no register, ``UsageError`` when it belongs to somebody else."""
+        directory = register_directory()
+        if directory is None:
+            raise OSError("the account has no home")
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._folder = _open(directory)
+            os.fchmod(self._folder, 0o700)
+        except ValueError as error:
+            raise UsageError(
+                f"{directory} {error}: a token is not written there", field="XDG_STATE_HOME", value=str(directory),
+                hint="remove it, set XDG_STATE_HOME to a folder of this account, or configure tokens",
+            ) from error  # fmt: skip
+        self._entries: dict[str, int] = {}
+        self._sweep()
+        try:
+            for host, port in addresses:
+                entry = json.dumps({"token": token, "machine": _machine()})
+                name = _name(host, port)
+                self._entries[name] = write_private(name, self._folder, entry, before=_lock)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the entries, unless they are another's by now."""
+        for name, descriptor in self._entries.items():
+            with suppress(OSError):
+                there = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                if os.path.samestat(there, os.fstat(descriptor)):
+                    os.unlink(name, dir_fd=self._folder)
+            os.close(descriptor)
+        os.close(self._folder)
+
+    def _sweep(self) -> None:
+        """Remove what daemons left that were killed."""
+        for name in os.listdir(self._folder):
+            with suppress(OSError, ValueError):
+                descriptor, _ = read_private(name, self._folder)
+                try:
+                    if not name.startswith(".") and not _is_locked(descriptor):
+                        os.unlink(name, dir_fd=self._folder)
+                finally:
+                    os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A token for an address, or why there is none."""
+
+    token: str = ""
+    why: str = ""
+
+
+def find_token(host: str, port: int) -> Found:
+    """The token of this account's daemon that serves at this very address on this machine."""
+    directory = register_directory()
+    if directory is None:
+        return Found(why="this account has no home with a register of its daemons")
+    try:
+        folder = _open(directory)
+    except FileNotFoundError:
+        return Found(why=f"no daemon of this account serves at {_name(host, port)}")
+    except (OSError, ValueError) as error:
+        return Found(why=f"{directory} {error.strerror if isinstance(error, OSError) else error}")
+    try:
+        return _find(_name(host, port), folder)
+    finally:
+        os.close(folder)
+
+
+def _find(name: str, folder: int) -> Found:
+    try:
+        descriptor, text = read_private(name, folder)
+    except FileNotFoundError:
+        return Found(why=_elsewhere(name, folder))
+    except (OSError, ValueError) as error:
+        return Found(why=f"the register's entry of {name} is of no use: {error}")
+    try:
+        entry = json.loads(text)
+        if not _is_locked(descriptor):
+            return Found(why=f"the daemon of this account that served at {name} has ended")
+        if entry["machine"] != _machine():
+            return Found(why=f"the daemon of this account that serves at {name} is on another machine")
+        return Found(str(entry["token"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Found(why=f"the register's entry of {name} is of no use")
+    finally:
+        os.close(descriptor)
+
+
+def _elsewhere(name: str, folder: int) -> str:
+    known = sorted(other for other in os.listdir(folder) if not other.startswith("."))
+    there = f"; known are {', '.join(known[:5])}" if known else ""
+    return f"no daemon of this account serves at {name}{there}"
+
+
+def _open(directory: Path) -> int:
+    """The register's folder, open; ``ValueError`` unless it is this account's, and nobody else may write there."""
+    try:
+        folder = os.open(directory, _FOLDER)
+    except OSError:
+        if directory.is_symlink():
+            raise ValueError("is a symbolic link") from None
+        raise
+    seen = os.fstat(folder)
+    if seen.st_uid != os.geteuid():
+        os.close(folder)
+        raise ValueError(f"belongs to another account (uid {seen.st_uid})")
+    if stat.S_IMODE(seen.st_mode) & FOR_OTHERS & 0o022:
+        os.close(folder)
+        raise ValueError("may be written by others")
+    return folder
+
+
+def _name(host: str, port: int) -> str:
+    """Of an entry; an address has one only, however it is written."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return f"{host.lower().replace('/', '_')}:{port}"
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def _lock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether the daemon that wrote this lives; the kernel lets go of its lock when it ends in any way."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _machine() -> str:
+    """This machine since it was booted, and of containers this one: where an address means the same."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return os.uname().nodename
