@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -18,14 +17,16 @@ import uvloop
 from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
 from koalapy.agents.lrm.local import LocalCluster, LocalLrm
 from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
+from koalapy.concealment import forget_own
 from koalapy.model.errors import UsageError
+from koalapy.private import private_directory
 from koalapy.settings import ClusterSection, Settings, load
 
 if TYPE_CHECKING:
     from koalapy.agents.lrm.drmaa import DrmaaControl
 
-PR_SET_PDEATHSIG = 1
 JOBS = "koala-"
 """How the names of our jobs begin, in every resource manager."""
 
@@ -33,23 +34,28 @@ JOBS = "koala-"
 def agent(
     cluster: str, url: str, config: Path | None, directory: Path, token: str, embedded: bool = False
 ) -> None:  # fmt: skip
-    """Run the agent of a cluster until it is told to end; ``embedded``: or until the daemon that started it dies."""
+    """Run the agent of a cluster until it is told to end.
+
+    ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
+    """
     configure_logging(logging.WARNING if embedded else logging.INFO)
-    os.environ.pop("KOALA_AGENT_TOKEN", None)  # programs inherit this environment, and the token is none of theirs
     if embedded:
-        _die_with_parent()
-    settings = load(config)
+        token, settings = take_handover()
+    else:
+        settings = load(config)
+    forget_own()
     section = _section(cluster, settings)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    directory = directory.resolve()
+    directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     runner_host, transfer_address = _addresses(section, url)
     settings_of_agent = _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address)
     if section.kind == "local" and not section.replica_directories:
         replica_directory(directory).mkdir(exist_ok=True)
     lrm = _lrm(cluster, section, directory, settings)
-    uvloop.run(_agent(settings_of_agent, lrm))
-    if embedded and isinstance(lrm, LocalLrm):
-        _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
+    try:
+        uvloop.run(_agent(settings_of_agent, lrm))
+    finally:
+        if embedded and isinstance(lrm, LocalLrm):
+            _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
 
 
 def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> Lrm:
@@ -197,14 +203,6 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
     elif mpi.prefix:
         environment["PATH"] = ":".join(filter(None, (f"{mpi.prefix}/bin", section.environment.get("PATH"))))
     return environment
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it dies, however that happens."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise SystemExit(0)
 
 
 def check(cluster: str, url: str, config: Path | None, directory: Path, token: str) -> list[Finding]:

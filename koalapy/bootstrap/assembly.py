@@ -1,11 +1,10 @@
 """Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
 
-import os
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import structlog
 from fastapi import APIRouter
 
+from koalapy.agents.environment import of_agents
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import Tokens, agents_router
 from koalapy.api.app import create_app
@@ -21,11 +21,13 @@ from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
+from koalapy.bootstrap.handover import write_handover
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
+from koalapy.scheduling.events import AgentFailed
 from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.scheduler import Scheduler
@@ -36,7 +38,7 @@ from koalapy.service.connections import Connections, raise_file_limit
 from koalapy.service.daemon import Daemon
 from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
-from koalapy.service.engine import Engine
+from koalapy.service.engine import Engine, Item
 from koalapy.service.feedback import TransferFeedback
 from koalapy.service.files import Files
 from koalapy.service.housekeeping import INTERVAL, Housekeeping
@@ -82,10 +84,10 @@ class Services:
 
 
 async def run(
-    settings: Settings, policies: Registry, host: str, port: int, data_dir: Path, config: Path | None,
+    settings: Settings, policies: Registry, host: str, port: int, data_dir: Path, umask: int,
     announce: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Be a daemon until told to end."""
+    """Be a daemon until told to end; ``umask`` is that of the agents."""
     configured = settings.known_links()
     listener = _listen(host, port)
     stores = _open_stores(settings, data_dir)
@@ -100,7 +102,7 @@ async def run(
     hub.feedback = TransferFeedback(services.files, services.network)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
     connections = Connections(raise_file_limit())
-    agents = _embedded_agents(settings, tokens, data_dir, config)
+    agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
     with _user_tokens(settings, data_dir, listener) as users:
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
@@ -290,11 +292,17 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -
 # Embedded agents
 
 
-def _embedded_agents(settings: Settings, tokens: Tokens, data_dir: Path, config: Path | None) -> EmbeddedAgents:
-    return EmbeddedAgents([
-        AgentProcess(name, _agent_command(name, data_dir, config), _agent_environment(tokens[name]))
-        for name, section in settings.clusters.items() if section.is_embedded
-    ])  # fmt: skip
+def _embedded_agents(
+    settings: Settings, tokens: Tokens, data_dir: Path, umask: int, engine: Engine
+) -> EmbeddedAgents:  # fmt: skip
+    def tell(cluster: str, why: str) -> None:
+        engine.post(Item(events=(AgentFailed(cluster, f"its agent {why}"),)))
+
+    processes = []
+    for name in (name for name, section in settings.clusters.items() if section.is_embedded):
+        handover = write_handover(name, settings, tokens[name] or "", umask)
+        processes.append(AgentProcess(name, _agent_command(name, data_dir), of_agents(), handover))
+    return EmbeddedAgents(processes, tell)
 
 
 def _local_directory(data_dir: Path, cluster: str) -> Path:
@@ -305,11 +313,6 @@ def _agent_token(section: ClusterSection) -> str | None:
     return section.token or (secrets.token_urlsafe(24) if section.is_embedded else None)
 
 
-def _agent_command(cluster: str, data_dir: Path, config: Path | None) -> list[str]:
+def _agent_command(cluster: str, data_dir: Path) -> list[str]:
     command = [sys.executable, "-m", "koalapy.cli.main", "agent", cluster, "--embedded"]
-    command += ["--directory", str(data_dir / "clusters" / cluster)]
-    return command + (["--config", str(config)] if config else [])
-
-
-def _agent_environment(token: str | None) -> dict[str, str]:
-    return dict(os.environ) | {"KOALA_AGENT_TOKEN": token or ""}
+    return [*command, "--directory", str(data_dir / "clusters" / cluster)]

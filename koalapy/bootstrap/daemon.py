@@ -8,6 +8,7 @@ from pathlib import Path
 import uvloop
 
 from koalapy.bootstrap.logs import configure_logging
+from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
 from koalapy.placement.registry import Registry, builtin
 from koalapy.private import FOR_OTHERS, private_directory
@@ -29,9 +30,10 @@ def serve(host: str, port: int, data_dir: Path, config: Path | None, announce: C
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
     configure_logging()
     settings = load(config)
+    forget_own()
     directory = private_directory(data_dir, CONTENTS, "--data-dir")
-    os.umask(FOR_OTHERS)
+    umask = os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
     from koalapy.bootstrap.assembly import run
 
-    uvloop.run(run(settings, policies(), host, port, directory, config, announce))
+    uvloop.run(run(settings, policies(), host, port, directory, umask, announce))

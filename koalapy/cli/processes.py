@@ -10,6 +10,7 @@ import typer
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.options import DEFAULT_URL
+from koalapy.concealment import OWN, conceal
 
 Config = Annotated[Path | None, typer.Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
@@ -30,12 +31,13 @@ def serve(
     config: Config = None,
 ) -> None:
     """Run the daemon; without a configuration with the embedded clusters north and south, 4 nodes each."""
-    from koalapy import bootstrap
-    from koalapy.model.errors import KoalaError
-
     directory = data_dir.expanduser()
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
+    conceal()
+    from koalapy import bootstrap
+    from koalapy.model.errors import KoalaError
+
     try:
         bootstrap.serve(host, port, directory, config, lambda url: _announce(url, directory))
     except KoalaError as error:
@@ -54,6 +56,7 @@ def agent(
     embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
 ) -> None:
     """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
+    conceal()
     from koalapy import bootstrap
     from koalapy.model.errors import KoalaError
 
@@ -77,7 +80,7 @@ def check(
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        findings = bootstrap.check(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""))
+        findings = bootstrap.check(cluster, url, config, where, os.environ.pop("KOALA_AGENT_TOKEN", ""))
     except KoalaError as error:
         raise of_koala(error) from error
     well = all(finding.ok for finding in findings)
@@ -113,7 +116,8 @@ def local_run(
         raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
     try:
         local = LocalCluster(Path(directory), cluster, found["total"])
-        code = run(local, nodes, command, user or getpass.getuser(), dict(os.environ), Path.cwd())
+        own = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
+        code = run(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
     except KoalaError as error:
         raise of_koala(error) from error
     raise typer.Exit(code)

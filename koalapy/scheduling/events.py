@@ -69,6 +69,14 @@ class ClusterDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFailed:
+    """The agent that the daemon runs for a cluster has ended, or cannot be started; ``reason`` says why."""
+
+    cluster: ClusterName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterCleared:
     """An operator mended an unusable cluster."""
 
@@ -169,6 +177,7 @@ Event = (
     | ClusterReported
     | ClusterConfirmed
     | ClusterDisconnected
+    | AgentFailed
     | ClusterCleared
     | ClusterDrained
     | ClusterResumed

@@ -45,6 +45,8 @@ class ClusterBook:
         self.asked = False
         """Whether it was asked to confirm that, and has not answered yet."""
         self.disconnected_because = "its agent has not connected yet"
+        self.agent_failed = ""
+        """Why the agent that the daemon runs for it does not run; empty when it does, or the daemon runs none."""
         self.errors = 0
         self.unusable = False
         self.probation = False
@@ -181,7 +183,7 @@ class ClusterBook:
             by = f"by {self.drained.by}" if self.drained.by else "by an operator"
             return f"{by}: {self.drained.reason}" if self.drained.reason else by
         if not self.connected:
-            return self.problem or self.disconnected_because
+            return self.problem or self.agent_failed or self.disconnected_because
         if self.unusable and not self.probation:
             return self.note
         if self.problem:

@@ -200,6 +200,9 @@ class Scheduler:
                 self._news.confirmed(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
+            case ev.AgentFailed():
+                self.grid[event.cluster].agent_failed = event.reason
+                self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._faults.clear(event.cluster)
                 self.grid[event.cluster].grew = True
@@ -276,6 +279,7 @@ class Scheduler:
     def _inventory(self, event: ev.InventoryReceived, now: float) -> None:
         book = self.grid[event.cluster]
         self._news.contact_made(book, now)
+        book.agent_failed = ""
         book.grew = True
         self._ledger.cluster_changed(book.name)
         for token in self._components.reconcile(event, now):

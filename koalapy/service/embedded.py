@@ -1,16 +1,30 @@
-"""Agents of embedded clusters: children of the daemon, started again when they die."""
+"""Agents of embedded clusters: children of the daemon, started again when they end or cannot be started."""
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO, Any
 
 import structlog
 
 log = structlog.get_logger()
 
-RESTART_PAUSE = 0.5
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+"""Seconds before an agent is started again: each time twice as long, unless the last one lasted."""
+LASTED = 60.0
+"""Seconds."""
 STOP_GRACE = 5.0
+LAST_WORDS_WITHIN = 1.0
+"""Seconds in which what an agent said is read to its end: others may hold its standard error."""
+LONGEST_LINE = 4096
+"""Bytes."""
+SHOWN = 300
+"""Characters of an agent's last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +34,21 @@ class AgentProcess:
     cluster: str
     command: Sequence[str]
     environment: Mapping[str, str]
+    handover: bytes
+    """Written to its standard input, which stays open as long as the daemon lives."""
 
 
 class EmbeddedAgents:
     """Keeps one agent process running for each embedded cluster."""
 
-    def __init__(self, processes: Sequence[AgentProcess]) -> None:
+    def __init__(self, processes: Sequence[AgentProcess], tell: Callable[[str, str], None]) -> None:
+        """``tell`` is called with a cluster and why its agent does not run, in words that follow "its agent"."""
         self._processes = processes
+        self._tell = tell
         self._keepers: list[asyncio.Task[None]] = []
 
     def start(self, url: str) -> None:
-        self._keepers = [asyncio.create_task(_keep(process, url)) for process in self._processes]
+        self._keepers = [asyncio.create_task(self._keep(process, url)) for process in self._processes]
 
     async def stop(self) -> None:
         """End the agents; what runs in their clusters goes on."""
@@ -38,20 +56,98 @@ class EmbeddedAgents:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
+    async def _keep(self, process: AgentProcess, url: str) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            started = time.monotonic()
+            why = await _run(process, url)
+            if time.monotonic() - started >= LASTED:
+                pause = FIRST_PAUSE
+            log.warning("an agent does not run", action="restart", cluster=process.cluster, reason=why, pause=pause)
+            self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
 
-async def _keep(process: AgentProcess, url: str) -> None:
-    while True:
-        child = await asyncio.create_subprocess_exec(
-            *process.command, "--url", url,
-            stdin=asyncio.subprocess.DEVNULL, env=dict(process.environment), start_new_session=True,
-        )  # fmt: skip
+
+async def _run(process: AgentProcess, url: str) -> str:
+    """Run an agent until it ends; how it did, or why it could not be started."""
+    async with contextlib.AsyncExitStack() as ours:
         try:
+            child, handover, errors = await _start([*process.command, "--url", url], process.environment, ours)
+        except OSError as error:
+            return f"cannot be started: {error.strerror or error}"
+        listening = asyncio.create_task(_pass_on(errors))
+        ours.callback(listening.cancel)
+        try:
+            handover.write(process.handover)
             code = await child.wait()
         except asyncio.CancelledError:
             await _end(child)
             raise
-        log.warning("an agent ended", action="restart", cluster=process.cluster, code=code)
-        await asyncio.sleep(RESTART_PAUSE)
+        await asyncio.wait([listening], timeout=LAST_WORDS_WITHIN)
+        how = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        said = listening.result() if listening.done() else ""
+        return f"{how}: {said}" if said else how
+
+
+async def _start(
+    command: Sequence[str], environment: Mapping[str, str], ours: contextlib.AsyncExitStack
+) -> tuple[asyncio.subprocess.Process, asyncio.WriteTransport, asyncio.StreamReader]:
+    """The process, its standard input and its standard error.
+
+    The pipes are our own: asyncio would wait for their end, too, and others may have them. Raises ``OSError``.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as theirs:
+        reading, giving = _pipe(theirs, ours)
+        handover, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, giving)
+        ours.callback(handover.close)
+        writing, hearing = _pipe(theirs, ours, back=True)
+        errors = asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), hearing)
+        ours.callback(transport.close)
+        child = await asyncio.create_subprocess_exec(
+            *command, env=dict(environment), start_new_session=True,
+            stdin=reading, stdout=asyncio.subprocess.DEVNULL, stderr=writing,
+        )  # fmt: skip
+    return child, handover, errors
+
+
+def _pipe(theirs: contextlib.ExitStack, ours: contextlib.AsyncExitStack, back: bool = False) -> tuple[IO[bytes], Any]:
+    """A pipe: their end and ours; ``back``: they write."""
+    ends = [os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
+    their, our = reversed(ends) if back else ends
+    theirs.callback(their.close)
+    ours.callback(our.close)
+    return their, our
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+async def _pass_on(errors: asyncio.StreamReader) -> str:
+    """Repeat what an agent says as our own, line by line; its last words."""
+    last, rest = b"", b""
+    while piece := await errors.read(LONGEST_LINE):
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) >= LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            _say(line)
+            last = line if line.strip() else last
+    if rest:
+        _say(rest)
+    words = " ".join((rest or last).decode(errors="replace").split())
+    return "".join(sign if sign.isprintable() else "?" for sign in words)[:SHOWN]
+
+
+def _say(line: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line + b"\n")
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

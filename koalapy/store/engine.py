@@ -83,13 +83,9 @@ JSON = {"json_serializer": _dumps, "json_deserializer": _loads}
 def _sqlite(url: URL) -> Engine:
     """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so.
 
-<<<<<<< HEAD
-    What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot them
-    would take what runs for strangers.
-    """
-    engine = create_engine(url, **JSON, pool_timeout=POOL_PATIENCE)
-=======
-    Nobody else may read it: SQLite gives what it puts beside the file the file's own mode.
+    What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot
+    them would take what runs for strangers. Nobody else may read it: SQLite gives what it puts beside the file the
+    file's own mode.
     """
     if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
         path = Path(url.database)
@@ -97,8 +93,7 @@ def _sqlite(url: URL) -> Engine:
             private_file(path)
             for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
                 private_file(beside)
-    engine = create_engine(url, json_serializer=_dumps)
->>>>>>> 505c9c7 (No daemon without a token: the first one makes its own, which its account's commands find; Host is checked, and what is private stays so)
+    engine = create_engine(url, **JSON, pool_timeout=POOL_PATIENCE)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:

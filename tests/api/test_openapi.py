@@ -127,7 +127,7 @@ async def test_the_document_is_whole(open_api: Open) -> None:
     assert references <= set(components["schemas"])
     assert document["security"] == [{"bearer": []}]
     open_to_all = [path for path, ops in document["paths"].items() for op in ops.values() if op.get("security") == []]
-    assert open_to_all == ["/healthz"]
+    assert open_to_all == ["/healthz", "/readyz"]
     assert components["securitySchemes"]["bearer"]["scheme"] == "bearer"
     assert components["schemas"]["JobSubmission"]["examples"]
     operations = [op for ops in document["paths"].values() for op in ops.values()]

@@ -60,6 +60,7 @@ class Chaos(Embedded):
         if not line.startswith("koala serves "):
             raise RuntimeError(f"the daemon said {line!r}, and ended with {self.daemon.poll()}")
         self.url = line.split()[2]
+        self.token = (self.directory / "token").read_text().strip()
         self.port = int(self.url.rpartition(":")[2])
 
     @property

@@ -170,7 +170,16 @@ class MemoryService:
         return []
 
     def health(self) -> dict[str, object]:
-        return {"status": "ok", "version": "0", "epoch": 1, "queued": 0, "active": 0, "clusters": {}}
+        return {
+            "status": "ok",
+            "ready": True,
+            "problems": [],
+            "version": "0",
+            "epoch": 1,
+            "queued": 0,
+            "active": 0,
+            "clusters": {},
+        }
 
 
 def _over(job: Job, state: JobState, code: int | None) -> Job:

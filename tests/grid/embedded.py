@@ -47,15 +47,22 @@ class Embedded(World):
         super().__init__()
         self.directory = directory
         self._more = environment
+        self.state = directory.parent / "state"
+        """Where the account registers its daemons."""
         self._made = 0
         self.daemon: subprocess.Popen[str] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        return super().environment | {"XDG_STATE_HOME": str(self.directory.parent / "state")} | self._more
+        return super().environment | {"XDG_STATE_HOME": str(self.state)} | self._more
 
     def start(self, port: int = 0) -> "Embedded":
         """``port`` 0: any free one."""
+        self.connect(self.launch(port))
+        return self
+
+    def launch(self, port: int = 0) -> str:
+        """Start the daemon; its URL as soon as it serves, whatever its clusters do."""
         self.daemon = subprocess.Popen(
             [*self.koala, "serve", "--port", str(port), "--data-dir", str(self.directory)],
             stdout=subprocess.PIPE, stderr=(self.directory.parent / "daemon.log").open("a"),
@@ -66,9 +73,9 @@ class Embedded(World):
         if not line.startswith("koala serves "):
             pytest.fail(f"the daemon said {line!r} and {(self.directory.parent / 'daemon.log').read_text()[-2000:]}")
         # The command finds it by itself; what asks the daemon past the command shows what is in its directory.
-        self.shown = (self.directory / "token").read_text().strip()
-        self.connect(line.split()[2])
-        return self
+        own = self.directory / "token"
+        self.shown = own.read_text().strip() if own.exists() else ""
+        return line.split()[2]
 
     def kill(self) -> None:
         assert self.daemon is not None
@@ -87,7 +94,7 @@ class Embedded(World):
         found = []
         for process in psutil.process_iter():
             try:
-                environment = process.environ()
+                environment = _environment(process)
                 node = environment.get("LOCALD_NODE_NAME", "")
                 kill = _killer(process)
                 seen = Seen(process.pid, process.ppid(), process.cmdline(), environment, node, kill)
@@ -150,6 +157,14 @@ class Embedded(World):
         process = psutil.Process(self.agent(cluster).pid)
         process.suspend()
         return process.resume
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """Daemons and agents do not show theirs."""
+    try:
+        return process.environ()
+    except psutil.AccessDenied:
+        return {}
 
 
 def _killer(process: psutil.Process) -> Callable[[], Any]:

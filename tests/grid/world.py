@@ -91,11 +91,15 @@ class World(ABC):
         self.http = httpx2.Client(timeout=90.0)
 
     def connect(self, url: str) -> None:
+        """Ask the daemon there from now on, which has all its clusters soon."""
+        self.speak_to(url)
+        until(self._usable, "every cluster to be usable")
+
+    def speak_to(self, url: str) -> None:
         self.url = url
         headers = {"Authorization": f"Bearer {self.token or self.shown}"}
         self.http.close()
         self.http = httpx2.Client(base_url=url, timeout=90.0, headers=headers)
-        until(self._usable, "every cluster to be usable")
 
     def _usable(self) -> bool:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from koalapy.agents.environment import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
 from koalapy.agents.lrm.drmaa_words import Ending, error_of, start_error
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -23,8 +24,6 @@ PAUSES = (1.0, 60.0)
 manager with a client that it believes in for minutes, and it takes only so many."""
 REFUSED_PAUSE = 2.0
 """Seconds before a session is asked for again that was refused in words: that leaves nothing behind."""
-_KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "SLURM_CONF", "TMPDIR", "TZ", "USER")
-_KEPT_PREFIXES = ("DRMAA_", "LC_", "LSF_", "PBS_", "SGE_")
 _STATIC_TLS = "glibc.rtld.optional_static_tls=4096"
 """Libraries linked with jemalloc, as Grid Engine's is, ask for more of it than a running process has by default."""
 _LONGEST_LINE = 16 << 20
@@ -223,7 +222,7 @@ class _Session:
 
 
 def _environment(library: str | None, given: Mapping[str, str]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    kept = inherited(RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN)
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "optional_static_tls" not in tunables:
         tunables = ":".join(filter(None, (tunables, _STATIC_TLS)))

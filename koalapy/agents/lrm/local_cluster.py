@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from koalapy.agents.environment import OPEN_MPI, inherited
 from koalapy.agents.lrm.processes import MARK
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -40,8 +40,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start the cluster's locald unless it runs; returns when it answers. Raises ``SiteError``."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
-        environment[MARK] = f"@{self.directory.resolve()}"
+        environment = inherited(prefixes=OPEN_MPI) | {MARK: f"@{self.directory.resolve()}"}
         try:
             done = subprocess.run(
                 self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from koalapy.agents.environment import inherited
 from koalapy.agents.lrm.commands import Answer, run
 from koalapy.agents.lrm.sge_states import Record, read_accounting
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -19,7 +20,7 @@ class SgeCommands:
 
     def __init__(self) -> None:
         self._folder: str | None = None
-        self._environment = dict(os.environ) | {"LC_ALL": "C"}
+        self._environment = inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}
 
     async def find(self) -> None:
         """Look where the programs are. Raises ``SiteRejected`` when there are none."""

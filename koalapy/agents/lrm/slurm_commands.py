@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from koalapy.agents.environment import inherited
 from koalapy.agents.lrm.commands import Answer, run
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.slurm_refusals import fault_of
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
-_HANDED_ON = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
-_HANDED_ON |= {"MODULEPATH", "MODULESHOME", "SLURM_CONF"}
 _PASSES = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|reset|timed out)|connection failure"
     r"|Zero Bytes were transmitted|standby mode|Transport endpoint|try again|temporarily un|Incomplete message"
@@ -34,7 +33,7 @@ _UNKNOWN_JOB = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
 
 def environment() -> dict[str, str]:
     """What Slurm's commands, and by them the jobs, get of this process's environment: no secrets, no defaults."""
-    return {key: value for key, value in os.environ.items() if key in _HANDED_ON or key.startswith("LC_")}
+    return inherited(["SLURM_CONF"])
 
 
 async def ask(*argv: str) -> Answer:

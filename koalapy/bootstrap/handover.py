@@ -1,0 +1,52 @@
+"""What the daemon tells the agents that it starts: by a pipe that nobody else can read, and whose end is its own."""
+
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from koalapy.settings import Settings
+
+GRACE = 10.0
+"""Seconds that an agent has to end in good order when its daemon is gone."""
+STDIN = 0
+
+
+def write_handover(cluster: str, settings: Settings, token: str, umask: int) -> bytes:
+    """What the agent of a cluster needs: its own section, and of the other clusters the names."""
+    own = settings.clusters[cluster].model_dump(mode="json", exclude={"token"})
+    clusters: dict[str, Any] = {name: {} for name in settings.clusters} | {cluster: own}
+    return json.dumps({"token": token, "umask": umask, "clusters": clusters}).encode() + b"\n"
+
+
+def take_handover() -> tuple[str, Settings]:
+    """The token and the settings that the daemon hands over; ends this process when it has gone meanwhile.
+
+    From now on this process ends when the daemon does, however that happens: nobody else holds the pipe's other end.
+    """
+    said = b""
+    while not said.endswith(b"\n"):
+        piece = os.read(STDIN, 1 << 16)
+        if not piece:
+            raise SystemExit(0)
+        said += piece
+    # Nothing that is started from here may have the pipe.
+    pipe = os.dup(STDIN)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, STDIN)
+    os.close(nothing)
+    threading.Thread(target=_end_with, args=(pipe,), name="handover", daemon=True).start()
+    told = json.loads(said)
+    os.umask(told["umask"])
+    return told["token"], Settings(clusters=told["clusters"])
+
+
+def _end_with(pipe: int) -> None:
+    """Wait for the end of a pipe, then end this process."""
+    while os.read(pipe, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(1)

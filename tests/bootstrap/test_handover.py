@@ -1,0 +1,73 @@
+"""What the daemon hands over to an agent that it starts, and that the agent ends with the daemon, however early."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from koalapy.bootstrap.handover import write_handover
+from koalapy.settings import Settings
+
+SECRETS = {
+    "database": "postgresql://koala:database-password@db/koala",
+    "tokens": ["the-secret-of-users"],
+    "clusters": {
+        "east": {"token": "the-secret-of-east"},
+        "north": {"token": "the-secret-of-north", "environment": {"MODEL": "coarse"}, "start_failures": 0.5},
+    },
+}
+
+AGENT = [sys.executable, "-m", "koalapy.cli.main", "agent", "north", "--embedded", "--url", "http://127.0.0.1:1"]
+
+
+def test_an_agent_is_told_its_own_section_and_no_secret_but_its_own() -> None:
+    settings = Settings.model_validate(SECRETS)
+    text = write_handover("north", settings, "the-own-token", 0o022)
+    told = json.loads(text)
+    assert (told["token"], told["umask"]) == ("the-own-token", 0o022)
+    again = Settings.model_validate({"clusters": told["clusters"]})
+    assert list(again.clusters) == ["east", "north"]
+    assert again.clusters["north"] == settings.clusters["north"].model_copy(update={"token": None})
+    assert text.count(b"\n") == 1
+    assert not [word for word in (b"password", b"the-secret-of") if word in text]
+
+
+@pytest.fixture
+def handover() -> bytes:
+    return write_handover("north", Settings.model_validate({"clusters": {"north": {}}}), "the-own-token", 0o022)
+
+
+def started(tmp_path: Path, stdin: "IO[bytes] | int") -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
+    command = [*AGENT, "--directory", str(tmp_path / "north")]
+    return subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
+
+
+@pytest.mark.parametrize("said", [0, 1, -1, None])
+def test_an_agent_whose_daemon_has_gone_before_it_was_there_ends(
+    tmp_path: Path, handover: bytes, said: int | None
+) -> None:
+    """Whether it was told nothing, a part, all but the end, or all."""
+    reading, writing = os.pipe()
+    os.write(writing, handover[:said])
+    os.close(writing)
+    with started(tmp_path, reading) as agent:
+        os.close(reading)
+        assert agent.wait(60) in (0, -15)
+
+
+def test_an_agent_ends_with_its_daemon_and_lives_as_long(tmp_path: Path, handover: bytes) -> None:
+    with started(tmp_path, subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(handover)
+        agent.stdin.flush()
+        log = tmp_path / "north" / "spool" / "agent.json"
+        while not log.exists():
+            assert agent.poll() is None
+        assert agent.poll() is None
+        agent.stdin.close()
+        assert agent.wait(60) == 0
