@@ -85,6 +85,26 @@ class LocalCluster:
             self.start()
             time.sleep(0.01)  # another one may just be letting go of the directory
 
+    def reach(self) -> "LocalConnection":
+        """A connection to its locald as it is, for those who only use the cluster. Raises ``SiteError``.
+
+        While it does not run they wait for its agent to start it: they do not know its network, nor how it is set.
+        """
+        deadline = time.monotonic() + self.start_within
+        while True:
+            try:
+                with contextlib.ExitStack() as unfit:
+                    connection = unfit.enter_context(LocalConnection(self.socket_path()))
+                    connection.request("hello")  # one that is dying still takes connections
+                    unfit.pop_all()
+                    return connection
+            except (SiteUnavailable, OSError) as error:
+                if time.monotonic() >= deadline:
+                    raise SiteUnavailable(
+                        f"cluster {self.name}: locald does not answer: {error}", hint="its agent starts it: see its log"
+                    ) from error
+            time.sleep(0.05)
+
     def stop(self, *, if_idle: bool = False) -> bool:
         """Shut its locald down with all its jobs and wait until it is gone; False when it is busy and ``if_idle``."""
         try:

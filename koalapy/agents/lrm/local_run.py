@@ -28,7 +28,7 @@ def local_run(
 
     Raises ``SiteError``.
     """
-    with cluster.connect() as connection:
+    with cluster.reach() as connection:
         folder = cluster.directory.resolve() / "local-run"
         folder.mkdir(exist_ok=True)
         output = folder / f"{os.getpid()}.out"

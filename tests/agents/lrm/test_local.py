@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.local_run import local_run as run_locally
 from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -149,6 +150,29 @@ async def test_local_run_shows_the_output_and_exits_like_its_command(site: Site)
     shown, _ = await asyncio.wait_for(process.communicate(), WITHIN)
     assert (shown, process.returncode) == (b"hello\nhello\n", 5)
     assert not list((site.cluster.directory / "local-run").iterdir())
+
+
+async def test_local_run_waits_for_the_agent_to_start_the_cluster(make_cluster: Callable[..., LocalCluster]) -> None:
+    """It does not know the network: a locald that it started would give the nodes other clusters' addresses."""
+    cluster = make_cluster(network="127.0.9")
+    cluster.connect().close()
+    os.kill(pid_of_locald(cluster), signal.SIGKILL)
+    pipe = asyncio.subprocess.PIPE
+    arguments = [str(cluster.directory), "1", "/bin/sh", "-c", "echo $LOCALD_NODE"]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, *arguments, stdout=pipe)
+    lrm = LocalLrm(cluster, "koala-")
+    await lrm.open()
+    shown, _ = await asyncio.wait_for(process.communicate(), WITHIN)
+    assert (shown, process.returncode) == (b"127.0.9.1\n", 0)
+    await lrm.close()
+
+
+def test_a_user_of_a_cluster_that_nobody_starts_is_told_so(make_cluster: Callable[..., LocalCluster]) -> None:
+    cluster = make_cluster(start_within=0.1)
+    with pytest.raises(SiteUnavailable, match="locald does not") as told:
+        run_locally(cluster, 1, ["true"], "alice", {}, Path("/"))
+    assert "agent" in told.value.hint
+    assert not cluster.directory.exists()
 
 
 async def test_local_run_interrupted_ends_its_job(site: Site) -> None:
