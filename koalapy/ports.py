@@ -112,7 +112,6 @@ class Batch:
     outbox: list[OutboxEntry] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     submitted: list[Submitted] = field(default_factory=list)
-    output: list[tuple[JobId, "OutputChunk"]] = field(default_factory=list)
     clusters: list[ClusterRecord] = field(default_factory=list)
     advised: list[Advised] = field(default_factory=list)
     """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
@@ -122,7 +121,7 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(
             self.jobs or self.timeline or self.outbox or self.acknowledged
-            or self.submitted or self.output or self.clusters
+            or self.submitted or self.clusters
         )  # fmt: skip
 
 
@@ -171,13 +170,41 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputChunk:
-    """A piece of the output of one component; ``offset`` in bytes within that component's output of that attempt."""
+class OutputPiece:
+    """A piece of a component's output, ``offset`` bytes from its first; ``missing`` bytes before it are not there."""
 
-    generation: int
-    component: int
     offset: int
     data: bytes
+    missing: int = 0
+
+
+class OutputStore(Protocol):
+    """Components' output up to a limit: of what is longer head and tail, half each. Calls block; ``OSError``."""
+
+    @property
+    def limit(self) -> int:
+        """Bytes of a component's output that are kept at most."""
+        ...
+
+    @property
+    def head(self) -> int:
+        """Of these, bytes that are kept from the first on."""
+        ...
+
+    def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
+        """Keep what is new of these, on the disk when this returns; how far the component's output is known now.
+
+        A piece is kept where the output ends, or where it would end were it not for the bytes that are missing before
+        the piece; others are left for later, with those that follow.
+        """
+        ...
+
+    def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
+        """The next pieces beyond an offset, about 1 MiB of them; none when there are no more.
+
+        ``to_the_end``: nothing more will come, so that bytes that are missing after the last piece are told as well.
+        """
+        ...
 
 
 class Store(Protocol):
@@ -210,14 +237,6 @@ class Store(Protocol):
         ...
 
     def usage(self, start: float, end: float) -> Usage: ...
-
-    def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
-        """Chunks of one attempt beyond the given offset of each component, in order."""
-        ...
-
-    def output_size(self, job: JobId, generation: int, component: int) -> int:
-        """Bytes stored so far."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,10 +464,10 @@ class JobService(Protocol):
         """
         ...
 
-    def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:
+    def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         """The output of the last attempt, in order of arrival; with ``follow`` until the job is final.
 
-        ``NotFoundError`` is raised at the first step.
+        What is not kept of it is told by a line in its place. ``NotFoundError`` is raised at the first step.
         """
         ...
 

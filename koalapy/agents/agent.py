@@ -22,6 +22,7 @@ from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
+from koalapy.agents.outputlog import LIMIT
 from koalapy.agents.protocol import (
     Ack,
     Command,
@@ -49,6 +50,8 @@ RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
 FIRST_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 LONGEST_PING = 10.0
+TEND_EVERY = 2.0
+"""Seconds between two looks for output that could not be written or sent."""
 THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
@@ -127,6 +130,7 @@ class Agent:
         self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
+        self._output_limit = LIMIT
         self._greeting: asyncio.Task[None] | None = None
         self._confirming: set[asyncio.Task[None]] = set()
 
@@ -139,6 +143,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._jobs.watch())
                 group.create_task(self._ping())
+                group.create_task(self._tend_output())
                 group.create_task(self._forgetting.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
@@ -171,6 +176,12 @@ class Agent:
         while True:
             await asyncio.sleep(min(LONGEST_PING, self._barrier.lease / 10))
             self._runners.send_all({"t": "ping"})
+
+    async def _tend_output(self) -> None:
+        while True:
+            await asyncio.sleep(TEND_EVERY)
+            self._barrier.keep_again()
+            self._reporter.offer_again()
 
     def _hello(self) -> Hello:
         return Hello(
@@ -231,8 +242,7 @@ class Agent:
                 self._probe(message)
             case "output_ack":
                 if component := self._reporter.find(message.token):
-                    component.output.acknowledge(message.offset)
-                    self._reporter.publish_output(component)
+                    self._reporter.acknowledged(component, message.offset)
             case "relay":
                 self._barrier.relay(message)
             case "relay_failed":
@@ -243,6 +253,7 @@ class Agent:
             raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
         self._epoch, self._life, self._barrier.lease = message.epoch, message.life, message.lease
         self._reporter.instance = message.instance
+        self._output_limit = message.output_limit
         self._forgetting.heard()
         self._greeting = asyncio.create_task(self._take_stock())
 
@@ -305,7 +316,8 @@ class Agent:
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
         submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect"})
-        component.folder.write(submit={**submit, "secret": component.secret})
+        submit |= {"secret": component.secret, "output_limit": component.output_limit}
+        component.folder.write(submit=submit)
         self._reporter.add(component)
         self._jobs.hand_in(component)
         return ""
@@ -347,4 +359,4 @@ class Agent:
     def _new(self, token: str, size: int, walltime: float | None) -> Component:
         """Not known to anybody before it is written down: where that cannot be, the daemon's next word begins anew."""
         folder = self._spool.make(self._reporter.instance, token)
-        return Component(self._reporter.instance, token, folder, size, walltime)
+        return Component(self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit)

@@ -31,6 +31,8 @@ class Barrier:
         self.lease = lease
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes whose runners should be there and are not: they have a while to come back."""
+        self._troubled: set[str] = set()
+        """Names of components whose output could not be written."""
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
@@ -79,7 +81,7 @@ class Barrier:
             self._jobs.look()
             return False
         node.lrm_job = lrm_job
-        earlier, node.runner = node.runner, runner
+        earlier, node.runner, node.exit = node.runner, runner, None
         if awaited := self._absent.pop((component.name, index), None):
             awaited.cancel()
         if earlier is not None:
@@ -87,8 +89,8 @@ class Barrier:
         runner.component, runner.node = component.name, index
         node.host, node.name = str(hello["host"]), str(hello["name"])
         node.phase = node.phase if node.phase == "ended" else str(hello["phase"])
-        component.output.break_off(index)
-        runner.send({"t": "welcome", "lease": self.lease, "output": component.output.received[index]})
+        received = component.output.greet(index, int(hello.get("start", 0)))
+        runner.send({"t": "welcome", "lease": self.lease, "output": received})
         if component.stop is not None or component.error:
             runner.send({"t": "stop"})
         elif component.plan is not None and node.phase == "waiting":
@@ -128,10 +130,39 @@ class Barrier:
         received = component.output.take(runner.node, message["offset"], base64.b64decode(message["data"]))
         runner.send({"t": "output", "offset": received})
         self._reporter.publish_output(component)
+        self._look_for_trouble(component)
+
+    def keep_again(self) -> None:
+        """Where output could not be written there may be room again; its senders have been waiting since."""
+        for name in list(self._troubled):
+            component = self._reporter.components.get(name)
+            if component is None:
+                self._troubled.discard(name)
+                continue
+            for index, node in enumerate(component.nodes):
+                received = component.output.retry(index)
+                if node.runner is not None:
+                    node.runner.send({"t": "output", "offset": received})
+                    if node.exit is not None and node.result is None:
+                        self._exit(component, node.runner, node.exit)
+            self._reporter.publish_output(component)
+            self._look_for_trouble(component)
+
+    def _look_for_trouble(self, component: Component) -> None:
+        trouble = component.output.trouble
+        if trouble and component.name not in self._troubled:
+            log.error("no room for output: its programs wait", action="keep", token=component.token, reason=trouble)
+            self._troubled.add(component.name)
+        elif not trouble and component.name in self._troubled:
+            log.info("there is room for output again", action="keep", token=component.token)
+            self._troubled.discard(component.name)
 
     def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
-        component.output.finish(runner.node)
         node = component.nodes[runner.node]
+        node.exit = message
+        if not component.output.finish(runner.node):
+            self._look_for_trouble(component)
+            return  # it stays, and sends again what it has, until that is kept
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped")}
         component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
         component.node_ended(runner.node, result)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
-from koalapy.agents.outputlog import OutputLog
+from koalapy.agents.outputlog import LIMIT, OutputLog
 from koalapy.agents.protocol import ReportedState, Status
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import Folder
@@ -30,6 +30,8 @@ class Node:
     lrm_job: str = ""
     """The job in the resource manager that it says it runs in; empty where it cannot tell."""
     result: dict[str, Any] | None = None
+    exit: dict[str, Any] | None = None
+    """How its runner says that it ended, on this connection."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +46,8 @@ class Component:
     stage: str | None = None
     """Token of the stage whose folder is its own."""
     collect: tuple[str, ...] = ()
+    output_limit: int = LIMIT
+    """Bytes of its output that the daemon keeps."""
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     lrm_job: str | None = None
     handed_in_at: float = 0.0
@@ -66,7 +70,7 @@ class Component:
 
     def __post_init__(self) -> None:
         self.nodes = [Node() for _ in range(self.size)]
-        self.output = OutputLog(self.folder.path, max(1, self.size))
+        self.output = OutputLog(self.folder.path, max(1, self.size), self.output_limit)
 
     @property
     def name(self) -> str:
@@ -79,7 +83,7 @@ class Component:
         submitted = known.get("submit", {})
         own = cls(
             instance, token, folder, submitted.get("size", 0), submitted.get("walltime"),
-            submitted.get("stage"), tuple(submitted.get("collect", ())),
+            submitted.get("stage"), tuple(submitted.get("collect", ())), submitted.get("output_limit", LIMIT),
         )  # fmt: skip
         own.secret = submitted.get("secret", own.secret)
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
@@ -128,6 +132,7 @@ class Component:
             error=self.error,
             infrastructure=self.infrastructure,
             refused=self.refused,
+            missing=self.output.missing,
         )
 
     def fail(self, error: str, fault: Fault = "site") -> None:
@@ -175,6 +180,7 @@ class Component:
 
     def end(self) -> None:
         self.ended = True
+        self.output.close()
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
         self.folder.write(end={**facts, "refused": self.refused, "hosts": hosts})

@@ -1,102 +1,180 @@
-"""A component's output as one stream of bytes, put together from its nodes' streams."""
+"""A component's output as one stream of bytes, put together from its nodes' streams, and what of it is to be sent.
 
-import os
+Of an output that is longer than ``limit`` only the head and the tail are sent, half each: who falls behind the tail
+skips what is no longer part of it. What was acknowledged or is needed no more does not stay on disk, so that a spool
+holds little more than the limit.
+"""
+
+import time
+from dataclasses import dataclass
 from pathlib import Path
+
+from koalapy.agents.segments import SEGMENT, Segments
 
 PARTIAL = 64 * 1024
 """Bytes of an unfinished line that are held back at most, waiting for its end."""
-CACHE = 64 * 1024
+CHUNK = 64 * 1024
+WINDOW = 512 * 1024
+"""Bytes of a component's output on their way to the daemon at most."""
+LIMIT = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something to send; of the ``gap`` bytes before it there is nothing any more."""
+
+    offset: int
+    data: bytes
+    gap: int
 
 
 class OutputLog:
-    """Appends what nodes send, line by line where there are several, and remembers how much it has from each.
+    """Appends what nodes send, line by line where there are several, and remembers how much it has from each."""
 
-    With several nodes a second file says which node each piece came from, so that after a crash every node's stream
-    goes on exactly where it was.
-    """
-
-    def __init__(self, folder: Path, nodes: int) -> None:
-        self._path, self._index = folder / "output", folder / "output.index"
+    def __init__(self, folder: Path, nodes: int, limit: int = LIMIT, segment: int = SEGMENT) -> None:
+        self._folder = folder
+        self._stored = Segments(folder, nodes, segment)
+        self._head, self._tail = limit // 2, limit - limit // 2
         self._held = [b""] * nodes
-        self.received = [0] * nodes
-        """Bytes taken from each node's stream."""
-        self.total = 0
+        self._own = nodes
+        self._floor = 0
+        """Where the last piece that was sent has ended."""
         self.sent = 0
         self.acknowledged = 0
-        self._cache: bytes | None = b""
+        self.progress_at = self.tried_at = time.monotonic()
+        """Since when the daemon owes an acknowledgement, and since when on this try."""
+        self._again = False
+        """Whether what is sent next was sent before."""
+        self.given_up = False
+        self.missing = ""
+        """What of the output is lost and why, in words; empty as a rule."""
+        self.trouble = ""
+        """Why nothing can be written now; nodes get no acknowledgement meanwhile, and wait."""
+
+    @property
+    def total(self) -> int:
+        return self._stored.total
 
     @property
     def pending(self) -> bool:
-        return self.sent < self.total
+        """Whether the daemon does not have all of it that it is to have."""
+        return self.acknowledged < self.total and not self.given_up
+
+    def received(self, node: int) -> int:
+        """Bytes of a node's stream that are kept, and may be forgotten by who sent them."""
+        return self._stored.received[node]
 
     def recover(self) -> None:
-        """Read from the files how far things had come."""
-        self._cache = None
-        try:
-            self.total = self._path.stat().st_size
-        except FileNotFoundError:
-            return
-        if len(self.received) == 1:
-            self.received[0] = self.total
-            return
-        pieces = [line.split() for line in self._index.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        for node, size in pieces:
-            self.received[int(node)] += int(size)
-        os.truncate(self._path, min(self.total, sum(self.received)))
-        self.total = sum(self.received)
+        """Read from the files how far things had come, whatever state they are in."""
+        self._stored.recover()
+        if self._stored.torn:
+            self._lose(f"up to {self._stored.torn} bytes: files below {self._folder} were damaged")
+
+    # From the nodes
+
+    def greet(self, node: int, start: int) -> int:
+        """A node that has its stream from ``start`` on is there (again); where it is to go on."""
+        self._held[node] = b""
+        lost = start - self.received(node)
+        if lost > 0:
+            self._stored.skip(node, lost)
+            self._lose(f"{lost} bytes of node {node}: they are not in {self._folder} any more")
+        return self.received(node)
 
     def take(self, node: int, offset: int, data: bytes) -> int:
         """Add a piece of a node's stream; returns how far that stream may be forgotten by its sender."""
-        held = self._held[node]
-        known = self.received[node] + len(held)
-        if offset > known:
-            return self.received[node]
-        held += data[known - offset :]
-        whole = len(held) if len(self.received) == 1 or len(held) > PARTIAL else held.rfind(b"\n") + 1
-        self._held[node] = held[whole:]
-        self._append(node, held[:whole])
-        return self.received[node]
+        known = self.received(node) + len(self._held[node])
+        if offset <= known:
+            self._held[node] += data[known - offset :]
+            self._keep(node, whole=self._own == 1)
+        return self.received(node)
 
-    def finish(self, node: int) -> None:
-        """No more will come from that node: its last line need not end."""
-        held, self._held[node] = self._held[node], b""
-        self._append(node, held)
+    def retry(self, node: int) -> int:
+        """Try again to keep what could not be written; as ``take``."""
+        self._keep(node, whole=self._own == 1)
+        return self.received(node)
+
+    def finish(self, node: int) -> bool:
+        """No more will come from that node: its last line need not end. False while there is no room for that."""
+        return self._keep(node, whole=True)
+
+    def close(self) -> None:
+        """No more will come from any node."""
+        left = sum(len(held) for node, held in enumerate(self._held) if held and not self.finish(node))
+        if left:
+            self._lose(f"{left} bytes: {self.trouble}")
+        self._held = [b""] * self._own
 
     def add(self, line: bytes) -> None:
         """A line of our own, after the last of the nodes'."""
-        self._append(0, line)
+        try:
+            self._stored.append(self._own, line)
+        except OSError as error:
+            self._troubled(error)
 
-    def break_off(self, node: int) -> None:
-        """The connection is gone; what was held back will be sent again."""
-        self._held[node] = b""
+    def _keep(self, node: int, *, whole: bool) -> bool:
+        held, before = self._held[node], self.received(node)
+        size = len(held) if whole or len(held) > PARTIAL else held.rfind(b"\n") + 1
+        try:
+            self._stored.append(node, held[:size])
+            self.trouble = ""
+        except OSError as error:
+            self._troubled(error)
+        self._held[node] = held[self.received(node) - before :]
+        self._drop()
+        return not self.trouble
 
-    def read(self, offset: int, size: int) -> bytes:
-        if self._cache is not None:
-            return self._cache[offset : offset + size]
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
+    def _troubled(self, error: OSError) -> None:
+        self.trouble = f"cannot write below {self._folder}: {error.strerror or error}"
+
+    def _lose(self, what: str) -> None:
+        self.missing = f"{self.missing}; {what}" if self.missing else what
+
+    # To the daemon
+
+    def next_piece(self) -> Piece | None:
+        """What may be sent now."""
+        if self.sent >= self.total or self.sent - self.acknowledged >= WINDOW:
+            return None
+        if self.sent == self.acknowledged and not self._again:
+            self.progress_at = self.tried_at = time.monotonic()
+        at, size = self.sent, CHUNK
+        if at < self._head:
+            size = min(size, self._head - at)
+        else:
+            at = max(at, self.total - self._tail)
+        offset, data = self._stored.read(at, size)
+        piece = Piece(offset, data, offset - self._floor)
+        self.sent = self._floor = offset + len(data)
+        return piece
+
+    def rewind(self) -> None:
+        """Send again what was not acknowledged; before that there is nothing any more."""
+        self.sent, self._floor, self._again = self.acknowledged, 0, True
+        self.tried_at = time.monotonic()
+
+    def begin_anew(self) -> None:
+        """There is another connection, on which nothing was sent yet."""
+        self.rewind()
+        self.progress_at = self.tried_at
 
     def acknowledge(self, offset: int) -> None:
-        self.acknowledged = min(self.total, max(self.acknowledged, offset))
+        """The daemon has all before ``offset``, or knows that it will not come."""
+        if offset > self.total:
+            lost = offset - self.total
+            self._stored.skip(self._own, lost)
+            self._lose(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
+        if offset > self.acknowledged:
+            self.acknowledged, self._again = offset, False
+            self.progress_at = self.tried_at = time.monotonic()
         self.sent = max(self.sent, self.acknowledged)
+        self._stored.forget(self.acknowledged)
+        self._drop()
 
-    def _append(self, node: int, data: bytes) -> None:
-        if not data:
-            return
-        _append_to(self._path, data)
-        if len(self.received) > 1:
-            _append_to(self._index, f"{node} {len(data)}\n".encode())
-        if self._cache is not None:
-            self._cache = self._cache + data if self.total + len(data) <= CACHE else None
-        self.received[node] += len(data)
-        self.total += len(data)
+    def give_up(self, reason: str) -> None:
+        self._lose(f"the last {self.total - self.acknowledged} bytes: {reason}")
+        self.given_up = True
 
-
-def _append_to(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    finally:
-        os.close(descriptor)
+    def _drop(self) -> None:
+        acknowledged, head, tail = self.acknowledged, self._head, self.total - self._tail
+        self._stored.drop(lambda start, end: end <= acknowledged or (start >= head and end <= tail))

@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 PROTOCOL = 3
 
-ReportedState = Literal["submitted", "waiting", "claimed", "running", "ended"]
+ReportedState = Literal["submitted", "waiting", "claimed", "running", "delivering", "ended"]
 
 
 class Message(BaseModel):
@@ -53,9 +53,10 @@ class Status(Message):
     """One component as the agent sees it now.
 
     ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
-    program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``ended`` means that the
-    resource manager has the nodes back. ``refused``: its resource manager did not take it, for ``error``, by the fault
-    of the job itself, or for a limit that may be gone later; a fault of the cluster is an infrastructure failure.
+    program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``delivering`` means that the
+    resource manager has the nodes back, and ``ended`` that the daemon has the results and the output as well.
+    ``refused``: its resource manager did not take it, for ``error``, by the fault of the job itself, or for a limit
+    that may be gone later; a fault of the cluster is an infrastructure failure.
     """
 
     type: Literal["status"] = "status"
@@ -67,6 +68,8 @@ class Status(Message):
     error: str = ""
     infrastructure: bool = False
     refused: Literal["", "job", "limit"] = ""
+    missing: str = ""
+    """What of its output will never come, and why."""
 
 
 class Report(Message):
@@ -119,12 +122,16 @@ class Inventory(Message):
 
 
 class Output(Message):
-    """A piece of a component's output, base64; ``offset`` in bytes from the component's first byte."""
+    """A piece of a component's output, base64; ``offset`` in bytes from the component's first byte.
+
+    The agent has nothing any more of the ``gap`` bytes before it: they were acknowledged, left out or lost.
+    """
 
     type: Literal["output"] = "output"
     token: str
     offset: int
     data: str
+    gap: int = 0
 
 
 class Ack(Message):
@@ -196,6 +203,8 @@ class Welcome(Message):
     life: str = ""
     lease: float
     """Seconds without any word from its agent after which a runner ends itself."""
+    output_limit: int = 64 * 1024 * 1024
+    """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
 
 
 class Submit(Message):
@@ -327,7 +336,7 @@ class Probe(Message):
 
 
 class OutputAck(Message):
-    """Output up to ``offset`` is stored."""
+    """Output up to ``offset`` is stored, as far as it is kept; never sent for a piece that could not be stored."""
 
     type: Literal["output_ack"] = "output_ack"
     token: str

@@ -1,6 +1,7 @@
 """Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
 
 import base64
+import time
 from collections.abc import Callable, Iterable
 
 from koalapy.agents.component import Component, lrm_name
@@ -8,10 +9,11 @@ from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.protocol import Inventory, Output, Report, StageStatus, Status
 from koalapy.agents.uplink import Uplink
 
-CHUNK = 64 * 1024
 NOTHING_SEEN = Report(total=0, idle=0, background=0, down=0, holding=[])
-WINDOW = 512 * 1024
-"""Bytes of a component's output on their way to the daemon at most."""
+RESEND = 10.0
+"""Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
+DELIVERY_PATIENCE = 300.0
+"""Seconds for which the output of a component that has ended is offered to a daemon that is there and takes nothing."""
 
 
 class Reporter:
@@ -56,7 +58,7 @@ class Reporter:
         """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again."""
         own = [c for c in self.components.values() if c.instance == self.instance]
         for component in own:
-            component.output.sent = component.output.acknowledged
+            component.output.begin_anew()
         self._ready = True
         statuses = [self._status(c) for c in own]
         components = [*statuses, *self._strays(snapshot)]
@@ -97,17 +99,34 @@ class Reporter:
 
     def publish_output(self, component: Component) -> None:
         """Send what may be on its way now."""
-        output = component.output
-        if not self._ready or component.instance != self.instance or output.sent == output.total:
+        if not self._ready or component.instance != self.instance:
             return
-        while output.sent < output.total and output.sent - output.acknowledged < WINDOW:
-            data = output.read(output.sent, CHUNK)
-            self.uplink.put(
-                Output(token=component.token, offset=output.sent, data=base64.b64encode(data).decode("ascii"))
-            )
-            output.sent += len(data)
-        if component.ended and not output.pending:
+        while piece := component.output.next_piece():
+            data = base64.b64encode(piece.data).decode("ascii")
+            self.uplink.put(Output(token=component.token, offset=piece.offset, data=data, gap=piece.gap))
+
+    def acknowledged(self, component: Component, offset: int) -> None:
+        """The daemon has its output up to an offset."""
+        component.output.acknowledge(offset)
+        self.publish_output(component)
+        if component.ended and not component.output.pending:
             self.publish(component)
+
+    def offer_again(self) -> None:
+        """Send again the output that the daemon was sent and did not take; give up when it never does."""
+        if not self._ready:
+            return
+        now = time.monotonic()
+        for component in list(self.components.values()):
+            output = component.output
+            if component.instance != self.instance or not output.pending:
+                continue
+            if component.ended and now - output.progress_at > DELIVERY_PATIENCE:
+                output.give_up(f"the daemon took nothing for {DELIVERY_PATIENCE:g} s")
+                self.publish(component)
+            elif output.sent > output.acknowledged and now - output.tried_at > RESEND:
+                output.rewind()
+                self.publish_output(component)
 
     def report(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
         """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why.
@@ -138,11 +157,10 @@ class Reporter:
         return [j.name.removeprefix(prefix) for j in _ours(snapshot, prefix) if j.state is LrmJobState.RUNNING]
 
     def _status(self, component: Component) -> Status:
-        """What to tell now: the end only after the results and the last of the output, if somebody waits for that."""
+        """What to tell now: the end only when the daemon has the results and the last of the output."""
         status = component.status()
-        awaited = component.output.pending and component.stop is None
-        if component.ended and (awaited or component.collecting):
-            return status.model_copy(update={"state": "running"})
+        if component.ended and (component.output.pending or component.collecting):
+            return status.model_copy(update={"state": "delivering"})
         return status
 
     def _strays(self, snapshot: LrmSnapshot) -> Iterable[Status]:

@@ -1,6 +1,6 @@
 """The routes of jobs."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -86,15 +86,13 @@ def jobs_router(service: JobService) -> APIRouter:
                 responses={200: {"content": {"text/plain": {}}, "description": "the program's output"},
                            **declared(401, 404, 422, 503)})  # fmt: skip
     async def logs(job: Id, follow: bool = False, component: Component = None) -> StreamingResponse:
-        """The output of the job's last attempt; with ``follow`` as it comes, until the job is over."""
+        """The output of the job's last attempt; with ``follow`` as it comes, until the job is over.
+
+        Of a component that wrote more than ``output_limit`` bytes the first and the last half of that are kept, with a
+        line between that says how much is left out.
+        """
         await service.get(job)
-        chunks = service.output(job, follow, component)
-
-        async def body() -> AsyncIterator[bytes]:
-            async for chunk in chunks:
-                yield chunk.data
-
-        return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
+        return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
 
     acted = declared(400, 401, 404, 409, 413, 422, 503)
 

@@ -47,11 +47,14 @@ from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkBook
 from koalapy.service.network import LOOK_EVERY, Measuring, Network
 from koalapy.service.outbox import Outbox
+from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
+from koalapy.store.output import FileOutput
+from koalapy.store.output_rows import move_output
 from koalapy.store.replicas import SqlFiles
 from koalapy.store.sql import SqlStore, make_engine
 
@@ -62,13 +65,14 @@ Describe = Callable[[str], ClusterRecord]
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """All in one database; ``saved`` is what the daemon before this one left there."""
+    """All in one database, and the output beside it; ``saved`` is what the daemon before this one left there."""
 
     jobs: SqlStore
     saved: Saved
     files: SqlFiles
     measurements: SqlMeasurements
     advice: SqlAdvice
+    output: FileOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,9 @@ async def run(
     scheduler = _scheduler(settings, policies, stores, links, catalogue)
     describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
     engine = _engine(stores, scheduler, catalogue, describe)
-    hub = _hub(settings, stores, engine)
-    services = _services(settings, stores, engine, hub, links, describe, data_dir)
+    outputs = Outputs(engine, stores.jobs, stores.output)
+    hub = _hub(settings, stores, engine, outputs)
+    services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
     hub.number_above(services.jobs.number_above)
     hub.feedback = TransferFeedback(services.files, services.network)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
@@ -168,7 +173,10 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     migrate(database)
     store = SqlStore(database, time.time())
     files, measurements = SqlFiles(database, store.lease), SqlMeasurements(database, store.lease)
-    return Stores(store, store.load(), files, measurements, SqlAdvice(database))
+    output = FileOutput(data_dir / "output", settings.output_limit)
+    if moved := move_output(database, store.lease, output):
+        log.info("output was moved out of the database", action="move", components=moved)
+    return Stores(store, store.load(), files, measurements, SqlAdvice(database), output)
 
 
 def _scheduler(
@@ -244,10 +252,10 @@ def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe
     return Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
 
 
-def _hub(settings: Settings, stores: Stores, engine: Engine) -> Hub:
+def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
     hub = Hub(
-        engine, stores.jobs, instance=stores.jobs.instance, life=_nonce(), lease=settings.lease,
+        engine, outputs, instance=stores.jobs.instance, life=_nonce(), lease=settings.lease,
         output_limit=settings.output_limit, unreachable_after=engine.scheduler.rules.unreachable_after,
     )  # fmt: skip
     engine.dispatcher = hub
@@ -255,7 +263,8 @@ def _hub(settings: Settings, stores: Stores, engine: Engine) -> Hub:
 
 
 def _services(
-    settings: Settings, stores: Stores, engine: Engine, hub: Hub, links: LinkBook, describe: Describe, data_dir: Path
+    settings: Settings, stores: Stores, engine: Engine, hub: Hub, outputs: Outputs, links: LinkBook,
+    describe: Describe, data_dir: Path,
 ) -> Services:  # fmt: skip
     clock = engine.clock
     bundles = Bundles(
@@ -263,7 +272,7 @@ def _services(
         needed=lambda: {job.spec.bundle.id for job in engine.scheduler.jobs() if job.spec.bundle},
     )  # fmt: skip
     files = Files(engine, stores.files, hub.questions, bundles)
-    jobs = Jobs(engine, stores.jobs, stores.saved.next_job, describe, files.resolve)
+    jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve)
     results = Results(
         stores.files, data_dir / "results", limit=settings.collect_limit, quota=settings.results_quota, clock=clock,
         attempts=jobs.attempts,

@@ -88,7 +88,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class ComponentState(StrEnum):
-    """A component on its way: each but ``placed`` and ``ended`` may hold nodes of its cluster."""
+    """A component on its way: each but ``placed``, ``delivering`` and ``ended`` may hold nodes of its cluster."""
 
     PLACED = "placed"
     """It has an execution site; nothing was handed to the local resource manager yet."""
@@ -101,6 +101,8 @@ class ComponentState(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     """Told to end; its nodes count as held until the cluster says they are free."""
+    DELIVERING = "delivering"
+    """Its nodes are given back; its results, or the last of its output, are on their way."""
     ENDED = "ended"
 
 
@@ -148,6 +150,11 @@ class Component:
     def staging(self) -> bool:
         """Whether files must be brought to it before it can start."""
         return self.staging_since is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its cluster has its nodes back."""
+        return self.state in (ComponentState.DELIVERING, ComponentState.ENDED)
 
     @property
     def rank(self) -> int:

@@ -388,7 +388,7 @@ class Claiming:
                 job = self._ledger.update_component(
                     job, component.index, state=ComponentState.ENDED, ended_at=attempt.ended_at
                 )
-            elif component.state not in (ComponentState.ENDED, ComponentState.STOPPING):
+            elif not component.has_ended and component.state is not ComponentState.STOPPING:
                 job = self._stop(job, component, attempt.end_reason)
         return job
 
@@ -399,14 +399,27 @@ class Claiming:
         self._grid[component.cluster].leave(token)
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
-    def component_ended(self, job: Job, component: Component, now: float) -> Job:
-        """The cluster has its nodes back."""
+    def component_delivers(self, job: Job, component: Component, now: float) -> Job:
+        """The cluster has its nodes back, and something of it is still to come."""
+        if component.state is ComponentState.DELIVERING:
+            return job
+        self._grid[component.cluster].deliver(job.token(component.index))
+        return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+
+    def component_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
+        """The cluster has its nodes back, and nothing more will come; ``missing`` says what of its output is lost."""
         token = job.token(component.index)
         self._grid[component.cluster].release(token)
         self._ledger.command(ForgetComponent(component.cluster, token))
+        if missing:
+            self.output_is_missing(job, component, missing, now)
+        ended_at = component.ended_at if component.has_ended else now
         return self._ledger.update_component(
-            job, component.index, state=ComponentState.ENDED, ended_at=now, unknown_since=None
+            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None
         )
+
+    def output_is_missing(self, job: Job, component: Component, what: str, now: float) -> None:
+        self._ledger.note(job, now, "output-missing", f"of its output there is missing {what}", component)
 
 
 def telling(job: Job) -> tuple[Component, ...]:
@@ -431,7 +444,7 @@ def is_launched(job: Job) -> bool:
 def derived_state(job: Job) -> JobState:
     """The state that follows from what is known of the components."""
     attempt = live(job)
-    if any(c.unknown_since is not None for c in attempt.gang if c.state is not ComponentState.ENDED):
+    if any(c.unknown_since is not None for c in attempt.gang if not c.has_ended):
         return JobState.UNKNOWN
     if attempt.barrier_at is None:
         return JobState.CLAIMING

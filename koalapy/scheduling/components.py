@@ -35,8 +35,10 @@ class Components:
         job = self._observe(job, component, event, now)
         component = live(job).components[component.index]
         job = self._advance(job, component, event, now)
-        if event.state == "ended":
-            job = self._claiming.component_ended(job, live(job).components[component.index], now)
+        if event.state == "delivering":
+            job = self._claiming.component_delivers(job, live(job).components[component.index], now)
+        elif event.state == "ended":
+            job = self._claiming.component_ended(job, live(job).components[component.index], now, event.missing)
         job = self._judge(job, component.index, event, now)
         self._claiming.open_barrier_if_complete(job, now)
 
@@ -47,7 +49,7 @@ class Components:
         for update in event.components:
             self.update(update, now)
             yield update.token
-        for token in list(self._grid[event.cluster].live):
+        for token in self._grid[event.cluster].awaited:
             if token in told:
                 continue
             if token in event.undelivered:
@@ -62,8 +64,10 @@ class Components:
         if found is None:
             return
         job, component = found
-        job = self._claiming.component_ended(job, component, now)
-        if job.ending is None and not component.superseded:
+        delivers = component.state is ComponentState.DELIVERING
+        what = f"what had not come yet: {error}" if live(job).launched_at is not None else ""
+        job = self._claiming.component_ended(job, component, now, what)
+        if job.ending is None and not component.superseded and not delivers:
             self._faults.infrastructure_failed(job, component, error, now)
 
     def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
@@ -108,7 +112,7 @@ class Components:
 
     def _advance(self, job: Job, component: Component, event: ComponentUpdated, now: float) -> Job:
         """Move the component forward; never back."""
-        if component.state is ComponentState.STOPPING:
+        if component.state in (ComponentState.STOPPING, ComponentState.DELIVERING):
             return job
         if event.state in ("waiting", "claimed") and not event.error:
             self._faults.count_taken(component.cluster)
@@ -142,7 +146,7 @@ class Components:
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
             return self._claiming.end(job, ends, _exit_reason(result, event.error), now, exit_code=result)
-        if event.state == "ended" and self._ended_too_early(job):
+        if event.state in ("delivering", "ended") and self._ended_too_early(job):
             error = event.error or "its nodes were given back before the program had ended"
             return self._faults.infrastructure_failed(job, component, error, now)
         return job
@@ -155,10 +159,12 @@ class Components:
         """Whether an exit code that is still wanted will never be told."""
         if live(job).barrier_at is None:
             return True
-        return any(c.state is ComponentState.ENDED and c.exit_code is None for c in telling(job))
+        return any(c.has_ended and c.exit_code is None for c in telling(job))
 
     def _disown(self, event: ComponentUpdated) -> None:
-        """Nothing of an old generation may live on: ended ones are forgotten, others stopped."""
+        """Nothing of an old generation may live on: those that have told all are forgotten, others stopped."""
+        if event.state == "delivering":
+            return
         if event.state == "ended":
             self._strays.discard((event.cluster, event.token))
             self._ledger.command(ForgetComponent(event.cluster, event.token))

@@ -112,6 +112,8 @@ class ComponentUpdated:
     error: str = ""
     infrastructure: bool = False
     refused: str = ""
+    missing: str = ""
+    """What of its output will never come, and why."""
 
 
 @dataclass(frozen=True, slots=True)

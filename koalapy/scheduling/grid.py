@@ -66,6 +66,8 @@ class ClusterBook:
         """How often it has told of a limit since it last took a component: each makes the next pause longer."""
         self.live: dict[Token, int] = {}
         """Size in nodes of each component that may hold nodes here."""
+        self.delivering: set[Token] = set()
+        """Components that have given back their nodes here and still send what they have."""
         self.grew = False
         """Whether nodes became available here since the grid was last asked."""
         self.reported = False
@@ -105,9 +107,20 @@ class ClusterBook:
         if token in self.live:
             self._leaving[token] = self.live[token]
 
+    @property
+    def awaited(self) -> list[Token]:
+        """Components of which something is to be heard."""
+        return [*self.live, *self.delivering]
+
+    def deliver(self, token: Token) -> None:
+        """The component has given back its nodes, and has not ended."""
+        self.release(token)
+        self.delivering.add(token)
+
     def release(self, token: Token) -> None:
         """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
         before = self.available
+        self.delivering.discard(token)
         size = self.live.pop(token, 0)
         if token not in self._holding:
             self._promised -= size

@@ -117,4 +117,4 @@ def _concerned(timer: Timer, job: Job) -> tuple[Component, ...]:
     components = live(job).components
     if timer.kind is Deadline.CLAIM_GRACE:
         components = (components[timer.component],)
-    return tuple(c for c in components if c.state not in (ComponentState.PLACED, ComponentState.ENDED))
+    return tuple(c for c in components if c.state is not ComponentState.PLACED and not c.has_ended)

@@ -323,6 +323,9 @@ class Scheduler:
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
                 self.grid[component.cluster].release(job.token(component.index))
+                if job.ending is not JobState.QUEUED and attempt.launched_at is not None:
+                    what = f"what had not come yet: {component.cluster} is out of reach"
+                    self._claiming.output_is_missing(job, component, what, now)
         for component in attempt.gang:
             staging.end(self._ledger, job, component)
         becomes, reason = job.ending, attempt.end_reason
@@ -365,7 +368,9 @@ class Scheduler:
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)
         for component in attempt.components:
-            if component.state not in (ComponentState.PLACED, ComponentState.ENDED):
+            if component.state is ComponentState.DELIVERING:
+                self.grid[component.cluster].deliver(job.token(component.index))
+            elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                 self.grid[component.cluster].promise(job.token(component.index), component.size)
             if component.state is ComponentState.STOPPING:
                 self.grid[component.cluster].leave(job.token(component.index))
@@ -450,7 +455,7 @@ class Scheduler:
         span = self.rules.lost_after if timer.kind is Deadline.LOST else self.rules.unreachable_after
         if heard is None or not self._news.is_silent_for(book, span, now):
             return
-        for token in list(book.live):
+        for token in book.awaited:
             if timer.kind is Deadline.LOST:
                 self._components.lose(token, f"not heard of for {self.rules.lost_after:g} s", now)
             else:
@@ -489,10 +494,13 @@ def _only_files_are_missing(job: Job) -> bool:
 def _must_be_awaited(job: Job, component: Component) -> bool:
     """Whether the job cannot go on before this component has ended.
 
+    One that still sends its output is waited for when the job is about to be over, not when it is to be queued again.
     One out of reach is not waited for, unless it may be running the program and the job is to be started again: no
     job may live twice, so that has to wait until the cluster is back or counts as lost.
     """
     if component.state is ComponentState.ENDED:
         return False
     out_of_reach = component.unknown_since is not None
+    if component.state is ComponentState.DELIVERING:
+        return not out_of_reach and job.ending is not JobState.QUEUED
     return not out_of_reach or (job.ending is JobState.QUEUED and live(job).barrier_at is not None)

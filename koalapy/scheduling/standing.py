@@ -60,7 +60,7 @@ def _where(components: Sequence[Component]) -> str:
 
 
 def _out_of_reach(attempt: Attempt, now: float) -> str:
-    lost = [c for c in attempt.gang if c.unknown_since is not None and c.state is not ComponentState.ENDED]
+    lost = [c for c in attempt.gang if c.unknown_since is not None and not c.has_ended]
     if not lost:
         return "a cluster is out of reach"
     since = min(c.unknown_since for c in lost if c.unknown_since is not None)
@@ -122,6 +122,7 @@ DOING = {
     ComponentState.CLAIMED: "every node has reported, waits at the barrier",
     ComponentState.RUNNING: "runs",
     ComponentState.STOPPING: "was told to end",
+    ComponentState.DELIVERING: "has ended, and what it has to bring is on its way",
     ComponentState.ENDED: "has ended",
 }
 
@@ -151,6 +152,7 @@ def _since(component: Component, now: float) -> str:
         ComponentState.WAITING: component.submitted_at,
         ComponentState.SUBMITTED: component.submitted_at,
         ComponentState.CLAIMED: component.claimed_at,
+        ComponentState.DELIVERING: component.ended_at,
         ComponentState.ENDED: component.ended_at,
     }.get(component.state)
     return "" if at is None else f" since {clock(at, now, exact=True)}"

@@ -16,7 +16,7 @@ import structlog
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
 from koalapy.model.request import ClusterName
-from koalapy.ports import Batch, ClusterRecord, OutboxEntry, OutputChunk, Store, Submitted
+from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.commands import Command, Effects, ForgetComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
@@ -53,7 +53,6 @@ class Item:
     prepare: Callable[[], tuple[Event, ...]] | None = None
     """Makes the events in the loop itself, where the scheduler may be looked at; may raise ``KoalaError``."""
     submitted: Submitted | None = None
-    output: tuple[JobId, OutputChunk] | None = None
     acknowledged: tuple[ClusterName, int] | None = None
     """A command by its id, and the cluster that says it was carried out."""
     committed: asyncio.Future[None] | None = None
@@ -131,6 +130,11 @@ class Engine:
         watching.discard(changed)
         if not watching:
             self._watchers.pop(job, None)
+
+    def changed(self, job: JobId) -> None:
+        """There is more to see of a job: tell who watches it."""
+        for changed in self._watchers.get(job, ()):
+            changed.set()
 
     def drain(self) -> None:
         """Let go of everyone who waits for a job: the daemon is about to end."""
@@ -214,7 +218,6 @@ class Engine:
                 said[1] for item in this.items if (said := item.acknowledged) and self.outbox.acknowledge(*said)
             ],
             submitted=[i.submitted for i in this.items if i.submitted],
-            output=[i.output for i in this.items if i.output],
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
         )
@@ -282,10 +285,8 @@ class Engine:
         if self.dispatcher is not None:
             for cluster in sorted(effects.confirm):
                 self.dispatcher.confirm(cluster)
-        if self._watchers:
-            for job in {*effects.jobs, *(job for job, _ in batch.output)}:
-                for changed in self._watchers.get(job, ()):
-                    changed.set()
+        for job in effects.jobs if self._watchers else ():
+            self.changed(job)
 
     def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
         if self.dispatcher is not None:

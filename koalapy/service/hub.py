@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import structlog
@@ -10,9 +11,9 @@ from pydantic import ValidationError
 
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable, UsageError
-from koalapy.model.job import Component, JobId, Token, of_one_attempt, parse_token
+from koalapy.model.job import JobId, of_one_attempt
 from koalapy.model.request import ClusterName
-from koalapy.ports import OutputChunk, Store
+from koalapy.ports import OutputPiece
 from koalapy.scheduling.events import (
     ClusterConfirmed,
     ClusterDisconnected,
@@ -24,12 +25,13 @@ from koalapy.scheduling.events import (
 )
 from koalapy.service.engine import Engine, Item, inventory_item
 from koalapy.service.memories import Memories
+from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Connection, Session
 
 log = structlog.get_logger()
 
-OUTPUTS_REMEMBERED = 10_000
+STAGES_REMEMBERED = 10_000
 
 
 class Feedback(Protocol):
@@ -47,19 +49,17 @@ class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
     def __init__(
-        self, engine: Engine, store: Store, *, instance: str, life: str, lease: float, output_limit: int,
+        self, engine: Engine, outputs: Outputs, *, instance: str, life: str, lease: float, output_limit: int,
         unreachable_after: float,
     ) -> None:  # fmt: skip
         """``life`` tells this daemon from every other of the same instance."""
         self._engine = engine
-        self._store = store
+        self._outputs = outputs
         self._lease = lease
         self._output_limit = output_limit
         self._patience = unreachable_after
         self._memories = Memories(engine, instance, life)
         self._sessions: dict[str, Session] = {}
-        self._stored: dict[tuple[ClusterName, Token], int] = {}
-        """Bytes of output stored (or on their way to the store), of components that are known to be on that cluster."""
         self._reported: dict[str, wire.Report] = {}
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._tell)
@@ -115,7 +115,7 @@ class Hub:
         if earlier is not None:
             await earlier.connection.close("another agent of this cluster has connected")
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
-        session.put([self._memories.welcome(self._lease)])
+        session.put([self._memories.welcome(self._lease, self._output_limit)])
         pump = asyncio.create_task(session.pump())
         pump.add_done_callback(lambda pump: self._pumped(session, pump))
         watch = asyncio.create_task(self._watch(session))
@@ -159,7 +159,6 @@ class Hub:
             wire.Inventory: self._inventory,
             wire.Report: self._report,
             wire.Status: self._status,
-            wire.Output: self._output,
             wire.Ack: self._ack,
             wire.Relay: self._relay,
             wire.StageStatus: self._stage_status,
@@ -176,11 +175,15 @@ class Hub:
                 log.error("agent speaks nonsense", action="disconnect", cluster=session.cluster, error=str(error))
                 await session.connection.close("a message could not be understood")
                 return
-            for message in messages:
-                handler = handlers.get(type(message))
-                waits = handler(session, message) if handler else None
-                if waits is not None:
-                    await waits
+            for kind, same in groupby(messages, type):
+                if kind is wire.Output:
+                    await self._output(session, [m for m in same if isinstance(m, wire.Output)])
+                    continue
+                for message in same:
+                    handler = handlers.get(kind)
+                    waits = handler(session, message) if handler else None
+                    if waits is not None:
+                        await waits
 
     def _leave(self, session: Session, reason: str, heard: float | None = None) -> None:
         if self._sessions.get(session.cluster) is session:
@@ -235,7 +238,7 @@ class Hub:
             return self.feedback.spoiled(message.file, message.source, message.error)
         if message.state == "done" and message.token not in self._counted:
             self._counted[message.token] = None
-            if len(self._counted) > OUTPUTS_REMEMBERED:
+            if len(self._counted) > STAGES_REMEMBERED:
                 del self._counted[next(iter(self._counted))]
             sources = {source for _, source in files}
             for moved in message.moved:
@@ -249,39 +252,16 @@ class Hub:
             log.warning("agent refused a command", action="refused", cluster=session.cluster, error=message.error)
         self._engine.post(Item(acknowledged=(session.cluster, message.id)))
 
-    async def _output(self, session: Session, message: wire.Output) -> None:
-        """Store what is new of it, and tell the agent how far the store has it."""
-        key = session.cluster, message.token
-        stored = self._stored.get(key)
-        if stored is None and await self._is_on(*key):
-            stored = await asyncio.to_thread(self._store.output_size, *parse_token(message.token)[:3])
-        if stored is None or message.offset > stored:
-            return
-        job, generation, component, _ = parse_token(message.token)
-        data = base64.b64decode(message.data)
-        end = message.offset + len(data)
-        room = max(0, min(end, self._output_limit) - stored)
-        fresh = data[stored - message.offset :][:room]
-        self._stored[key] = max(stored, end)
-        if len(self._stored) > OUTPUTS_REMEMBERED:
-            del self._stored[next(iter(self._stored))]
-        ack = wire.OutputAck(token=message.token, offset=max(stored, end))
-        output = (job, OutputChunk(generation, component, stored, fresh)) if fresh else None
-        self._engine.post(Item(output=output, after=lambda: session.put([ack])))
-
-    async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
-        """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
-        try:
-            job, generation, index, nonce = parse_token(token)
-        except ValueError:
-            return False
-        if found := self._engine.scheduler.find(token):
-            return found[1].cluster == cluster
-        attempts = await asyncio.to_thread(self._store.attempts, job)
-        components: tuple[Component, ...] = next(
-            (a.components for a in attempts if (a.generation, a.nonce) == (generation, nonce)), ()
-        )
-        return any((c.index, c.cluster) == (index, cluster) for c in components)
+    async def _output(self, session: Session, messages: Iterable[wire.Output]) -> None:
+        """Keep what is new of it, and tell the agent how far it is kept; what cannot be kept now comes again."""
+        pieces: dict[str, list[OutputPiece]] = {}
+        for message in messages:
+            piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)
+            pieces.setdefault(message.token, []).append(piece)
+        for token, own in pieces.items():
+            end = await self._outputs.take(session.cluster, token, own)
+            if end is not None:
+                session.put([wire.OutputAck(token=token, offset=end)])
 
     def _relay(self, session: Session, message: wire.Relay) -> None:
         """Pass something from one runner to another: of the same attempt, and from the cluster of the first only."""
@@ -331,5 +311,5 @@ def _stage(cluster: str, status: wire.StageStatus) -> StageUpdated:
 def _update(cluster: str, status: wire.Status) -> ComponentUpdated:
     return ComponentUpdated(
         status.token, cluster, status.state, tuple(status.hosts), status.lrm_job,
-        status.program_exit, status.error, status.infrastructure, status.refused,
+        status.program_exit, status.error, status.infrastructure, status.refused, status.missing,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check, check_size
-from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, OutputChunk, Store, Submitted
+from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Store, Submitted
 from koalapy.scheduling.events import (
     ClusterCleared,
     ClusterDrained,
@@ -30,6 +30,7 @@ from koalapy.service.database import asked
 from koalapy.service.engine import Engine, Item
 from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.memories import JOBS_AHEAD
+from koalapy.service.output import Outputs
 
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
@@ -39,12 +40,13 @@ class Jobs:
     """Checks what users ask, hands it to the engine, and tells them how things stand."""
 
     def __init__(
-        self, engine: Engine, store: Store, next_job: JobId, describe: Callable[[str], ClusterRecord],
+        self, engine: Engine, store: Store, outputs: Outputs, next_job: JobId, describe: Callable[[str], ClusterRecord],
         resolve: Callable[[JobSpec], Awaitable[JobSpec]] | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine
         self._resolve = resolve or _as_it_is
         self._store = store
+        self._outputs = outputs
         self._next_job = next_job
         self._describe = describe
         self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -237,21 +239,19 @@ class Jobs:
         finally:
             self._engine.unwatch(job, changed)
 
-    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:
+    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         changed = asyncio.Event()
         self._engine.watch(job, changed)
-        told: dict[int, int] = {}
-        generation = -1
+        reading = self._outputs.read((await self.get(job)).job)
         try:
             while True:
                 record = (await self.get(job)).job
-                if record.generation != generation:
-                    generation, told = record.generation, {}
-                for chunk in await asked(self._store.output, job, generation, dict(told)):
-                    told[chunk.component] = chunk.offset + len(chunk.data)
-                    if component in (None, chunk.component):
-                        yield chunk
-                if not follow or record.state.is_final or self._engine.draining:
+                if record.generation != reading.generation:
+                    reading = self._outputs.read(record)
+                over = not follow or record.state.is_final
+                async for text in reading.more(record, component, to_the_end=over):
+                    yield text
+                if over or self._engine.draining:
                     return
                 await changed.wait()
                 changed.clear()

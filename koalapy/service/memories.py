@@ -30,8 +30,10 @@ class Memories:
         self.number_above: Callable[[JobId], bool] = lambda job: True
         """Has new jobs get numbers above one; False when that is too far."""
 
-    def welcome(self, lease: float) -> Welcome:
-        return Welcome(epoch=self._engine.epoch, instance=self._instance, life=self._life, lease=lease)
+    def welcome(self, lease: float, output_limit: int) -> Welcome:
+        return Welcome(
+            epoch=self._engine.epoch, instance=self._instance, life=self._life, lease=lease, output_limit=output_limit
+        )
 
     async def outgrow(self, cluster: ClusterName, told: Sequence[KnownDaemon]) -> None:
         """Be later than all that an agent knows of us; ``UsageError`` when it cannot know that."""

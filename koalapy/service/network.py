@@ -259,8 +259,8 @@ class Network:
 
     async def _output(self, job: JobId) -> bytes:
         found = b""
-        async for chunk in self._jobs.output(job, follow=False):
-            found = (found + chunk.data)[-LARGEST_OUTPUT:]
+        async for piece in self._jobs.output(job, follow=False):
+            found = (found + piece)[-LARGEST_OUTPUT:]
         return found
 
     async def _write_down(self, found: Measurement) -> None:

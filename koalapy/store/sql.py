@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
-from koalapy.ports import Batch, JobFilter, OutboxEntry, OutputChunk, Saved, Submitted, Usage
+from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
@@ -73,11 +73,6 @@ class SqlStore:
         # A key is the first job's that was stored with it, whatever another says.
         self._insert_new(connection, tables.submissions, [
             {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
-        ])  # fmt: skip
-        self._upsert(connection, tables.output, [
-            {"job_id": job, "generation": c.generation, "component": c.component,
-             "offset": c.offset, "data": c.data}
-            for job, c in batch.output
         ])  # fmt: skip
         self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
         write_advised(connection, batch.advised)
@@ -203,26 +198,6 @@ class SqlStore:
     def usage(self, start: float, end: float) -> Usage:
         with self._reading() as connection:
             return usage_between(connection, start, end)
-
-    def output(self, job: JobId, generation: int, after: dict[int, int]) -> list[OutputChunk]:
-        output = tables.output.c
-        query = select(tables.output).where(output.job_id == job, output.generation == generation)
-        query = query.order_by(output.component, output.offset)
-        with self._reading() as connection:
-            found = connection.execute(query).mappings()
-            return [
-                OutputChunk(generation, row["component"], row["offset"], row["data"])
-                for row in found
-                if row["offset"] >= after.get(row["component"], 0)
-            ]
-
-    def output_size(self, job: JobId, generation: int, component: int) -> int:
-        output = tables.output.c
-        query = select(func.max(output.offset + func.length(output.data))).where(
-            output.job_id == job, output.generation == generation, output.component == component
-        )
-        with self._reading() as connection:
-            return connection.execute(query).scalar() or 0
 
 
 def _attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[int, int], Attempt]:

@@ -140,6 +140,7 @@ submissions = Table(
     Column("at", Float, nullable=False),
 )
 
+# Earlier versions kept output here; it is moved to files when a daemon starts.
 output = Table(
     "output",
     metadata,

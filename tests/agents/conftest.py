@@ -33,6 +33,8 @@ class FakeDaemon:
         self.epoch = 1
         self.instance, self.life = "test", ""
         self.lease = 60.0
+        self.output_limit = 64 * 1024**2
+        self.takes_output = True
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
@@ -130,7 +132,7 @@ class FakeDaemon:
 
     def _welcome(self) -> dict[str, Any]:
         own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "lease": self.lease}
-        return {"type": "welcome", **own}
+        return {"type": "welcome", "output_limit": self.output_limit, **own}
 
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None
@@ -151,9 +153,11 @@ class FakeDaemon:
             case "inventory":
                 self.inventories.append(message["components"])
                 self.messages += message["components"] + message["stages"]
-            case "output":
-                known = self.output.get(token, b"")
-                self.output[token] = known[: message["offset"]] + base64.b64decode(message["data"])
+            case "output" if self.takes_output:
+                known, offset = self.output.get(token, b""), message["offset"]
+                if offset - message["gap"] > len(known):
+                    return
+                self.output[token] = known[:offset].ljust(offset, b"?") + base64.b64decode(message["data"])
                 await self.say(cluster, {"type": "output_ack", "token": token, "offset": len(self.output[token])})
             case "relay":
                 await self.say(self._clusters[token], message)

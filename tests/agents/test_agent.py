@@ -1,6 +1,7 @@
 """The agent between a stand-in daemon and an embedded cluster with real runners."""
 
 import asyncio
+import base64
 import os
 import signal
 import sys
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents import segments
 from koalapy.agents.spool import Folder
-from tests.agents.conftest import FakeDaemon, Site
+from tests.agents.conftest import DEADLINE, FakeDaemon, Site
 
 T = "7.1.0"
 
@@ -21,7 +23,7 @@ async def test_a_component_from_submit_to_forget(site: Site, daemon: FakeDaemon)
     assert end["hosts"] == ["127.0.1.1"]
     assert daemon.output[T] == b"north-1 north\n"
     states = [m["state"] for m in daemon.said("status", T)]
-    assert states == sorted(states, key=["submitted", "waiting", "claimed", "running", "ended"].index)
+    assert states == sorted(states, key=["submitted", "waiting", "claimed", "running", "delivering", "ended"].index)
     assert await daemon.acknowledged(await daemon.command("forget", T)) == ""
     assert not (site.settings.directory / "test" / T).exists()
 
@@ -142,6 +144,101 @@ async def test_much_output_arrives_whole_before_the_end_is_told(site: Site, daem
     end = await site.finish(T, ["seq", "400000"])
     assert end["program_exit"] == 0
     assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 400_001))
+
+
+async def test_the_output_of_one_that_was_stopped_arrives_whole_after_its_nodes_are_free(
+    site: Site, daemon: FakeDaemon
+) -> None:
+    """As after every end of a job: the daemon stops what is left of a program that has failed."""
+    daemon.takes_output = False
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "seq 200000; echo THE-END; exit 3"], T)
+    await daemon.until(lambda: daemon.status(T).get("program_exit") == 3)
+    await daemon.command("stop", T, reason="the program failed")
+    await daemon.reaches(T, "delivering")
+    await daemon.until(lambda: daemon.report()["idle"] == 4)
+    assert daemon.status(T)["state"] == "delivering"
+    daemon.takes_output = True
+    await daemon.leave()
+    await daemon.listen()
+    assert (await daemon.reaches(T, "ended"))["missing"] == ""
+    assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 200_001)) + b"THE-END\n"
+
+
+async def test_of_long_output_head_and_tail_are_sent_and_little_is_left_in_the_spool(
+    site: Site, daemon: FakeDaemon
+) -> None:
+    daemon.output_limit = 100_000
+    await daemon.leave()
+    await daemon.listen()
+    await daemon.until(lambda: len(daemon.inventories) == 2)
+    daemon.takes_output = False
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["seq", "2000000"], T)
+    await daemon.reaches(T, "delivering")
+    folder = site.settings.directory / "test" / T
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2 * 1024**2 + 200_000
+    daemon.takes_output = True
+    await daemon.leave()
+    await daemon.listen()
+    await daemon.reaches(T, "ended")
+    whole = b"".join(b"%d\n" % i for i in range(1, 2_000_001))
+    pieces = [(m["offset"], base64.b64decode(m["data"])) for m in daemon.said("output", T)]
+    assert all(whole[offset : offset + len(data)] == data for offset, data in pieces)
+    sent = {place for offset, data in pieces for place in range(offset, offset + len(data))}
+    assert sent >= {*range(50_000), *range(len(whole) - 50_000, len(whole))}
+
+
+async def test_a_daemon_without_room_is_offered_output_again(
+    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.agents.reporter.RESEND", 0.0)
+    monkeypatch.setattr("koalapy.agents.agent.TEND_EVERY", 0.05)
+    daemon.takes_output = False
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["echo", "one"], T)
+    await daemon.until(lambda: len(daemon.said("output", T)) > 2)
+    assert daemon.status(T)["state"] == "delivering"
+    daemon.takes_output = True
+    await daemon.reaches(T, "ended")
+    assert daemon.output[T] == b"one\n"
+
+
+async def test_a_daemon_that_never_takes_output_is_not_offered_it_for_ever(
+    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.agents.reporter.DELIVERY_PATIENCE", 0.2)
+    monkeypatch.setattr("koalapy.agents.agent.TEND_EVERY", 0.05)
+    daemon.takes_output = False
+    end = await site.finish(T, ["echo", "one"])
+    assert (end["program_exit"], end["missing"]) == (0, "the last 4 bytes: the daemon took nothing for 0.2 s")
+
+
+async def test_programs_wait_while_there_is_no_room_for_their_output(
+    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.agents.agent.TEND_EVERY", 0.05)
+    real, tries = segments.os.pwrite, asyncio.Event()
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        tries.set()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segments.os, "pwrite", full)
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "seq 300000; echo THE-END; exit 3"], T)
+    await asyncio.wait_for(tries.wait(), DEADLINE)
+    tries.clear()
+    await asyncio.wait_for(tries.wait(), DEADLINE)
+    assert "program_exit" not in daemon.status(T) or daemon.status(T)["program_exit"] is None
+    monkeypatch.setattr(segments.os, "pwrite", real)
+    end = await daemon.reaches(T, "ended")
+    assert (end["program_exit"], end["error"], end["missing"]) == (3, "", "")
+    assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 300_001)) + b"THE-END\n"
 
 
 async def test_programs_outlive_the_daemon(site: Site, daemon: FakeDaemon) -> None:

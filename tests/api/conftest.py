@@ -31,10 +31,12 @@ from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkBook
 from koalapy.service.network import Measuring, Network
 from koalapy.service.outbox import Outbox
+from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
+from koalapy.store.output import FileOutput
 from koalapy.store.replicas import SqlFiles
 from koalapy.store.sql import SqlStore, make_engine
 from tests.service.sites import Sites
@@ -76,7 +78,8 @@ async def serving(
         file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock, needed=list
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
-    jobs = Jobs(engine, store, saved.next_job, describe, files.resolve)
+    outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
+    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve)
     results = Results(
         file_store, path.parent / "results", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock,
         attempts=jobs.attempts,

@@ -21,7 +21,7 @@ from koalapy.model.job import (
 )
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import ClusterRecord, JobFilter, JobRecord, Metrics, OutputChunk, Usage, Waiting
+from koalapy.ports import ClusterRecord, JobFilter, JobRecord, Metrics, Usage, Waiting
 
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
@@ -155,10 +155,10 @@ class MemoryService:
             pass
         return await self.get(job)
 
-    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[OutputChunk]:
+    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         record = await self.get(job)
         if self.printed[job]:
-            yield OutputChunk(1, 0, 0, self.printed[job])
+            yield self.printed[job]
         if follow and not record.job.state.is_final:
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)

@@ -162,14 +162,18 @@ def check_books(world: "World") -> None:
     wakeup = scheduler.next_wakeup()
     assert wakeup is None or wakeup > world.now, "something due was left undone"
     held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
+    sending: dict[str, set[Token]] = {name: set() for name in world.sites}
     for job in active.values():
         _job_is_sound(job, world.now)
         if job.state.is_active and job.attempt:
             for c in job.attempt.components:
-                if c.state not in (ComponentState.PLACED, ComponentState.ENDED):
+                if c.state is ComponentState.DELIVERING:
+                    sending[c.cluster].add(job.token(c.index))
+                elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
     for book in scheduler.grid.books():
         assert book.live == held[book.name], "the book and the jobs disagree on who has nodes"
+        assert book.delivering == sending[book.name], "the book and the jobs disagree on who still sends"
         if book.reported:
             counts = book.used + book.idle + book.background + book.down
             assert counts == book.total, "a node is two things, or nothing"

@@ -170,6 +170,8 @@ class Site:
     def ends(self, token: Token) -> None:
         """The resource manager has the nodes back."""
         if not self.runners[token].ended:
+            if self.runners[token].size % 2:
+                self._enter(token, "delivering")  # there is output that the daemon does not have
             self._enter(token, "ended")
             self._free(token)
 

@@ -24,8 +24,10 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.engine import Engine, Item
 from koalapy.service.hub import Hub
 from koalapy.service.outbox import Outbox
+from koalapy.service.output import Outputs
 from koalapy.service.session import Session
 from koalapy.store.migrate import migrate
+from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore, make_engine
 
 DEADLINE = 30.0
@@ -65,7 +67,9 @@ class Daemon:
         books = [ClusterBook(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(Rules(), builtin(), books, nonces=lambda: f"{next(nonces):x}")
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
-        self.hub = Hub(self.engine, self.store, instance="test", life="own", lease=60.0, output_limit=1000,
+        self.kept = FileOutput(path.parent / "output", 1000)
+        self.outputs = Outputs(self.engine, self.store, self.kept)
+        self.hub = Hub(self.engine, self.outputs, instance="test", life="own", lease=60.0, output_limit=1000,
                        unreachable_after=unreachable_after)  # fmt: skip
         self.engine.dispatcher = self.hub
 

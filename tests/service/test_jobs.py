@@ -23,7 +23,7 @@ async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]
     async with running(path / "koala.db") as daemon, daemon.agent_of("north") as north:
         north.says(wire.Inventory(components=[]), report(4))
         await until(daemon, "north", ("usable", 4, ""))
-        yield daemon, north, Jobs(daemon.engine, daemon.store, 1, daemon.describe)
+        yield daemon, north, Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
 
 
 async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:

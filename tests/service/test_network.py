@@ -110,7 +110,7 @@ class World:
         self.daemon = daemon
         self.sites = {"north": north, "south": south}
         self.store = SqlMeasurements(make_engine(f"sqlite:///{path}"), daemon.store.lease)
-        self.jobs = Jobs(daemon.engine, daemon.store, 1, daemon.describe)
+        self.jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
         self.network = self.new_network()
 
     def new_network(self, configured: dict[Pair, Link] | None = None, **how: Any) -> Network:

@@ -58,8 +58,6 @@ def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> Non
         lambda: store.job(1),
         lambda: store.jobs(JobFilter()),
         lambda: store.timeline(1),
-        lambda: store.output(1, 1, {}),
-        lambda: store.output_size(1, 1, 0),
         lambda: store.submitted("key"),
     )
     try:

@@ -16,7 +16,7 @@ from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, OutputChunk, Submitted
+from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, Submitted
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
 from koalapy.store.tables import metadata
@@ -262,16 +262,6 @@ def test_the_timeline_keeps_its_order(store: SqlStore) -> None:
     assert store.timeline(1) == entries
 
 
-def test_output_is_told_from_where_it_was_left(store: SqlStore) -> None:
-    chunks = [OutputChunk(1, 0, 0, b"one "), OutputChunk(1, 0, 4, b"two"), OutputChunk(1, 1, 0, b"other")]
-    store.write(batch(a_job(1), output=[(1, chunk) for chunk in chunks]))
-    assert store.output(1, 1, {}) == chunks
-    assert store.output(1, 1, {0: 4, 1: 5}) == [chunks[1]]
-    assert store.output(1, 2, {}) == []
-    assert store.output_size(1, 1, 0) == 7
-    assert store.output_size(1, 1, 9) == 0
-
-
 def test_only_one_daemon_at_a_time(store: SqlStore, url: str) -> None:
     with pytest.raises(ConflictError, match="another daemon"):
         SqlStore(make_engine(url), now=1001.0)
@@ -313,7 +303,7 @@ def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> Non
     job = replace(a_job(1, JobState.RUNNING, generation=1, attempt=attempt, reason=nasty), spec=spec)
     entry = TimelineEntry(1, 5.0, "ending", JobState.RUNNING, nasty)
     command = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0", "reason": nasty})
-    store.write(batch(job, timeline=[entry], outbox=[command], output=[(1, OutputChunk(1, 0, 0, nasty[:2].encode()))]))
+    store.write(batch(job, timeline=[entry], outbox=[command]))
     kept = "a�b? ü€😀\n"
     found = store.job(1)
     assert found is not None
@@ -324,7 +314,6 @@ def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> Non
     assert found.spec == replace(spec, command=("sh", sendable), workdir=sendable)
     assert found.attempt.components[0].hosts == (sendable,)
     assert store.timeline(1)[0].reason == kept
-    assert store.output(1, 1, {})[0].data == b"a\0"
     assert store.load().outbox == (replace(command, payload=command.payload | {"reason": sendable}),)
     assert store.jobs(JobFilter(name="\0", owner="\ud800", states=("\0",), cluster="\0")) == []
 
@@ -332,8 +321,6 @@ def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> Non
 def test_large_numbers(store: SqlStore) -> None:
     ident = 2**40
     store.write(batch(a_job(ident), outbox=[OutboxEntry(2**50, "north", {"type": "stop", "token": "1.1.0"})]))
-    store.write(batch(output=[(ident, OutputChunk(1, 0, 2**40, b"x"))]))
-    assert store.output_size(ident, 1, 0) == 2**40 + 1
     assert store.load().next_job == ident + 1
 
 

@@ -1,0 +1,127 @@
+"""Components' output: taken in from agents, and told to people with a line in place of what is not kept."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import structlog
+
+from koalapy.model.job import Component, Job, Token, parse_token
+from koalapy.model.request import ClusterName
+from koalapy.ports import OutputPiece, OutputStore, Store
+from koalapy.service.database import asked
+from koalapy.service.engine import Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+REMEMBERED = 10_000
+"""Components of which it is known that they are on their cluster."""
+
+_threads = ThreadPoolExecutor(8, "output")
+"""A disk that hangs keeps nobody else from a thread."""
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_threads, lambda: work(*args, **kwargs))
+
+
+class Outputs:
+    """Between the agents that send output, the store that keeps it, and those who read it."""
+
+    def __init__(self, engine: Engine, store: Store, kept: OutputStore) -> None:
+        self._engine, self._store, self._kept = engine, store, kept
+        self._known: dict[tuple[ClusterName, Token], None] = {}
+        self._no_room = False
+
+    async def take(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
+        """Keep an agent's pieces; how far they are kept, None when nothing is: no room now, or no component of its."""
+        if not await self._is_on(cluster, token):
+            return None
+        try:
+            end = await in_thread(self._kept.append, token, pieces)
+        except OSError as error:
+            if not self._no_room:
+                log.error("output cannot be kept: agents send it again", action="keep", error=str(error))
+            self._no_room = True
+            return None
+        if self._no_room:
+            log.info("output can be kept again", action="keep")
+        self._no_room = False
+        self._engine.changed(parse_token(token)[0])
+        return end
+
+    async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
+        """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
+        if (cluster, token) in self._known:
+            return True
+        if not await self._is_of_an_attempt(cluster, token):
+            return False
+        self._known[cluster, token] = None
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return True
+
+    async def _is_of_an_attempt(self, cluster: ClusterName, token: Token) -> bool:
+        if found := self._engine.scheduler.find(token):
+            return found[1].cluster == cluster
+        try:
+            job, generation, index, nonce = parse_token(token)
+        except ValueError:
+            return False
+        attempts = await asked(self._store.attempts, job)
+        there = (c for a in attempts if (a.generation, a.nonce) == (generation, nonce) for c in a.components)
+        return any((c.index, c.cluster) == (index, cluster) for c in there)
+
+    def read(self, job: Job) -> "Reading":
+        """The output of a job's attempt as it is now, from its beginning."""
+        return Reading(self._kept, self._engine, job.generation)
+
+
+class Reading:
+    """How far somebody has read the output of one attempt."""
+
+    def __init__(self, kept: OutputStore, engine: Engine, generation: int) -> None:
+        self._kept, self._engine = kept, engine
+        self.generation = generation
+        self._at: dict[Token, int] = {}
+        self._in_line: dict[Token, bool] = {}
+        """Whether the last that was read of a component did not end a line."""
+
+    async def more(self, job: Job, only: int | None, *, to_the_end: bool) -> AsyncIterator[bytes]:
+        """What is there now and was not read, of all components or of one."""
+        for component in job.attempt.components if job.attempt else ():
+            if only not in (None, component.index):
+                continue
+            token = job.token(component.index)
+            while pieces := await in_thread(self._kept.read, token, self._at.get(token, 0), to_the_end=to_the_end):
+                for piece in pieces:
+                    yield self._text(job, component, piece)
+
+    def _text(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
+        token = job.token(component.index)
+        line = self._line(job, component, piece) if piece.missing else b""
+        line = b"\n" + line if line and self._in_line.get(token) else line
+        self._at[token] = piece.offset + len(piece.data)
+        self._in_line[token] = not (line + piece.data).endswith(b"\n")
+        return line + piece.data
+
+    def _line(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
+        """What is said in place of bytes that are missing."""
+        if piece.offset - piece.missing < self._kept.head:
+            return f"koala: {piece.missing} bytes are missing here: they did not reach the daemon\n".encode()
+        file = self._file(job, component)
+        whole = f"all of it is in {file} on its nodes" if file else "a file given with --output would have all of it"
+        limit = f"output_limit is {self._kept.limit}"
+        return f"koala: {piece.missing} bytes are left out here ({limit}); {whole}\n".encode()
+
+    def _file(self, job: Job, component: Component) -> str | None:
+        """The file on the component's cluster that has the whole output, if the user wanted one."""
+        own = job.spec.component(component.request_index)
+        file, grid = (own and own.output) or job.spec.output, self._engine.scheduler.grid
+        if file and component.cluster in grid:
+            return grid[component.cluster].profile.path(file, component.cluster, job.id)
+        return file

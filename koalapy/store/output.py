@@ -1,0 +1,220 @@
+"""Components' output in files: all of it up to a limit, and of what is longer the head and the tail.
+
+A component's output lies in ``JOB/TOKEN@OFFSET``, segments of bounded size called by the place of their first byte;
+names and sizes are all there is to know. Bytes are written at their place, so that to write them twice does no harm.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from koalapy.model.job import Token, parse_token
+from koalapy.ports import OutputPiece
+
+SEGMENT = 4 * 1024 * 1024
+"""Bytes of a segment at most."""
+AT_ONCE = 1024 * 1024
+"""Bytes that are read at once."""
+REMEMBERED = 10_000
+"""Components whose files need not be looked for again."""
+_NAME = re.compile(r"(.+)@(0|[1-9]\d{0,18})", re.ASCII)
+
+
+@dataclass(slots=True)
+class Segment:
+    start: int
+    end: int
+    path: Path
+
+
+@dataclass(slots=True)
+class Stream:
+    """What is kept of one component, in order."""
+
+    segments: list[Segment] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def end(self) -> int:
+        return self.segments[-1].end if self.segments else 0
+
+
+class FileOutput:
+    """The ``OutputStore`` port on a folder; may be called from several threads."""
+
+    def __init__(self, directory: Path, limit: int, segment: int = SEGMENT) -> None:
+        self._directory, self._segment = directory, segment
+        self.limit, self.head = limit, limit // 2
+        self._tail = limit - self.head
+        self._streams: dict[Token, Stream] = {}
+        self._lock = threading.Lock()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
+        stream = self._stream(token)
+        with stream.lock:
+            try:
+                self._append(token, stream, pieces)
+            except OSError:
+                with self._lock:
+                    self._streams.pop(token, None)  # the files know
+                raise
+            return stream.end
+
+    def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
+        stream = self._stream(token)
+        with stream.lock:
+            segments, end = list(stream.segments), stream.end
+        found: list[OutputPiece] = []
+        room, at = AT_ONCE, after
+        for segment, start, stop in self._shown(segments, end, after):
+            data = _read(segment, start, min(stop, start + room))
+            if data:
+                found.append(OutputPiece(start, data, start - at))
+                room, at = room - len(data), start + len(data)
+            if room <= 0:
+                return found
+        if to_the_end and at < end:
+            found.append(OutputPiece(end, b"", end - at))
+        return found
+
+    def size(self, token: Token) -> int:
+        return self._stream(token).end
+
+    def last_job(self) -> int:
+        """The largest id of a job of which there are files."""
+        names = (entry.name for entry in os.scandir(self._directory))
+        return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
+
+    def _shown(self, segments: list[Segment], end: int, after: int) -> Iterator[tuple[Segment, int, int]]:
+        """What there is to be shown of each segment."""
+        tail = max(end - self._tail, self.head)
+        for segment in segments:
+            for first, last in ((0, min(end, self.head)), (tail, end)):
+                start, stop = max(segment.start, first, after), min(segment.end, last)
+                if start < stop:
+                    yield segment, start, stop
+
+    # Files
+
+    def _stream(self, token: Token) -> Stream:
+        with self._lock:
+            stream = self._streams.pop(token, None) or Stream(self._look(token))
+            self._streams[token] = stream
+            if len(self._streams) > REMEMBERED:
+                del self._streams[next(iter(self._streams))]
+            return stream
+
+    def _folder(self, token: Token) -> Path:
+        return self._directory / str(parse_token(token)[0])
+
+    def _look(self, token: Token) -> list[Segment]:
+        folder = self._folder(token)
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+        starts = sorted(int(match[2]) for name in names if (match := _NAME.fullmatch(name)) and match[1] == token)
+        segments: list[Segment] = []
+        for start in starts:
+            path = folder / f"{token}@{start}"
+            size = path.stat().st_size
+            if not segments or start >= segments[-1].end:
+                segments.append(Segment(start, start + size, path))
+        return segments
+
+    def _append(self, token: Token, stream: Stream, pieces: Sequence[OutputPiece]) -> None:
+        with _Writing(self._folder(token)) as writing:
+            for piece in pieces:
+                if piece.offset - piece.missing > stream.end:
+                    break  # what lies between will come first
+                data = piece.data[max(0, stream.end - piece.offset) :]
+                self._put(token, stream, max(piece.offset, stream.end), data, writing)
+            writing.sync()
+        self._drop(stream)
+
+    def _put(self, token: Token, stream: Stream, at: int, data: bytes, writing: "_Writing") -> None:
+        while data or at > stream.end:
+            last = stream.segments[-1] if stream.segments else None
+            if last is None or last.end != at or at == self.head or last.end - last.start >= self._segment:
+                last = Segment(at, at, self._folder(token) / f"{token}@{at}")
+                stream.segments.append(last)
+                writing.create(last.path)
+            size = self._segment - (last.end - last.start)
+            size = min(size, self.head - at) if at < self.head else size
+            writing.write(last.path, at - last.start, data[:size])
+            last.end = at = at + len(data[:size])
+            data = data[size:]
+
+    def _drop(self, stream: Stream) -> None:
+        """Remove what is neither of the head nor of the tail; the last segment says how much there was."""
+        tail = stream.end - self._tail
+        for segment in stream.segments[:-1]:
+            if segment.start >= self.head and segment.end <= tail:
+                with contextlib.suppress(OSError):
+                    segment.path.unlink()
+                    stream.segments.remove(segment)
+
+
+class _Writing:
+    """Files that are written together: on the disk after ``sync``, as they were before after an error."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[Path, int] = {}
+        self._before: dict[Path, int] = {}
+
+    def __enter__(self) -> "_Writing":
+        return self
+
+    def create(self, path: Path) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700)
+            _sync_folder(self._folder.parent)
+        self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._before[path] = -1
+
+    def write(self, path: Path, at: int, data: bytes) -> None:
+        if path not in self._open:
+            self._open[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            self._before[path] = at
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._open[path], data[done:], at + done)
+
+    def sync(self) -> None:
+        for descriptor in self._open.values():
+            os.fsync(descriptor)
+        if -1 in self._before.values():
+            _sync_folder(self._folder)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for path, descriptor in self._open.items():
+            if error is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink() if self._before[path] < 0 else os.ftruncate(descriptor, self._before[path])
+            os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(segment: Segment, start: int, stop: int) -> bytes:
+    """Nothing when the segment has just been removed: it is left out as what was before it."""
+    try:
+        descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(descriptor, stop - start, start - segment.start)
+    finally:
+        os.close(descriptor)
