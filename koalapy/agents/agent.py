@@ -115,9 +115,11 @@ class Agent:
         self._address_file = settings.directory / "agent.json"
         self._uplink = Uplink(settings.endpoint, settings.token, self._hello)
         self._reporter = Reporter(self._uplink)
-        self._jobs = LrmJobs(lrm, self._reporter, self._submission, settings.poll_interval)
-        self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
         self._runners = RunnerServer(settings.runner_host, self._address_file)
+        self._jobs = LrmJobs(
+            lrm, self._reporter, self._submission, settings.poll_interval, lambda: self._runners.address
+        )  # fmt: skip
+        self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
         self._questions = Questions(self._uplink)
         self._files = FileDesk(
             settings.cluster, settings.replica_directories, settings.stages, settings.directory / "exports",

@@ -12,6 +12,7 @@ from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.lrm_contact import Contact, in_one_line
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.starting import Starting
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
@@ -41,12 +42,13 @@ class LrmJobs:
 
     def __init__(
         self, lrm: Lrm, reporter: Reporter, submission: Callable[[Component], LrmSubmission],
-        poll_interval: float = POLL_INTERVAL,
+        poll_interval: float = POLL_INTERVAL, address: Callable[[], str] = str,
     ) -> None:  # fmt: skip
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
         self._contact = Contact(self._tell)
         self._leftovers = Leftovers()
         self._poll_interval = poll_interval
+        self._starting = Starting(address, self._spawn, self._failed)
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelling: set[str] = set()
@@ -217,6 +219,8 @@ class LrmJobs:
                 self.end(component)
             elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
                 ending.append(job)
+            elif job is not None and job.state is LrmJobState.RUNNING:
+                self._starting.runs(component, job.nodes)
             self._reporter.publish(component)
         for job, by_force in self._leftovers.see(snapshot.jobs, ending):
             self._order(job, by_force=by_force)
@@ -225,6 +229,10 @@ class LrmJobs:
         log.info("component ended", action="end", token=component.token, error=component.error)
         self._leftovers.component_ended(component.name)
         self._cancelled.discard(component.name)
+
+    def _failed(self, component: Component) -> None:
+        self._reporter.publish(component)
+        self.end(component)
 
     async def _hand_in(self, component: Component, unsure: bool) -> None:
         await self._opened.wait()

@@ -174,6 +174,8 @@ class RunnerServer:
         self._file = address_file
         self._guests = Guests()
         self._server: asyncio.Server | None = None
+        self.address = ""
+        """Where runners are to find it, for people."""
 
     async def listen(self, desk: Desk) -> None:
         def connection() -> RunnerConnection:
@@ -185,6 +187,7 @@ class RunnerServer:
         except (OSError, ValueError, KeyError):
             self._server = await _listen(connection, self._host, 0)
         port = self._server.sockets[0].getsockname()[1]
+        self.address = f"{self._host}:{port}"
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps({"host": self._host, "port": port}))
         os.replace(fresh, self._file)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
+from koalapy.agents.hold import held
 from koalapy.agents.lrm.local import LocalCluster, LocalLrm
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.bootstrap.handover import take_handover
@@ -27,6 +28,8 @@ from koalapy.settings import ClusterSection, Settings, load
 if TYPE_CHECKING:
     from koalapy.agents.lrm.drmaa import DrmaaControl
 
+PREDECESSOR_ENDS_WITHIN = 10.0
+"""Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
 JOBS = "koala-"
 """How the names of our jobs begin, in every resource manager."""
 
@@ -48,14 +51,15 @@ def agent(
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     runner_host, transfer_address = _addresses(section, url)
     settings_of_agent = _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address)
-    if section.kind == "local" and not section.replica_directories:
-        replica_directory(directory).mkdir(exist_ok=True)
-    lrm = _lrm(cluster, section, directory, settings)
-    try:
-        uvloop.run(_agent(settings_of_agent, lrm))
-    finally:
-        if embedded and isinstance(lrm, LocalLrm):
-            _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
+    with held(directory, PREDECESSOR_ENDS_WITHIN if embedded else 0.0):
+        if section.kind == "local" and not section.replica_directories:
+            replica_directory(directory).mkdir(exist_ok=True)
+        lrm = _lrm(cluster, section, directory, settings)
+        try:
+            uvloop.run(_agent(settings_of_agent, lrm))
+        finally:
+            if embedded and isinstance(lrm, LocalLrm):
+                _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
 
 
 def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> Lrm:

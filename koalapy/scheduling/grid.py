@@ -134,6 +134,10 @@ class ClusterBook:
 
     # Nodes
 
+    def holds(self, token: Token) -> bool:
+        """Whether its last report says that a component has its nodes."""
+        return token in self._holding
+
     @property
     def available(self) -> int:
         """Nodes that may be promised now: idle as reported, less those promised to components that the report does not

@@ -408,17 +408,19 @@ class Scheduler:
             return
         if timer.kind is Deadline.STOP:
             self._claiming.stop_components(job)
-        elif timer.kind is Deadline.CLAIM_GRACE and self._nodes_are_leaving(job, timer):
+        elif timer.kind is Deadline.CLAIM_GRACE and not self._is_overtaken(job, timer):
             self._timers.postpone(timer, now + self.rules.claim_grace)
         elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
             self._timers.postpone(timer, now + self.rules.barrier_timeout)
         else:
             self._settle_job(self._deadline_passed(job, timer, now), now)
 
-    def _nodes_are_leaving(self, job: Job, timer: Timer) -> bool:
-        """Whether a runner waits for those that were preempted, or end anyway, and not for local users."""
+    def _is_overtaken(self, job: Job, timer: Timer) -> bool:
+        """Whether a runner waits for local users: not for jobs that were preempted or end anyway, nor on its own nodes,
+        from where it has not been heard; that has limits of its own."""
         component = live(job).components[timer.component]
-        return component.state is ComponentState.WAITING and self.grid[component.cluster].leaving > 0
+        book = self.grid[component.cluster]
+        return not book.leaving and not book.holds(job.token(component.index))
 
     def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
         attempt = live(job)

@@ -10,7 +10,7 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agents import protocol as wire
-from koalapy.model.errors import StoreUnavailable, UsageError
+from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId, of_one_attempt
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
@@ -104,16 +104,17 @@ class Hub:
         frames = connection.frames()
         try:
             hello = await _hello(frames)
+            session = Session(cluster, connection, hello)
+            await self._make_way(session)
             await self._memories.outgrow(cluster, hello.known)
-        except (UsageError, StoreUnavailable) as error:
+        except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent refused", action="refuse", cluster=cluster, error=error.message)
             await connection.close(error.message)
             return
-        session = Session(cluster, connection, hello)
         earlier = self._sessions.get(cluster)
         self._sessions[cluster] = session
         if earlier is not None:
-            await earlier.connection.close("another agent of this cluster has connected")
+            self._hang_up(earlier, "its agent has connected anew")
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
         session.put([self._memories.welcome(self._lease, self._output_limit)])
         pump = asyncio.create_task(session.pump())
@@ -133,6 +134,14 @@ class Hub:
             pump.cancel()
             watch.cancel()
             self._leave(session, "its agent is not connected")
+
+    async def _make_way(self, session: Session) -> None:
+        """``ConflictError`` when another agent of the cluster is connected, and answers; the same one may come anew."""
+        while (earlier := self._sessions.get(session.cluster)) is not None and earlier.who != session.who:
+            if await earlier.answers(self._patience):
+                raise ConflictError(f"cluster {session.cluster} has an agent already, {earlier.who}: stop one of them")
+            if self._sessions.get(session.cluster) is earlier:
+                return
 
     def _pumped(self, session: Session, pump: "asyncio.Task[None]") -> None:
         """Nothing more would ever be sent, and the agent would never know: it is to connect again."""

@@ -84,6 +84,8 @@ class Session:
 
     async def answers(self, patience: float) -> bool:
         """Whether the agent says anything within so many seconds, being asked."""
+        if self._busy:
+            return True
         self._heard.clear()
         self._probe(look=False)
         try:

@@ -1,6 +1,7 @@
 """An agent whose resource manager is out of order says so, goes on, and is whole again once that is mended."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -169,3 +170,22 @@ async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_ma
     component.end()
     own._reporter.publish(component)
     assert own._patience() >= 2 * 1000.0
+
+
+# Runners that are not heard of
+
+
+async def test_runners_that_run_and_never_connect_are_the_sites_fault(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.agents.starting.CONNECT_WITHIN", 0.1)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 2)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        lrm.changed.set()
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("error")))
+        said, address = daemon.status("7.1.0"), json.loads((tmp_path / "agent.json").read_text())
+        where = f"{address['host']}:{address['port']}"
+        assert said["error"] == f"the runner on a runs but never connected to the agent at {where}"
+        assert said["infrastructure"]

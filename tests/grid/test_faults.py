@@ -1,12 +1,13 @@
 """Something dies: afterwards the books are right, no node stays held, no process is left."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
-from tests.grid.world import Gate, World, until
+from tests.grid.world import DEADLINE, Gate, World, until
 
 MakeGrid = Callable[..., Embedded]
 MPI = pytest.param("openmpi", marks=pytest.mark.mpi)
@@ -182,6 +183,23 @@ def test_one_daemon_for_one_database(embedded: Embedded) -> None:
     assert second.returncode not in (0, 5)
     assert "another daemon" in second.stderr
     assert second.stderr.count("\n") == 1
+
+
+def test_one_agent_for_one_directory(embedded: Embedded) -> None:
+    """The second is refused by the name of the first, and has changed nothing there."""
+    directory = embedded.directory / "clusters" / "north"
+    address = (directory / "spool" / "agent.json").read_text()
+    first = embedded.agent("north").pid
+    second = subprocess.run(
+        [*embedded.koala, "agent", "north", "--url", embedded.url, "--directory", str(directory)],
+        env=embedded.environment | {"KOALA_AGENT_TOKEN": "any"}, capture_output=True, text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert second.returncode == 4
+    assert f"{directory} is the directory of another agent: process {first} on " in second.stderr
+    assert (directory / "spool" / "agent.json").read_text() == address
+    ident = embedded.submit({"type": "fixed", "components": [{"size": 1, "cluster": "north"}]}, "true")
+    assert embedded.wait(ident)["state"] == "succeeded"
+    assert embedded.agent("north").pid == first
 
 
 def test_a_clean_end_leaves_running_jobs_alone_and_the_next_start_finds_them(grid: World) -> None:

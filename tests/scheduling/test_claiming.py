@@ -125,6 +125,25 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     check_quiet(world)
 
 
+def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> None:
+    """They have their nodes, as the cluster says: something is wrong with it."""
+    world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60), manual=True)
+    _reach_all(world)
+    job = world.submit(fixed(north=4))
+    _reach_all(world)
+    for world.now in (10.0, 20.0, 59.0):
+        world.step()
+        world.sites["north"].report(world.sites["north"].look())
+        world.step([ClusterConfirmed("north", world.now)])
+        _reach_all(world)
+        assert "claim-failed" not in world.story(job)
+        assert world.state(job) is JobState.CLAIMING
+    world.now = 60.0
+    world.step([ClusterConfirmed("north", 60.0)])
+    assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
+    assert world.scheduler.grid["north"].errors == 1
+
+
 def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
     """All are claimed, but one of them cannot be reached: the barrier opens when it can."""
     world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)

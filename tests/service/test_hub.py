@@ -257,3 +257,40 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
         north.says(wire.Confirmed(sequence=probes[0]["sequence"]), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         assert before <= book.confirmed_at <= asked
+
+
+# Two agents of one cluster
+
+
+def hello(pid: int, host: str = "head") -> wire.Hello:
+    return wire.Hello(cluster="north", version="1", lrm="slurm", host=host, pid=pid)
+
+
+async def test_a_second_agent_is_refused_by_the_name_of_the_first_while_that_answers(tmp_path: Path) -> None:
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north", agent=(north := Attentive())):
+        north.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        for host, pid in (("head", 2), ("login", 1)):
+            second = Agent()
+            second.says(hello(pid, host))
+            await daemon.hub.serve("north", second)
+            assert second.closed == "cluster north has an agent already, process 1 on head: stop one of them"
+            assert not second.heard
+        north.says(report(3))
+        await until(daemon, "north", ("usable", 3, ""))
+
+
+@pytest.mark.parametrize("pid", [1, 2])
+async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, pid: int) -> None:
+    async with running(tmp_path / "koala.db", 0.2) as daemon, daemon.agent_of("north") as first:
+        async with asyncio.timeout(DEADLINE):
+            while not first.heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        second = Attentive()
+        second.says(hello(pid))
+        serving = asyncio.create_task(daemon.hub.serve("north", second))
+        second.says(wire.Inventory(components=[]), report(2))
+        await until(daemon, "north", ("usable", 2, ""))
+        assert first.closed
+        await second.close("")
+        await serving
