@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import pwd
-import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -55,7 +54,7 @@ def own_token(data_dir: Path) -> tuple[str, str]:
                 pass
             except (OSError, ValueError) as error:
                 why = error.strerror or "" if isinstance(error, OSError) else str(error)
-            token = secrets.token_urlsafe(32)
+            token = os.urandom(32).hex()
             os.close(write_private(TOKEN_FILE, folder, f"{token}\n"))
             return token, why
         finally:

@@ -1,7 +1,6 @@
 """Directories and files that no other account may read. Standard library only, as the command line needs it, too."""
 
 import os
-import secrets
 import stat
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -87,7 +86,7 @@ def write_private(name: str, folder: int, text: str, before: Callable[[int], Non
 
     ``before`` is called with the file when it is written and has not got its name yet.
     """
-    fresh = f".{name}.{secrets.token_hex(8)}"
+    fresh = f".{name}.{os.urandom(8).hex()}"
     descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         with open(os.dup(descriptor), "w", encoding="utf-8") as file:

@@ -5,6 +5,8 @@ import httpx2
 from koalapy.agents.agent import AgentSettings
 from koalapy.agents.lrm.port import Finding
 
+MISDIRECTED = 421
+"""What the daemon answers those who call it by a name that is not its own."""
 PATIENCE = 10.0
 """Seconds that the daemon has to answer."""
 
@@ -15,6 +17,8 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
         # As the agent itself, which goes by no proxy.
         async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False) as http:
             health = _told(await http.get(f"{url}/healthz"))
+            if health.get("status") == MISDIRECTED and "detail" in health:
+                return [Finding("daemon", False, f"{url}: {health['detail']}", str(health.get("hint", "")))]
             if "version" not in health:
                 hint = "give the daemon's URL with --url"
                 return [Finding("daemon", False, f"what answers at {url} is no koala daemon", hint)]

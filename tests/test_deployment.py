@@ -1,0 +1,34 @@
+"""The units and examples of ``deploy/`` do what they say."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from koalapy.credentials import checked_token
+from koalapy.settings import load
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+UNIT = (DEPLOY / "systemd" / "koala-serve.service").read_text()
+
+
+def lines(key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", UNIT, re.MULTILINE)
+
+
+def test_the_daemons_unit_is_open_to_nobody_unless_it_is_told() -> None:
+    assert "KOALA_SERVE_HOST=127.0.0.1" in " ".join(lines("Environment")).split()
+    assert "--host ${KOALA_SERVE_HOST} " in lines("ExecStart")[0]
+    # A file that is not there is an error, and what it says counts.
+    assert lines("EnvironmentFile") == ["/etc/koala/serve.env"]
+    assert UNIT.index("\nEnvironment=") < UNIT.index("\nEnvironmentFile=")
+    assert (lines("StateDirectoryMode"), lines("UMask")) == (["0700"], ["0077"])
+
+
+def test_every_token_of_the_examples_would_be_taken() -> None:
+    settings = load(DEPLOY / "koala.yaml")
+    assert all(checked_token(section.token or "") for section in settings.clusters.values())
+    assert checked_token(re.findall(r'KOALA_TOKENS=\["(.*)"\]', UNIT)[0])
+    compose = yaml.safe_load((DEPLOY.parent / "docker-compose.yml").read_text())
+    given = [value for service in compose["services"].values() for value in service["environment"].values()]
+    assert all(checked_token(word) for value in given for word in re.findall(r":-(.*)\}", str(value)))
