@@ -32,6 +32,7 @@ from koalapy.agents.protocol import (
     Hello,
     Open,
     Probe,
+    Status,
     Stop,
     Submit,
     Welcome,
@@ -39,7 +40,7 @@ from koalapy.agents.protocol import (
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
-from koalapy.agents.spool import Spool
+from koalapy.agents.spool import Spool, trouble
 from koalapy.agents.uplink import Uplink
 from koalapy.model.job import parse_token
 
@@ -51,7 +52,7 @@ FIRST_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 LONGEST_PING = 10.0
 TEND_EVERY = 2.0
-"""Seconds between two looks for output that could not be written or sent."""
+"""Seconds between two looks for what could not be written or sent."""
 THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
@@ -113,7 +114,7 @@ class Agent:
         self._settings, self._lrm = settings, lrm
         self._spool = Spool(settings.directory)
         self._address_file = settings.directory / "agent.json"
-        self._uplink = Uplink(settings.endpoint, settings.token, self._hello)
+        self._uplink = Uplink(settings.endpoint, settings.token, self._hello, self._spool.settling.settled)
         self._reporter = Reporter(self._uplink)
         self._runners = RunnerServer(settings.runner_host, self._address_file)
         self._jobs = LrmJobs(
@@ -125,11 +126,14 @@ class Agent:
             settings.cluster, settings.replica_directories, settings.stages, settings.directory / "exports",
             settings.transfer_address, settings.transfer_port, settings.transfer_limit,
             Depot(settings.url, settings.cluster, settings.token), self._questions, self._reporter, self._finished,
+            self._spool.settling,
         )  # fmt: skip
         background = Background(lrm, settings.lrm, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
+        self._undone: list[Command] = []
+        """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
         self._output_limit = LIMIT
@@ -145,7 +149,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._jobs.watch())
                 group.create_task(self._ping())
-                group.create_task(self._tend_output())
+                group.create_task(self._tend())
                 group.create_task(self._forgetting.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
@@ -158,7 +162,12 @@ class Agent:
     def _recall(self) -> None:
         """Take up again whatever the folders remember."""
         for instance, token, folder in self._spool.load():
-            component = Component.recall(instance, token, folder)
+            try:
+                component = Component.recall(instance, token, folder)
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                # Its job is told as one without a record: one folder is not to keep us from all others.
+                log.error("a component's record cannot be read", action="recall", token=token, exc_info=error)
+                continue
             if component.size == 0 and component.stop is None:
                 folder.remove()  # We ended before it was written down what the daemon wants: it says so again.
                 continue
@@ -179,11 +188,12 @@ class Agent:
             await asyncio.sleep(min(LONGEST_PING, self._barrier.lease / 10))
             self._runners.send_all({"t": "ping"})
 
-    async def _tend_output(self) -> None:
+    async def _tend(self) -> None:
         while True:
             await asyncio.sleep(TEND_EVERY)
             self._barrier.keep_again()
             self._reporter.offer_again()
+            self._catch_up()
 
     def _hello(self) -> Hello:
         return Hello(
@@ -284,22 +294,54 @@ class Agent:
             error = f"epoch {message.epoch} is older than {self._epoch}"
             self._uplink.put(Ack(id=message.id, error=error))
             return
-        self._note(message)
+        try:
+            self._note(message)
+            refusal = self._carry_out(message)
+        except OSError as failure:
+            refusal = self._cannot_write(message, failure)
+        if refusal is not None:
+            self._uplink.put(Ack(id=message.id, error=refusal))
+
+    def _carry_out(self, message: Command) -> str | None:
+        """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
+        be written down."""
         match message.type:
             case "submit":
-                error = self._submit(message)
+                return self._submit(message)
             case "open":
-                error = self._open(message)
+                return self._open(message)
             case "stop":
-                error = self._stop(message)
+                return self._stop(message)
             case "forget":
-                error = self._forget(message)
+                return self._forget(message)
             case "stage":
-                error = self._files.stages.stage(self._reporter.instance, message)
+                return self._files.stages.stage(self._reporter.instance, message)
             case "unstage":
                 self._files.stages.unstage(self._reporter.instance, message.token)
-                error = ""
-        self._uplink.put(Ack(id=message.id, error=error))
+                return ""
+
+    def _cannot_write(self, message: Command, failure: OSError) -> str | None:
+        """What was not written down is not begun: its component fails, and what must be done is done later."""
+        error = trouble(self._settings.directory, failure)
+        log.error("a command cannot be written down", action=message.type, token=message.token, error=error)
+        component = self._reporter.find(message.token)
+        if message.type == "submit" and component is None:
+            self._spool.discard(self._reporter.instance, message.token)
+            self._uplink.put(Status(token=message.token, state="ended", error=error, infrastructure=True))
+        elif message.type == "open" and component is not None:
+            self._barrier.fail(component, error)
+        else:
+            self._undone.append(message)
+            return None
+        return ""
+
+    def _catch_up(self) -> None:
+        """Write down, and do, what could not be before."""
+        for component in list(self._reporter.components.values()):
+            component.folder.catch_up()
+        undone, self._undone = self._undone, []
+        for message in undone:
+            self._command(message)
 
     def _note(self, message: Command) -> None:
         """What must be remembered even when the daemon forgets it."""
@@ -332,7 +374,7 @@ class Agent:
             self._barrier.open(component, message.model_dump(exclude={"type", "id", "epoch"}))
         return ""
 
-    def _stop(self, message: Stop) -> str:
+    def _stop(self, message: Stop) -> str | None:
         component = self._reporter.find(message.token)
         if component is None:
             component = self._new(message.token, 0, None)
@@ -341,11 +383,14 @@ class Agent:
             self._reporter.add(component)
             self._jobs.hand_in(component, unsure=True)
         elif component.stop is None and not component.ended:
-            component.folder.write(stop=message.reason)
+            component.folder.note(stop=message.reason)
             component.stop = message.reason
             self._jobs.end(component)
         else:
             self._reporter.publish_again(component)
+        if not component.folder.catch_up():
+            self._undone.append(message)
+            return None
         return ""
 
     def _forget(self, message: Forget) -> str:

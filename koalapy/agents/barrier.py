@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import contextlib
 import hmac
+from collections.abc import Coroutine
 from typing import Any
 
 import structlog
@@ -13,6 +15,7 @@ from koalapy.agents.patience import listened
 from koalapy.agents.protocol import Relay
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerConnection
+from koalapy.agents.spool import trouble
 from koalapy.model.job import of_one_attempt
 
 log = structlog.get_logger()
@@ -33,14 +36,36 @@ class Barrier:
         """Nodes whose runners should be there and are not: they have a while to come back."""
         self._troubled: set[str] = set()
         """Names of components whose output could not be written."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
         component.folder.write(open=plan)
+        self._spawn(self._open(component, plan))
+
+    async def _open(self, component: Component, plan: dict[str, Any]) -> None:
+        try:
+            await component.folder.settled()  # else a runner might be let go and we not know of it
+        except OSError as error:
+            self.fail(component, trouble(component.folder.path, error))
+            return
+        if component.plan is not None or component.stop is not None or component.ended:
+            return
         component.plan = plan
         for node in component.connected:
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send({"t": "open", **plan})
+
+    def fail(self, component: Component, error: str) -> None:
+        """It cannot go on for a reason of ours."""
+        component.fail(error)
+        self._reporter.publish(component)
+        self._jobs.end(component)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def relay(self, message: Relay) -> None:
         """Pass on what the daemon has from a runner elsewhere for one of ours."""
@@ -149,11 +174,11 @@ class Barrier:
             self._look_for_trouble(component)
 
     def _look_for_trouble(self, component: Component) -> None:
-        trouble = component.output.trouble
-        if trouble and component.name not in self._troubled:
-            log.error("no room for output: its programs wait", action="keep", token=component.token, reason=trouble)
+        reason = component.output.trouble
+        if reason and component.name not in self._troubled:
+            log.error("no room for output: its programs wait", action="keep", token=component.token, reason=reason)
             self._troubled.add(component.name)
-        elif not trouble and component.name in self._troubled:
+        elif not reason and component.name in self._troubled:
             log.info("there is room for output again", action="keep", token=component.token)
             self._troubled.discard(component.name)
 
@@ -164,9 +189,12 @@ class Barrier:
             self._look_for_trouble(component)
             return  # it stays, and sends again what it has, until that is kept
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped")}
-        component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
+        try:
+            component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
+        except OSError as error:  # as long as we live we know it all the same
+            log.warning("a result cannot be kept", action="exit", reason=trouble(component.folder.path, error))
         component.node_ended(runner.node, result)
-        runner.send({"t": "exit_ack"})
+        self._spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
         self._reporter.publish(component)
         if component.infrastructure:
@@ -175,6 +203,12 @@ class Barrier:
             for other in component.connected:
                 if other.runner is not None and other.runner is not runner:
                     other.runner.send({"t": "stop"})
+
+    async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
+        """Its result need not be told again: it is where a next agent finds it."""
+        with contextlib.suppress(OSError):
+            await component.folder.settled()
+        runner.send({"t": "exit_ack"})
 
     def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         relay = Relay(

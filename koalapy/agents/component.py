@@ -183,7 +183,7 @@ class Component:
         self.output.close()
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
-        self.folder.write(end={**facts, "refused": self.refused, "hosts": hosts})
+        self.folder.note(end={**facts, "refused": self.refused, "hosts": hosts})
 
     def has_collected(self, problem: str) -> None:
         """Its results are with the daemon, or lost: that is worth a word, but no failure."""
@@ -192,7 +192,7 @@ class Component:
             self.output.add(f"koala: {problem}\n".encode())
             self.error = self.error or problem
             self.end()
-        self.folder.write(collected=True)
+        self.folder.note(collected=True)
 
     @property
     def only_the_lrm_is_missing(self) -> bool:

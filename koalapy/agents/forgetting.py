@@ -69,4 +69,4 @@ class Forgetting:
     def _end(self, component: Component) -> None:
         component.stop = "its daemon has not been heard of for too long"
         self._jobs.end(component)
-        component.folder.write(stop=component.stop)
+        component.folder.note(stop=component.stop)

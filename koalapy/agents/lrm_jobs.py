@@ -12,6 +12,7 @@ from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.lrm_contact import Contact, in_one_line
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.spool import trouble
 from koalapy.agents.starting import Starting
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
@@ -210,7 +211,7 @@ class LrmJobs:
                 self._order(each)
             if job is not None and job.id != component.lrm_job:
                 component.lrm_job = job.id
-                component.folder.write(lrm=job.id)
+                component.folder.note(lrm=job.id)
             if component.over(job):
                 component.lrm_ended(job)
                 self._over(component)
@@ -245,12 +246,14 @@ class LrmJobs:
             component.fail(in_one_line(error), fault)
         except SiteUnavailable as error:
             component.fail(error.message)
+        except OSError as error:
+            component.fail(trouble(component.folder.path, error))
         component.handed_in_at = time.monotonic()
         if component.lrm_job is None:
             component.end()
             self._over(component)
         else:
-            component.folder.write(lrm=component.lrm_job)
+            component.folder.note(lrm=component.lrm_job)
             log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)
         self._reporter.publish(component)
         if component.stop is not None or component.error:
@@ -268,6 +271,7 @@ class LrmJobs:
             try:
                 found = await contact.act(lrm.find(component.name)) if unsure else None
                 if found is None and component.stop is None and attempt < SUBMIT_TRIES:
+                    await component.folder.settled()  # else it might run and nobody know of it
                     found = await contact.act(lrm.submit(self._submission(component)))
                     contact.taken()
                 if found is not None or component.stop is not None:

@@ -11,25 +11,74 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+from koalapy.agents.settling import Settling, sync
+
+log = structlog.get_logger()
+
 HEARD = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
 
 
-@dataclass(frozen=True, slots=True)
+RESULT = {"code", "error", "infrastructure", "stopped", "host", "name"}
+"""What a node's runner has to say at its end."""
+
+
+@dataclass(eq=False, slots=True)
 class Folder:
     """One component's folder; its journal has one JSON object a line. Lines may be torn, and those say nothing."""
 
     path: Path
+    settling: Settling | None = None
+    """Who brings it to the disk; without one, each line is brought there at once."""
+    _late: bytes = b""
+    """What there was no room for yet."""
 
     def write(self, **entry: Any) -> None:
         """Add to the journal; ``OSError`` also when there was room for a part of it only."""
-        line = b"\n" + json.dumps(entry).encode() + b"\n"  # whatever was torn before this ends here
-        descriptor = os.open(self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._append(self._late + _line(entry))
+        self._late = b""
+
+    def note(self, **entry: Any) -> None:
+        """The same of what has happened already: where there is no room it is written later, in ``catch_up``."""
+        self._late += _line(entry)
+        self.catch_up()
+
+    def catch_up(self) -> bool:
+        """Write what could not be written before; whether nothing of that is left."""
+        if self._late:
+            try:
+                self.write()
+            except OSError as error:
+                log.warning("a journal cannot be written", action="spool", reason=trouble(self.path, error))
+        return not self._late
+
+    async def settled(self) -> None:
+        """Return when all that was written is on the disk; ``OSError`` when it cannot be brought there."""
+        if self.settling is not None:
+            await self.settling.settled()
+            if problem := self.settling.problem(self.path):
+                raise problem
+
+    def _append(self, lines: bytes) -> None:
+        path = self.path / "journal"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if os.write(descriptor, line) < len(line):
+            began = os.fstat(descriptor).st_size == 0
+            if os.write(descriptor, lines) < len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
+        self._written(path, began=began)
+
+    def _written(self, path: Path, *, began: bool) -> None:
+        paths = [path, self.path] if began else [path]
+        if self.settling is not None:
+            self.settling.written(*paths)
+        else:
+            for each in paths:
+                sync(each)
 
     def entries(self) -> dict[str, Any]:
         """All that was written, the later word over the earlier."""
@@ -40,25 +89,47 @@ class Folder:
             return known
         for line in lines:
             with contextlib.suppress(ValueError):
-                known |= json.loads(line)
+                if isinstance(entry := json.loads(line), dict):
+                    known |= entry
         return known
 
     def result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
         try:
-            result: dict[str, Any] = json.loads((self.path / f"result.{node}.json").read_bytes())
+            result: Any = json.loads((self.path / f"result.{node}.json").read_bytes())
         except (OSError, ValueError):
             return None
-        return result
+        return result if isinstance(result, dict) and result.keys() >= RESULT else None
 
     def keep_result(self, node: int, result: dict[str, Any]) -> None:
-        """What a runner told, where it could not leave it itself: its spool may be another machine's."""
+        """What a runner told, where it could not leave it itself, or not all of it: its spool may be another machine's.
+
+        ``OSError`` when there is no room for it.
+        """
         path = self.path / f"result.{node}.json"
-        if not path.exists():
-            path.write_text(json.dumps(result))
+        if self.result(node) is None:
+            fresh = path.with_suffix(".kept")
+            fresh.write_text(json.dumps(result))
+            fresh.replace(path)
+        self._written(path, began=True)
 
     def remove(self) -> None:
+        self._late = b""
         shutil.rmtree(self.path, ignore_errors=True)
+        if self.settling is not None:
+            self.settling.forget(self.path)
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return b"\n" + json.dumps(entry).encode() + b"\n" if entry else b""  # whatever was torn before this ends here
+
+
+def trouble(path: Path, error: OSError) -> str:
+    """Why a file or folder of ours could not be written, with the disk that it is on."""
+    mount = path.absolute()
+    while not os.path.ismount(mount):
+        mount = mount.parent
+    return f"the spool {path} cannot be written: {error.strerror or error} (disk of {mount})"
 
 
 class Spool:
@@ -66,12 +137,18 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.settling = Settling()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def make(self, instance: str, token: str) -> Folder:
         path = self._directory / instance / token
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Folder(path)
+        self.settling.written(path, path.parent, self._directory)
+        return Folder(path, self.settling)
+
+    def discard(self, instance: str, token: str) -> None:
+        """What there is of a folder in which nothing could be written."""
+        Folder(self._directory / instance / token, self.settling).remove()
 
     def heard(self, instance: str) -> None:
         """Note that a daemon was heard of now."""
@@ -79,13 +156,15 @@ class Spool:
         (self._directory / instance / HEARD).touch(mode=0o600)
 
     def silence(self, instance: str) -> float:
-        """Seconds since a daemon was heard of; counted from now when that was never noted."""
+        """Seconds since a daemon was heard of; counted from now when that was never noted, or later than now."""
         with contextlib.suppress(FileNotFoundError):
-            return time.time() - (self._directory / instance / HEARD).stat().st_mtime
+            seconds = time.time() - (self._directory / instance / HEARD).stat().st_mtime
+            if seconds >= 0:  # else the clock was set back since
+                return seconds
         self.heard(instance)
         return 0.0
 
     def load(self) -> Iterator[tuple[str, str, Folder]]:
         """Every (instance, token, folder) there is."""
         for journal in sorted(self._directory.glob("*/*/journal")):
-            yield journal.parent.parent.name, journal.parent.name, Folder(journal.parent)
+            yield journal.parent.parent.name, journal.parent.name, Folder(journal.parent, self.settling)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from websockets import CloseCode
@@ -21,7 +21,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 class Uplink:
     """Says hello, hands over what the daemon says, and sends what is put, while there is a connection."""
 
-    def __init__(self, url: str, token: str, hello: Callable[[], Hello]) -> None:
+    def __init__(
+        self, url: str, token: str, hello: Callable[[], Hello], settled: Callable[[], Awaitable[None]] | None = None
+    ) -> None:  # fmt: skip
+        """``settled`` is awaited before anything is sent: what is told must not be forgotten."""
+        self._settled = settled
         self._url, self._token, self._hello = url, token, hello
         self._queue: list[FromAgent] = []
         self._wake = asyncio.Event()
@@ -98,4 +102,6 @@ class Uplink:
             self._full.clear()
             batch, self._queue = self._queue, []
             if batch:
+                if self._settled is not None:
+                    await self._settled()
                 await socket.send(frame(from_agent, batch))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents import segments
-from koalapy.agents.spool import Folder
 from tests.agents.conftest import DEADLINE, FakeDaemon, Site
 
 T = "7.1.0"
@@ -337,42 +336,6 @@ daemon.port = int(sys.argv[2])
 site = Site(Path(sys.argv[1]), daemon)
 asyncio.run(run_agent(site.settings, LocalLrm(site.cluster, "koala-")))
 """
-
-
-class FullDisk:
-    """A journal to which nothing can be added while there is no room."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.full = False
-        real = Folder.write
-
-        def write(folder: Folder, **entry: object) -> None:
-            if self.full:
-                raise OSError(28, "No space left on device")
-            real(folder, **entry)
-
-        monkeypatch.setattr(Folder, "write", write)
-
-
-async def meets(daemon: FakeDaemon, disk: FullDisk, command: str, **fields: object) -> None:
-    """A command that cannot be written down costs the connection, and then there is room again."""
-    before = len(daemon.inventories)
-    disk.full = True
-    await daemon.command(command, T, **fields)
-    await daemon.until(lambda: len(daemon.inventories) > before)
-    disk.full = False
-
-
-async def test_what_could_not_be_written_down_is_done_when_the_daemon_says_it_again(
-    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = FullDisk(monkeypatch)
-    await meets(daemon, disk, "submit", size=1, name="test")
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    await meets(daemon, disk, "stop", reason="test")
-    await daemon.command("stop", T, reason="test")
-    await daemon.reaches(T, "ended")
 
 
 async def test_a_component_of_which_nothing_was_written_down_is_none(tmp_path: Path, daemon: FakeDaemon) -> None:

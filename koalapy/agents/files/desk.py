@@ -12,6 +12,7 @@ from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.settling import Settling
 
 
 class FileDesk:
@@ -20,15 +21,16 @@ class FileDesk:
     def __init__(
         self, cluster: str, replica_directories: Sequence[Path], stage_directory: Path, exports_directory: Path,
         address: str, port: int | None, pulls: int, depot: Depot, questions: Questions, reporter: Reporter,
-        finished: Callable[[Component], object],
+        finished: Callable[[Component], object], settling: Settling,
     ) -> None:  # fmt: skip
         """``pulls`` may run at once; ``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
         self._replicas = replicas = Replicas(Roots(cluster, replica_directories))
         self._exports = Exports(replicas, exports_directory, address, port)
         self.stages = Stages(
-            cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use, pulls
-        )
+            cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use, pulls,
+            settling,
+        )  # fmt: skip
         self.collector = Collector(depot, self.stages, self._collected, self._is_in_reach)
         questions.answer_with("stat", replicas.stat)
         questions.answer_with("export", self._exports.export)

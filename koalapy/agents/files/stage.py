@@ -28,6 +28,7 @@ from koalapy.agents.files.trouble import StageTrouble, of_site
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.protocol import Moved, Stage, StageBundle, StageFile, StageStatus
 from koalapy.agents.questions import Questions
+from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
@@ -58,6 +59,7 @@ class Means:
     errands: Errands
     copies: Callable[[StageFile], Sequence[Path]]
     """Where stages have the same content, the newest last."""
+    settling: Settling | None
 
 
 class StageRun:
@@ -68,7 +70,7 @@ class StageRun:
     ) -> None:  # fmt: skip
         self.token = order.token
         self.folder = folder
-        self._own, self._journal = own, Folder(own)
+        self._own, self._journal = own, Folder(own, means.settling)
         self._files, self._bundle = order.files, order.bundle
         self._means, self._changed = means, changed
         self._place = means.turns.arrive()

@@ -18,6 +18,7 @@ from koalapy.agents.files.stage import Means, StageRun
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.protocol import Stage, StageFile, StageStatus
 from koalapy.agents.questions import Questions
+from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
 
 log = structlog.get_logger()
@@ -41,12 +42,13 @@ class Stages:
     def __init__(
         self, cluster: str, directory: Path, replicas: Replicas, questions: Questions, depot: Depot,
         tell: Callable[[str, StageStatus], bool], in_use: Callable[[str, str], bool], pulls: int,
+        settling: Settling | None = None,
     ) -> None:  # fmt: skip
         """``pulls`` is how many may run at once."""
         self._directory = directory
         self._pools = ThreadPoolExecutor(THREADS + pulls, "digest"), ThreadPoolExecutor(BUNDLES, "bundle")
         self._means = Means(
-            cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies
+            cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies, settling
         )  # fmt: skip
         self._tell, self._in_use = tell, in_use
         self._stages: dict[Key, StageRun] = {}

@@ -84,7 +84,7 @@ def _end(job: Job) -> bytes:
 
 
 def _line(entry: list[object]) -> bytes:
-    return json.dumps(entry).encode() + b"\n"
+    return b"\n" + json.dumps(entry).encode() + b"\n"  # whatever was torn before this ends here
 
 
 def _apply(jobs: dict[int, Job], entry: object) -> None:
