@@ -1,12 +1,13 @@
 """The daemon's REST API as the commands use it."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit
+from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.credentials import Found, find_token
 from koalapy.model.text import is_utf8
 
@@ -22,6 +23,34 @@ PATIENCE = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
 LOOPBACK = ("localhost", "127.", "::1")
 PORTS = {"http": 80, "https": 443}
+
+
+class Absence:
+    """That of a daemon, or of its database, while somebody waits for a job."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._told = False
+
+    def bear(self, error: CliError, *, answered: bool) -> None:
+        """Go on; raises ``error`` when nothing may be hoped for: ``answered`` says whether the daemon ever did.
+
+        One that answers 503 is there and tries for itself, however long that takes.
+        """
+        now = time.monotonic()
+        if not error.is_passing:
+            raise error
+        if error.code is Exit.UNREACHABLE:
+            self._since = self._since or now
+            if not answered or now - self._since > PATIENCE:
+                raise error
+        if not self._told:
+            print(f"koala: {printable(error.message)}; still waiting", file=sys.stderr)
+            self._told = True
+
+    def over(self) -> None:
+        """It has answered."""
+        self._since, self._told = None, False
 
 
 class Client:
@@ -53,6 +82,10 @@ class Client:
         except (httpx2.InvalidURL, ValueError) as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
 
+    @property
+    def has_answered(self) -> bool:
+        return self._answered
+
     def get(self, path: str, **query: Any) -> Json:
         return self._json("GET", path, params={k: v for k, v in query.items() if v not in (None, "", [], ())})
 
@@ -71,7 +104,7 @@ class Client:
             try:
                 return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
             except CliError as error:
-                if error.code is not Exit.UNREACHABLE:
+                if not error.is_passing:
                     raise
             time.sleep(pause)
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
@@ -79,9 +112,10 @@ class Client:
     def wait(self, job: int, deadline: float | None) -> Json:
         """The job when it is over; ``CliError`` when that is not so at ``deadline`` (monotonic seconds).
 
-        A daemon that has answered before and goes away is waited for: the job goes on without it.
+        A daemon that has answered before and goes away is waited for, and one whose database does not answer: the job
+        goes on without them. It is said once on standard error.
         """
-        away_since: float | None = None
+        absence = Absence()
         state = "unknown"
         while True:
             asked = time.monotonic()
@@ -91,13 +125,13 @@ class Client:
                 left = max(0.0, min(left, deadline - asked))
             try:
                 found = self.get(f"/api/v1/jobs/{job}", wait=left)
-                state, away_since = found["state"], None
+                state = found["state"]
+                absence.over()
                 if state in FINAL:
                     return found
             except CliError as error:
-                away_since = away_since or asked
-                if error.code is not Exit.UNREACHABLE or not self._answered or asked - away_since > PATIENCE:
-                    raise
+                absence.bear(error, answered=self._answered)
+                left = LONG_POLL if deadline is None else max(0.0, deadline - asked)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"it goes on: koala wait {job}")
@@ -156,7 +190,7 @@ class Client:
                 if answer.is_error:
                     answer.read()
                     raise self._refusal(answer)
-                began = True
+                began = self._answered = True
                 yield from answer.iter_raw()
         except self._errors as error:
             if began:

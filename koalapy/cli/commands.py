@@ -24,7 +24,7 @@ from koalapy.cli import (
     transfers,
     workload,
 )
-from koalapy.cli.client import FINAL, Client
+from koalapy.cli.client import FINAL, Absence, Client
 from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import EPILOG, CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, Why, show_json
@@ -38,6 +38,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+PAUSE = 0.5
+"""Seconds until a daemon that is away is asked again for a job's output."""
 
 
 class Format(StrEnum):
@@ -194,7 +198,7 @@ def _show_transfers(client: Client, job: dict[str, Any], deadline: float | None)
     except TimeIsUp:
         return
     except CliError as error:
-        if error.code is not Exit.UNREACHABLE:
+        if not error.is_passing:
             raise
 
 
@@ -207,7 +211,7 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
     except TimeIsUp:
         return True
     except CliError as error:
-        if error.code is not Exit.UNREACHABLE:
+        if not error.is_passing:
             raise
         return False
 
@@ -289,16 +293,40 @@ def logs(
     token: Token = None,
 ) -> None:
     """Print the output of a job."""
+    client = Client(url, token)
     try:
-        _print_logs(Client(url, token), job, follow, component)
+        _follow_logs(client, job, component) if follow else _print_logs(client, job, False, component)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
 
 
+def _follow_logs(client: Client, job: int, component: int | None) -> None:
+    """Until the job is over, also while its daemon is away; what it missed meanwhile is said."""
+    absence = Absence()
+    while True:
+        shown = False
+        try:
+            for piece in client.logs(job, True, component):
+                shown = True
+                _show(piece)
+            return
+        except CliError as error:
+            absence.bear(error, answered=client.has_answered)
+            if shown:
+                break  # what comes anew has begun from its beginning
+        time.sleep(PAUSE)
+    client.wait(job, None)
+    print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
+
+
 def _print_logs(client: Client, job: int, follow: bool, component: int | None) -> None:
     for piece in client.logs(job, follow, component):
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        _show(piece)
+
+
+def _show(piece: bytes) -> None:
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
 @app.command()

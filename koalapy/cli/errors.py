@@ -1,6 +1,7 @@
 """How the command ends: exit codes, and errors in one line."""
 
 from enum import IntEnum
+from http import HTTPStatus
 
 from koalapy.model.errors import BusyError, ConflictError, FullError, KoalaError, LeaseLost, NotFoundError, UsageError
 
@@ -43,6 +44,11 @@ class CliError(Exception):
 
     def __str__(self) -> str:
         return printable(f"{self.message}; {self.hint}" if self.hint else self.message)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the daemon, or its database, is away, and may be back when it is asked again."""
+        return self.code is Exit.UNREACHABLE or (self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.retry_after > 0)
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from koalapy import __version__
-from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
@@ -27,7 +27,7 @@ from koalapy.scheduling.events import (
     JobSubmitted,
 )
 from koalapy.service.database import asked
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.memories import JOBS_AHEAD
 from koalapy.service.output import Outputs
@@ -245,7 +245,13 @@ class Jobs:
         reading = self._outputs.read((await self.get(job)).job)
         try:
             while True:
-                record = (await self.get(job)).job
+                try:
+                    record = (await self.get(job)).job
+                except StoreUnavailable:
+                    if not follow or self._engine.draining:
+                        raise
+                    await asyncio.sleep(RETRY_PAUSE)  # the job goes on, and so does who follows it
+                    continue
                 if record.generation != reading.generation:
                     reading = self._outputs.read(record)
                 over = not follow or record.state.is_final

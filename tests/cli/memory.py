@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from koalapy.model.cluster import Drain
-from koalapy.model.errors import BusyError, ConflictError, NotFoundError
+from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import (
     Attempt,
@@ -40,19 +40,23 @@ class MemoryService:
         self.asked: JobSpec | None = None
         """The last submission that was only asked about."""
         self.changed = asyncio.Condition()
+        self.unanswered = 0
+        """How many questions for a job the database does not answer any more."""
         self.waited_for = threading.Event()
         """Set once somebody waits for a job that is not over."""
+        self.followed = threading.Event()
+        """Set once somebody has the output of such a job."""
 
     async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key in self.keys:
-            return await self.get(self.keys[idempotency_key]), False
+            return self._record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
         check(spec, [ClusterLimits("north", 4), ClusterLimits("south", 4)])
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
         self.records[job.id], self.printed[job.id] = self._become(job)
-        return await self.get(job.id), True
+        return self._record(job.id), True
 
     def _become(self, job: Job) -> tuple[Job, bytes]:
         match job.spec.command:
@@ -103,8 +107,14 @@ class MemoryService:
         return self.south
 
     async def get(self, job: JobId) -> JobRecord:
+        if self.unanswered:
+            self.unanswered -= 1
+            raise StoreUnavailable("the database does not answer")
         if job not in self.records:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+        return self._record(job)
+
+    def _record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
 
     async def list(self, which: JobFilter) -> Sequence[JobRecord]:
@@ -160,6 +170,7 @@ class MemoryService:
         if self.printed[job]:
             yield self.printed[job]
         if follow and not record.job.state.is_final:
+            self.followed.set()
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
 

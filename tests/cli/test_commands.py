@@ -122,6 +122,52 @@ def test_waiting_survives_the_daemon(koala: Koala, server: Server) -> None:
     assert (done.code, done.out) == (0, "job 1 succeeded\n")
 
 
+AWAY = "koala: the database does not answer; still waiting\n"
+
+
+@pytest.mark.parametrize("arguments", [("wait", "1"), ("wait", "1", "--timeout", "60"), ("logs", "-f", "1")])
+def test_a_database_that_is_away_is_waited_for_and_told_once(
+    koala: Koala, server: Server, arguments: tuple[str, ...]
+) -> None:
+    koala(*FLEXIBLE, "-q", "--", "echo", "hello")
+    server.service.unanswered = 3
+    done = koala(*arguments)
+    assert (done.code, done.err) == (0, AWAY)
+    assert done.out == ("hello\n" if arguments[0] == "logs" else "job 1 succeeded\n")
+
+
+def test_who_waits_for_a_submitted_job_bears_a_database_that_is_away(koala: Koala, server: Server) -> None:
+    server.service.unanswered = 3
+    done = koala(*FLEXIBLE, "--wait", "--", "exit", "3")
+    assert done.code == 3
+    assert AWAY in done.err
+
+
+def test_a_timeout_holds_while_the_database_is_away(koala: Koala, server: Server) -> None:
+    koala(*FLEXIBLE, "-q", "--", "echo", "hello")
+    server.service.unanswered = 10**6
+    done = koala("wait", "1", "--timeout", "0.5")
+    assert (done.code, "job 1 is still unknown" in done.err) == (6, True)
+
+
+def test_what_is_followed_is_waited_for_when_its_daemon_went_away(koala: Koala, server: Server) -> None:
+    koala(*FLEXIBLE, "-q", "--", "start", "early")
+
+    def restart() -> None:
+        assert server.service.followed.wait(30)
+        server.end()
+        server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
+        server.start()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    done = koala("logs", "-f", "1")
+    restarting.join()
+    assert (done.code, done.out) == (0, "early")
+    assert "still waiting" in done.err
+    assert done.err.endswith("koala: the daemon was away for a while; koala logs 1 has all the output\n")
+
+
 def test_logs(koala: Koala) -> None:
     koala(*FLEXIBLE, "--", "echo", "hello")
     assert koala("logs", "1").out == koala("logs", "-f", "1").out == "hello\n"

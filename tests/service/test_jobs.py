@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from koalapy.agents import protocol as wire
-from koalapy.model.errors import NotFoundError
+from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
+from koalapy.ports import JobRecord
 from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
@@ -52,6 +54,33 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
         assert daemon.store.attempts(1)[-1] == under_way
         with pytest.raises(NotFoundError):
             await jobs.attempts(2)
+
+
+async def test_output_is_followed_though_the_database_is_away_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.service.jobs.RETRY_PAUSE", 0.01)
+    async with north_and_jobs(tmp_path) as (_, _, jobs):
+        await jobs.submit(SPEC)
+        answers, away = jobs.get, 0
+
+        async def get(job: int) -> JobRecord:
+            nonlocal away
+            away -= 1
+            if away in range(3):
+                raise StoreUnavailable("the database does not answer")
+            record = await answers(job)
+            return replace(record, job=replace(record.job, state=JobState.SUCCEEDED))
+
+        monkeypatch.setattr(jobs, "get", get)
+        for follow in (True, False):
+            away = 4  # the first question is whether there is such a job
+            if not follow:
+                with pytest.raises(StoreUnavailable):
+                    [piece async for piece in jobs.output(1, follow)]
+            else:
+                assert [piece async for piece in jobs.output(1, follow)] == []
+                assert away == -1
 
 
 async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
