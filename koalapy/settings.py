@@ -267,9 +267,9 @@ class Settings(BaseSettings):
     """Bearer tokens of users; when empty, the daemon makes one, which this account's commands find by themselves."""
     allowed_hosts: list[HostName] = []
     """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
-    lease: float = Field(default=600.0, gt=0)
+    lease: float = Field(default=600.0, gt=0, le=1e9)
     """Seconds without a word from its agent after which a runner ends itself."""
-    output_limit: int = Field(default=64 * 1024 * 1024, ge=0)
+    output_limit: int = Field(default=64 * 1024 * 1024, ge=0, le=2**53)
     """Bytes of output kept per component; the rest stays in the cluster's own files."""
     bundle_limit: int = Field(default=1024**3, ge=0)
     """Bytes that a submitter may send along with a job (``--stage``), as one archive."""

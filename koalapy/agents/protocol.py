@@ -12,6 +12,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 
+from koalapy.agents.bounds import (
+    MOST_LISTED,
+    MOST_NODES,
+    Bytes,
+    Count,
+    ExitCode,
+    Name,
+    Names,
+    Nodes,
+    Number,
+    Path,
+    Piece,
+    Seconds,
+    Words,
+)
+
 PROTOCOL = 3
 
 ReportedState = Literal["submitted", "waiting", "claimed", "running", "delivering", "ended"]
@@ -30,23 +46,23 @@ class KnownDaemon(Message):
     A daemon whose database was put back from a copy learns from it what it has forgotten.
     """
 
-    instance: str
-    epoch: int
-    life: str = ""
-    job: int = 0
+    instance: Name
+    epoch: Count
+    life: Name = ""
+    job: Number = 0
 
 
 class Hello(Message):
     """First message on a connection."""
 
     type: Literal["hello"] = "hello"
-    cluster: str
-    protocol: int = PROTOCOL
-    version: str
-    lrm: str
-    host: str
-    pid: int
-    known: list[KnownDaemon] = []
+    cluster: Name
+    protocol: Count = PROTOCOL
+    version: Name
+    lrm: Name
+    host: Name
+    pid: Count
+    known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
 class Status(Message):
@@ -60,15 +76,15 @@ class Status(Message):
     """
 
     type: Literal["status"] = "status"
-    token: str
+    token: Name
     state: ReportedState
-    hosts: list[str] = []
-    lrm_job: str | None = None
-    program_exit: int | None = None
-    error: str = ""
+    hosts: Names = []
+    lrm_job: Name | None = None
+    program_exit: ExitCode | None = None
+    error: Words = ""
     infrastructure: bool = False
     refused: Literal["", "job", "limit"] = ""
-    missing: str = ""
+    missing: Words = ""
     """What of its output will never come, and why."""
 
 
@@ -76,40 +92,40 @@ class Report(Message):
     """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
 
     type: Literal["report"] = "report"
-    total: int
-    idle: int
-    background: int
-    down: int
-    holding: list[str]
-    problem: str = ""
+    total: Nodes
+    idle: Nodes
+    background: Nodes
+    down: Nodes
+    holding: Names
+    problem: Words = ""
     """Why nothing can be started there: the counts could not be read, or the resource manager takes no jobs."""
-    notices: list[str] = []
+    notices: Annotated[list[Words], Field(max_length=1000)] = []
     """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
-    lacks: list[str] = []
+    lacks: Annotated[list[Words], Field(max_length=1000)] = []
     """Programs that are missing on the agent's host, and that some jobs need."""
 
 
 class Moved(Message):
     """One transfer between two clusters that is over: bytes and seconds."""
 
-    source: str
-    size: int
-    seconds: float
+    source: Name
+    size: Bytes
+    seconds: Seconds
 
 
 class StageStatus(Message):
     """The files that are brought to one component, as the agent sees them now: bytes; see ``events.StageUpdated``."""
 
     type: Literal["stage_status"] = "stage_status"
-    token: str
+    token: Name
     state: Literal["running", "done", "failed"]
-    size: int
-    staged: int
-    error: str = ""
+    size: Bytes
+    staged: Bytes
+    error: Words = ""
     fault: Literal["site", "source", "file"] = "site"
-    source: str = ""
-    file: str = ""
-    moved: list[Moved] = []
+    source: Name = ""
+    file: Path = ""
+    moved: Annotated[list[Moved], Field(max_length=MOST_LISTED)] = []
     """Of a stage that is done: what came from where, and how fast."""
 
 
@@ -117,8 +133,8 @@ class Inventory(Message):
     """Everything the agent and its resource manager hold for this daemon; sent once after ``Welcome``."""
 
     type: Literal["inventory"] = "inventory"
-    components: list[Status]
-    stages: list[StageStatus] = []
+    components: Annotated[list[Status], Field(max_length=MOST_LISTED)]
+    stages: Annotated[list[StageStatus], Field(max_length=MOST_LISTED)] = []
 
 
 class Output(Message):
@@ -128,29 +144,29 @@ class Output(Message):
     """
 
     type: Literal["output"] = "output"
-    token: str
-    offset: int
-    data: str
-    gap: int = 0
+    token: Name
+    offset: Bytes
+    data: Piece
+    gap: Bytes = 0
 
 
 class Ack(Message):
     """A command was carried out, or had been before; ``error`` when the agent refuses it for good."""
 
     type: Literal["ack"] = "ack"
-    id: int
-    error: str = ""
+    id: Number
+    error: Words = ""
 
 
 class Relay(Message):
     """Something one runner has for another, by way of agents and daemon; not kept, not repeated."""
 
     type: Literal["relay"] = "relay"
-    token: str
-    node: int
+    token: Name
+    node: Nodes
     payload: dict[str, object]
-    sender: str
-    sender_node: int
+    sender: Name
+    sender_node: Nodes
 
 
 class Ask(Message):
@@ -160,10 +176,10 @@ class Ask(Message):
     """
 
     type: Literal["ask"] = "ask"
-    ident: str
-    what: str
+    ident: Name
+    what: Name
     payload: dict[str, object]
-    cluster: str = ""
+    cluster: Name = ""
 
 
 class Answer(Message):
@@ -173,11 +189,11 @@ class Answer(Message):
     """
 
     type: Literal["answer"] = "answer"
-    ident: str
+    ident: Name
     payload: dict[str, object] = {}
-    error: str = ""
-    fault: str = ""
-    cluster: str = ""
+    error: Words = ""
+    fault: Name = ""
+    cluster: Name = ""
 
 
 class Confirmed(Message):
@@ -185,6 +201,23 @@ class Confirmed(Message):
 
     type: Literal["confirmed"] = "confirmed"
     sequence: int = Field(ge=1, le=2**53)
+
+
+class FoundPart(Message):
+    """One entry of a folder."""
+
+    name: Path
+    size: Bytes
+    checksum: Name
+
+
+class Found(Message):
+    """The payload of an answer to ``stat``: what there is at a path."""
+
+    path: Path
+    size: Bytes
+    checksum: Name
+    parts: Annotated[list[FoundPart], Field(max_length=MOST_LISTED)] | None = None
 
 
 # From the daemon
@@ -197,13 +230,13 @@ class Welcome(Message):
     """
 
     type: Literal["welcome"] = "welcome"
-    protocol: int = PROTOCOL
-    epoch: int
-    instance: str
-    life: str = ""
-    lease: float
+    protocol: Count = PROTOCOL
+    epoch: Count
+    instance: Name
+    life: Name = ""
+    lease: Seconds
     """Seconds without any word from its agent after which a runner ends itself."""
-    output_limit: int = 64 * 1024 * 1024
+    output_limit: Bytes = 64 * 1024 * 1024
     """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
 
 
@@ -211,14 +244,14 @@ class Submit(Message):
     """Hand a component's runner to the resource manager: ``size`` nodes, exclusive."""
 
     type: Literal["submit"] = "submit"
-    id: int
-    epoch: int
-    token: str
-    size: int
-    name: str
+    id: Number
+    epoch: Count
+    token: Name
+    size: Nodes
+    name: Path
     """For people looking at the LRM's own queue."""
-    walltime: float | None = None
-    stage: str | None = None
+    walltime: Seconds | None = None
+    stage: Name | None = None
     """The stage whose folder is the component's own: its working directory unless the user gave another."""
     collect: list[str] = []
     """Patterns of files in that folder to be handed to the daemon before the component counts as ended."""
@@ -227,37 +260,37 @@ class Submit(Message):
 class PlanNode(Message):
     """One node of the whole gang."""
 
-    host: str
-    cluster: str
-    token: str
-    node: int
+    host: Name
+    cluster: Name
+    token: Name
+    node: Nodes
     """Index of the node within its component."""
-    slots: int
+    slots: Count
 
 
 class PlanContext(Message):
     """One component's program. ``nodes`` are indices into the plan's nodes."""
 
-    token: str
+    token: Name
     command: list[str]
     environment: dict[str, str]
     workdir: str | None
     output: str | None
-    nodes: list[int]
+    nodes: Annotated[list[Nodes], Field(max_length=MOST_NODES)]
 
 
 class Open(Message):
     """The barrier is open: start. The plan is the same for all; ``head`` names the component whose node 0 leads."""
 
     type: Literal["open"] = "open"
-    id: int
-    epoch: int
-    token: str
-    job: int
-    generation: int
+    id: Number
+    epoch: Count
+    token: Name
+    job: Number
+    generation: Count
     launcher: Literal["openmpi", "processes"]
-    head: str
-    nodes: list[PlanNode]
+    head: Name
+    nodes: Annotated[list[PlanNode], Field(max_length=MOST_NODES)]
     contexts: list[PlanContext]
 
 
@@ -265,19 +298,19 @@ class Stop(Message):
     """End a component, whatever it is doing; for one never submitted, make sure that it never will be."""
 
     type: Literal["stop"] = "stop"
-    id: int
-    epoch: int
-    token: str
-    reason: str
+    id: Number
+    epoch: Count
+    token: Name
+    reason: Words
 
 
 class Forget(Message):
     """The daemon has all it wants of an ended component; the agent may remove its files."""
 
     type: Literal["forget"] = "forget"
-    id: int
-    epoch: int
-    token: str
+    id: Number
+    epoch: Count
+    token: Name
 
 
 class StageFile(Message):
@@ -288,20 +321,20 @@ class StageFile(Message):
     is moved: the folder gets a symbolic link.
     """
 
-    name: str
-    source: str
-    path: str
-    part: str | None = None
-    target: str
-    size: int
-    checksum: str
+    name: Path
+    source: Name
+    path: Path
+    part: Path | None = None
+    target: Path
+    size: Bytes
+    checksum: Name
 
 
 class StageBundle(Message):
     """The submitter's own files: an archive that the daemon keeps under its SHA-256."""
 
     id: str
-    size: int
+    size: Bytes
 
 
 class Stage(Message):
@@ -311,9 +344,9 @@ class Stage(Message):
     """
 
     type: Literal["stage"] = "stage"
-    id: int
-    epoch: int
-    token: str
+    id: Number
+    epoch: Count
+    token: Name
     files: list[StageFile]
     bundle: StageBundle | None = None
 
@@ -322,16 +355,16 @@ class Unstage(Message):
     """A stage is not wanted any more: end what is on its way and remove the folder; no error when there is none."""
 
     type: Literal["unstage"] = "unstage"
-    id: int
-    epoch: int
-    token: str
+    id: Number
+    epoch: Count
+    token: Name
 
 
 class Probe(Message):
     """Are you there? With ``look``: ask the resource manager, hear the runners out, tell what is news, and say so."""
 
     type: Literal["probe"] = "probe"
-    sequence: int
+    sequence: Number
     look: bool
 
 
@@ -339,17 +372,17 @@ class OutputAck(Message):
     """Output up to ``offset`` is stored, as far as it is kept; never sent for a piece that could not be stored."""
 
     type: Literal["output_ack"] = "output_ack"
-    token: str
-    offset: int
+    token: Name
+    offset: Bytes
 
 
 class RelayFailed(Message):
     """A relay could not be delivered; told to the sender's runner."""
 
     type: Literal["relay_failed"] = "relay_failed"
-    token: str
-    node: int
-    reason: str
+    token: Name
+    node: Nodes
+    reason: Words
 
 
 FromAgent = Annotated[

@@ -12,6 +12,8 @@ from typing import Any, Protocol, cast
 
 import structlog
 
+from koalapy.agents.runner_messages import understood
+
 log = structlog.get_logger()
 
 LONGEST_HELLO = 8 * 1024
@@ -83,7 +85,7 @@ class RunnerConnection(asyncio.Protocol):
         try:
             for line in self._line.take(data):
                 self._check(len(line))
-                self._take(json.loads(line))
+                self._take(understood(line))
                 if self._transport is None or self._transport.is_closing():
                     return
             self._check(self._line.size)

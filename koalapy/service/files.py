@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from koalapy.agents.protocol import Found
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, SiteRejected, SiteUnavailable, UsageError
 from koalapy.model.inputs import ADD, Known, fill_in, name_problem, near_names
 from koalapy.model.job import JobSpec
@@ -219,13 +220,13 @@ class Files:
                 raise SiteUnavailable(error.message, hint="try again") from error
             raise
         try:
-            parts = answer.get("parts")
-            entries = None if parts is None else tuple(_part(part) for part in parts)
-            size, checksum, there = int(answer["size"]), str(answer["checksum"]), str(answer.get("path") or path)
-        except (KeyError, TypeError, ValueError) as error:
+            found = Found.model_validate(answer)
+        except ValueError as error:
             raise SiteUnavailable(f"{cluster} has not said what {path} is", hint="update its agent") from error
+        parts = None if found.parts is None else tuple(Part(p.name, p.size, p.checksum) for p in found.parts)
         now = self._engine.clock()
-        return Replica(name, cluster, there, size, checksum, entries, added_at=now, verified_at=now)
+        there = found.path or path
+        return Replica(name, cluster, there, found.size, found.checksum, parts, added_at=now, verified_at=now)
 
     def _good(self, name: str) -> Sequence[Replica]:
         return [replica for replica in self._catalogue.of(name) if replica.state is ReplicaState.GOOD]
@@ -267,12 +268,6 @@ class Files:
 
     def _fill_in(self, spec: JobSpec) -> JobSpec:
         return fill_in(spec, Known(self._catalogue.of, self._catalogue.names))
-
-
-def _part(part: Any) -> Part:
-    """An entry of a folder in an agent's answer."""
-    name, size, checksum = (part["name"], part["size"], part["checksum"]) if isinstance(part, dict) else part
-    return Part(str(name), int(size), str(checksum))
 
 
 def _check_name(name: str) -> None:

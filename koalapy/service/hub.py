@@ -181,8 +181,10 @@ class Hub:
             try:
                 messages = wire.from_agent.validate_json(frame)
             except ValidationError as error:
-                log.error("agent speaks nonsense", action="disconnect", cluster=session.cluster, error=str(error))
-                await session.connection.close("a message could not be understood")
+                wrong = error.errors(include_url=False, include_input=False)[0]
+                said = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"[:300]
+                log.error("agent speaks nonsense", action="disconnect", cluster=session.cluster, error=said)
+                await session.connection.close(f"a message could not be understood: {said}")
                 return
             for kind, same in groupby(messages, type):
                 if kind is wire.Output:

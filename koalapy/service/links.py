@@ -17,6 +17,8 @@ WORTH_TELLING = 0.05
 """Fraction by which transfers must have changed a bandwidth before that is told and kept."""
 TELL_WITHIN = 600.0
 """Seconds after which a transfer is told and kept even if it has changed little."""
+SHORTEST_TRANSFER = 1e-6
+"""Seconds; shorter ones were not measured."""
 SMALLEST_TRANSFER = 4 * 1000 * 1000
 """Bytes; smaller ones say more of the start of a transfer than of the link."""
 
@@ -146,7 +148,7 @@ class LinkBook:
 
     def moved(self, pair: Pair, size: int, seconds: float, now: float) -> Measurement | None:
         """Learn from a transfer of that many bytes; None where nothing is to be told and kept of it."""
-        if pair not in self._known or size < SMALLEST_TRANSFER or not seconds > 0:
+        if pair not in self._known or size < SMALLEST_TRANSFER or seconds < SHORTEST_TRANSFER:
             return None
         known, told = self._known[pair], self._told.get(pair)
         bandwidth = size / seconds

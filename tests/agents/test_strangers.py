@@ -185,3 +185,45 @@ async def test_a_line_without_end_costs_a_runner_its_connection(
     runner = await port.runner("1.1.0.aa")
     runner.writer.write(b"x" * 10_001)
     await runner.is_cut_off()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"t": "out", "offset": -1, "data": ""},
+        {"t": "out", "offset": 2**63, "data": ""},
+        {"t": "out", "offset": 0, "data": "no base64!"},
+        {"t": "out", "offset": "x", "data": ""},
+        {"t": "relay", "token": "1.1.1.aa", "node": -1, "payload": {}},
+        {"t": "relay", "token": "1.1.1.aa", "node": 0, "payload": []},
+        {"t": "exit", "code": 2**63, "error": "", "infrastructure": False, "stopped": False},
+        {"t": "exit", "code": 0, "infrastructure": False, "stopped": False},
+        {"t": "nothing"},
+        {},
+        [],
+        None,
+        7,
+    ],
+    ids=repr,
+)
+async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(port: Port, message: Any) -> None:
+    runner, other = await port.runner("1.1.0.aa"), await port.runner("2.1.0.bb")
+    runner.writer.write(json.dumps(message).encode() + b"\n")
+    await runner.is_cut_off()
+    other.send(t="out", offset=0, data="aGk=")
+    assert (await other.hears("output"))["offset"] == 2
+
+
+@pytest.mark.parametrize("hello", [{"node": -1}, {"node": 2**63}, {"node": None}, {"phase": "?"}, {"host": "x" * 2000}])
+async def test_a_hello_out_of_bounds_is_refused(port: Port, hello: dict[str, Any]) -> None:
+    await port.runner("1.1.0.aa")
+    stranger = await port.connect()
+    stranger.send(**port.hello("1.1.0.aa") | hello)
+    await stranger.is_cut_off()
+
+
+async def test_an_error_that_names_any_file_is_told(port: Port) -> None:
+    runner = await port.runner("1.1.0.aa")
+    error = "cannot run /tmp/\udcff" + "x" * 100_000
+    runner.send(t="exit", code=None, error=error, infrastructure=False, stopped=False)
+    await runner.hears("exit_ack")

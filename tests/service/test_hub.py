@@ -42,7 +42,10 @@ class Agent:
         self.closed = ""
 
     def says(self, *messages: wire.Message) -> None:
-        self._said.put_nowait(json.dumps([message.model_dump() for message in messages]))
+        self.says_frame(json.dumps([message.model_dump() for message in messages]))
+
+    def says_frame(self, frame: str) -> None:
+        self._said.put_nowait(frame)
 
     async def frames(self) -> AsyncIterator[str]:
         while (frame := await self._said.get()) is not None:

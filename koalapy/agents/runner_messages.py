@@ -1,0 +1,60 @@
+"""What runners say to their agent, one JSON object a line, checked before anybody looks at it."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+
+from koalapy.agents.bounds import Bytes, ExitCode, Name, Nodes, Piece, Words
+from koalapy.model.text import encodable
+
+
+class Said(BaseModel):
+    """More than is checked here may be said, by runners that are newer than their agent."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Hello(Said):
+    t: Literal["hello"]
+    component: Name
+    secret: Name
+    node: Nodes
+    host: Name
+    name: Name
+    phase: Literal["waiting", "opened", "running", "ending", "ended"]
+    lrm_job: Name = ""
+
+
+class Out(Said):
+    t: Literal["out"]
+    offset: Bytes
+    data: Piece
+
+
+class Running(Said):
+    t: Literal["running"]
+
+
+class Relay(Said):
+    t: Literal["relay"]
+    token: Name
+    node: Nodes
+    payload: dict[str, object]
+
+
+class Exit(Said):
+    t: Literal["exit"]
+    code: ExitCode | None
+    error: Annotated[Words, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
+    """May name files, whose names are any bytes."""
+    infrastructure: bool
+    stopped: bool
+
+
+_said: TypeAdapter[Said] = TypeAdapter(Annotated[Hello | Out | Running | Relay | Exit, Field(discriminator="t")])
+
+
+def understood(line: bytes) -> dict[str, Any]:
+    """One message; ``ValueError`` when it is none, or out of bounds."""
+    return _said.validate_python(json.loads(line)).model_dump()

@@ -1,0 +1,177 @@
+"""Whatever an agent says, the daemon lives: what is out of bounds costs the agent its connection."""
+
+import asyncio
+import json
+import types
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from koalapy.agents import protocol as wire
+from koalapy.agents import runner_messages
+from koalapy.agents.bounds import LONGEST_WORDS
+from koalapy.service.engine import Item
+from tests.service.test_hub import Daemon, report, running, until
+from tests.service.test_trust import COUPLED, DEADLINE, Grid, when
+
+NUMBERS = (
+    st.sampled_from([-(2**63) - 1, -1, 0, 1, 2**31 - 1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400]) | st.integers()
+)
+FLOATS = st.floats() | st.sampled_from([0.0, -1.0, 5e-324, 1e-7, 1e308, 1e400])
+TEXTS = st.text() | st.sampled_from(
+    ["", "1.1.0", "1.1.0.fa", "1.1.1.fa", "x" * 100_000, "\x00", "\ud800", "north", "south"]
+)
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | FLOATS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """JSON of a type's shape, within its bounds or out of them."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return values_of(inside[0])
+    if origin in (Union, types.UnionType):
+        return st.one_of([values_of(each) for each in inside])
+    if origin is list:
+        return st.lists(values_of(inside[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(TEXTS, ANYTHING, max_size=3)
+    if origin is not None:  # Literal
+        return st.sampled_from(inside)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return st.fixed_dictionaries({name: values_of(field.annotation) for name, field in kind.model_fields.items()})
+    return {int: NUMBERS, float: FLOATS, str: TEXTS, bool: st.booleans(), type(None): st.none()}[kind]
+
+
+KINDS = get_args(get_args(wire.FromAgent)[0])
+SHAPED = st.one_of([values_of(kind) for kind in KINDS])
+SENSIBLE = [
+    wire.Status(token="1.1.0.fa", state="claimed", hosts=["n1"]),
+    wire.Status(token="1.1.0.fa", state="ended", program_exit=3),
+    wire.StageStatus(token="1.1.0.fa", state="done", size=1, staged=1),
+    wire.Report(total=4, idle=3, background=0, down=0, holding=["1.1.0.fa"]),
+    wire.Output(token="1.1.0.fa", offset=0, data="aGk="),
+    wire.Relay(token="1.1.1.fa", node=0, payload={"op": "ready"}, sender="1.1.0.fa", sender_node=0),
+    wire.Ask(ident="1", what="stat", payload={}, cluster="south"),
+    wire.Answer(ident="1", cluster="south"),
+    wire.Ack(id=1_000_000_001),
+    wire.Inventory(components=[]),
+]
+
+
+@st.composite
+def altered(draw: st.DrawFn) -> dict[str, Any]:
+    """A sensible message with some of its fields of the right shape and else anything."""
+    message = draw(st.sampled_from(SENSIBLE))
+    fields = type(message).model_fields
+    chosen = draw(st.sets(st.sampled_from([name for name in fields if name != "type"]), max_size=2))
+    return message.model_dump() | {name: draw(values_of(fields[name].annotation)) for name in chosen}
+
+
+class Loop:
+    """A daemon for many examples."""
+
+    def __init__(self, path: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self.daemon: Daemon = self._runner.run(self._stack.enter_async_context(running(path)))
+        self._runner.run(self._begin())
+
+    async def _begin(self) -> None:
+        async with self.daemon.agent_of("north") as north, self.daemon.agent_of("south") as south:
+            for name, agent in (("north", north), ("south", south)):
+                agent.says(wire.Inventory(components=[]), report(4))
+                await until(self.daemon, name, ("usable", 4, ""))
+            await Grid(self.daemon, north, south).submit(1, COUPLED)
+
+    def hears(self, messages: list[Any]) -> str:
+        """Why the connection of an agent that says this was closed, if it was."""
+        return self._runner.run(self._hears(json.dumps(messages)))
+
+    async def _hears(self, frame: str) -> str:
+        async with asyncio.timeout(DEADLINE), self.daemon.agent_of("north") as north:
+            await when(lambda: north.heard)
+            north.says(wire.Inventory(components=[wire.Status(token="1.1.0.fa", state="waiting")]))
+            north.says_frame(frame)
+            north.says(wire.Ask(ident="mark", what="nothing", payload={}))
+            await when(lambda: north.closed or any(m.get("ident") == "mark" for m in north.heard))
+            await self.daemon.engine.commit(Item())
+            return north.closed
+
+    def close(self) -> None:
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+    made = Loop(tmp_path_factory.mktemp("hostile") / "koala.db")
+    yield made
+    made.close()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(messages=st.lists(SHAPED | altered() | ANYTHING, min_size=1, max_size=3))
+def test_nothing_that_an_agent_says_ends_the_daemon(loop: Loop, messages: list[Any]) -> None:
+    loop.hears(messages)
+
+
+EXTREMES = (-(2**63) - 1, -1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400)
+
+
+@pytest.mark.parametrize("message", SENSIBLE, ids=lambda message: message.type)
+def test_no_number_ends_the_daemon(loop: Loop, message: wire.Message) -> None:
+    for name, field in type(message).model_fields.items():
+        if field.annotation in (int, float, int | None):
+            for value in EXTREMES:
+                loop.hears([message.model_dump() | {name: value}])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("total", 2**63), ("total", -1), ("idle", 2**31), ("down", -3), ("background", 10**400),
+        ("holding", ["x" * 1001]),
+    ],
+)  # fmt: skip
+def test_a_count_out_of_bounds_costs_the_connection_and_says_which(loop: Loop, field: str, value: object) -> None:
+    closed = loop.hears([report(4).model_dump() | {field: value}])
+    assert closed.startswith(f"a message could not be understood: 0.report.{field}")
+
+
+def test_words_for_people_are_cut_and_cost_nothing(loop: Loop) -> None:
+    assert not loop.hears([report(4).model_dump() | {"problem": "no " * 100_000}])
+    assert loop.daemon.seen("north")[2] == ("no " * 100_000)[:LONGEST_WORDS]
+
+
+def bare(kind: Any) -> bool:
+    """Whether numbers, or texts and lists from outside, are taken without bounds."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(bare(each) for each in inside)
+    if origin is dict:
+        return False  # what is in there is checked by whom it is for
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return bool(unbounded(kind))
+    return kind in (int, float, str) or origin is list
+
+
+def unbounded(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if not field.metadata and bare(field.annotation)]
+
+
+RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, runner_messages.Exit)
+
+
+@pytest.mark.parametrize("model", [*KINDS, wire.Found, *RUNNERS])
+def test_every_field_of_what_comes_in_has_bounds(model: type[BaseModel]) -> None:
+    assert unbounded(model) == []
