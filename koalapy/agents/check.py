@@ -80,6 +80,10 @@ async def _check_mpi(settings: AgentSettings, expected: Expected) -> Finding:
     told = answer.output.decode(errors="replace").splitlines()
     version = re.search(r"\(Open MPI\) (\d+)[\w.]*", "\n".join(told[1:]))
     hint = f"install it, load a module with it, or set {where}.prefix to where it is"
+    # Programs run on the nodes, and their head may have none; modules that do not give one here are worth a look.
+    if not told and settings.lrm != "local" and not settings.modules:
+        found = f"{_not_found(mpirun, answer.errors)} on this host, where it is not needed"
+        return Finding("Open MPI", True, found, f"see that the nodes have it; if not, {hint}")
     if version is None:
         found = f"{told[0]} is no Open MPI" if told else _not_found(mpirun, answer.errors)
         return Finding("Open MPI", False, found, hint)

@@ -34,6 +34,7 @@ SUBMIT_TRIES = 5
 """The last of them only looks whether one before was taken all the same."""
 SUBMIT_PAUSE = 0.2
 """Seconds; each further pause between two tries is twice as long."""
+SETTLE_LOOK = 0.5
 STOP_PATIENCE = 5.0
 """Seconds that runners have to end by themselves before the resource manager is asked to end them."""
 
@@ -280,8 +281,14 @@ class LrmJobs:
                 unsure, failed = True, error
                 if attempt == SUBMIT_TRIES:
                     raise
-                await asyncio.sleep(max(SUBMIT_PAUSE * 2**attempt, await contact.act(lrm.settling_time())))
+                await self._settle(component, max(SUBMIT_PAUSE * 2**attempt, await contact.act(lrm.settling_time())))
         raise failed
+
+    async def _settle(self, component: Component, seconds: float) -> None:
+        """Wait so long, or until a runner says that there is a job."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not component.connected:  # noqa: ASYNC110
+            await asyncio.sleep(min(left, SETTLE_LOOK))
 
     def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
         """Have a job ended that is no live component's, unless that was asked for just now."""

@@ -32,8 +32,8 @@ class Reporter:
         """Called, perhaps several times, with a component that has ended."""
         self.notices: list[str] = []
         """What people should know of the cluster beside its counts."""
-        self.lacks: list[str] = []
-        """Programs that are missing on this host."""
+        self.lacks: Callable[[], list[str]] = list
+        """Programs that are missing on this host now."""
         self._welcomed = False
         self._ready = False
         """Whether the inventory has been sent."""
@@ -144,7 +144,7 @@ class Reporter:
                 holding=self._holding(snapshot),
                 problem=problem,
                 notices=self.notices,
-                lacks=self.lacks,
+                lacks=self.lacks(),
             )
         else:
             report = (self._reported or NOTHING_SEEN).model_copy(update={"problem": problem})

@@ -65,6 +65,7 @@ class Client:
         self._errors = httpx2.TransportError
         self._patience = httpx2.Timeout(None, connect=LONG_POLL)
         self._answered = False
+        self._token = token
         self.url = url.rstrip("/")
         try:
             parts = urlsplit(self.url)
@@ -164,6 +165,14 @@ class Client:
         query: Json = {"follow": follow} | ({} if component is None else {"component": component})
         return self._pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL)
 
+    def events(self, job: int, last: int) -> Iterator[bytes]:
+        """What happens to a job as it happens, after the event of that number, as server-sent events."""
+        return self._pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
+
+    def another(self) -> "Client":
+        """One of its own for another thread."""
+        return Client(self.url, self._token)
+
     def results(self, job: int) -> Iterator[bytes]:
         """The archive of what a job brought, piece by piece."""
         return self._pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL)
@@ -183,10 +192,12 @@ class Client:
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
         return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=self._patience)
 
-    def _pieces(self, path: str, query: Json, timeout: float | None) -> Iterator[bytes]:
+    def _pieces(
+        self, path: str, query: Json, timeout: float | None, headers: dict[str, str] | None = None
+    ) -> Iterator[bytes]:  # fmt: skip
         began = False
         try:
-            with self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+            with self._http.stream("GET", path, params=query, timeout=timeout, headers=headers) as answer:
                 if answer.is_error:
                     answer.read()
                     raise self._refusal(answer)

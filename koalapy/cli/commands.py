@@ -28,6 +28,7 @@ from koalapy.cli.client import FINAL, Absence, Client
 from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import EPILOG, CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, Why, show_json
+from koalapy.cli.telling import Telling
 from koalapy.model.wording import nodes
 
 app = typer.Typer(
@@ -175,10 +176,11 @@ def _end_with(
     """Wait for a job and exit with its code."""
     job = submitted["id"]
     try:
-        if show_output and not as_json:
-            _show_transfers(client, submitted, deadline)
-        whole = not show_output or as_json or _print_output(client, job, deadline)
-        over = client.wait(job, deadline)
+        with Telling(client, job, from_the_first=True):
+            if show_output and not as_json:
+                _show_transfers(client, submitted, deadline)
+            whole = not show_output or as_json or _print_output(client, job, deadline)
+            over = client.wait(job, deadline)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
     if not whole:
@@ -337,7 +339,7 @@ def wait(
     client = Client(url, token)
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        over = [client.wait(job, deadline) for job in jobs]
+        over = [_wait_for(client, job, deadline) for job in jobs]
     except KeyboardInterrupt:
         raise _goes_on(jobs) from None
     if as_json:
@@ -346,6 +348,11 @@ def wait(
         for job in over:
             print(printable(f"job {job['id']} {job['state']}" + (f": {job['reason']}" if job["reason"] else "")))
     raise typer.Exit(next((code for job in over if (code := _code_of(job))), 0))
+
+
+def _wait_for(client: Client, job: int, deadline: float | None) -> dict[str, Any]:
+    with Telling(client, job, from_the_first=False):
+        return client.wait(job, deadline)
 
 
 @app.command()

@@ -66,6 +66,8 @@ class GridView:
     """The requests of other waiting jobs, in the order of their queue: only for policies that look ahead."""
     replicas: Mapping[str, tuple[ClusterName, ...]] = field(default_factory=dict)
     """The clusters that have a good replica of a logical file now; of others counts what was known at submission."""
+    cut_off: frozenset[ClusterName] = frozenset()
+    """The clusters to which and from which no inputs can be brought, whether they are in the view or not."""
 
     def __iter__(self) -> Iterator[ClusterView]:
         return iter(self.clusters)

@@ -6,6 +6,7 @@ from math import inf
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.request import ClusterName, InputFile
+from koalapy.model.wording import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,19 @@ def transfer_to(
     return Transfer(seconds, tuple(sources))
 
 
+def immovable(site: ClusterName, files: Sequence[InputFile], grid: GridView) -> str:
+    """Why some input can not be brought to a cluster though it is somewhere, in words; empty when nothing lacks."""
+    for file in files:
+        sites = grid.sites_of(file)
+        if site in sites:
+            continue
+        if site in grid.cut_off:
+            return f"{site} has no rsync, by which {file.name} would come"
+        if sites and grid.cut_off.issuperset(sites):
+            return f"{listed(sorted(sites), separator=' and ')}, which has {file.name}, has no rsync to send it"
+    return ""
+
+
 def _best(
     site: ClusterName, file: InputFile, grid: GridView, assumed: float | None
 ) -> tuple[float, ClusterName] | None:  # fmt: skip
@@ -47,9 +61,11 @@ def _best(
     if site in sites:
         return 0.0, site
     best: tuple[float, ClusterName] | None = None
+    if site in grid.cut_off:
+        return None
     for source in sorted(sites):
         cluster = grid.get(source)
-        if cluster is not None and cluster.state is ClusterState.UNREACHABLE:
+        if source in grid.cut_off or (cluster is not None and cluster.state is ClusterState.UNREACHABLE):
             continue
         bandwidth = grid.link(source, site).bandwidth or assumed
         seconds = file.size / bandwidth if bandwidth else inf

@@ -8,7 +8,7 @@ from koalapy.model.job import Token
 from koalapy.model.moment import clock
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import nodes
+from koalapy.model.wording import listed, nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class ClusterBook:
         """Why nothing can be started there, by what its agent knows of its resource manager; empty when it can."""
         self.notices: tuple[str, ...] = ()
         """What its agent tells people beside that."""
+        self.lacks: frozenset[str] = frozenset()
+        """Programs that are missing there."""
         self.limit: Limit | None = None
         self.limits = 0
         """How often it has told of a limit since it last took a component: each makes the next pause longer."""
@@ -80,8 +82,10 @@ class ClusterBook:
 
     def report(
         self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = "",
-        notices: tuple[str, ...] = (),
+        notices: tuple[str, ...] = (), lacks: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
+        self.grew |= bool(self.lacks - lacks)
+        self.lacks = lacks
         before = self.available if not self.problem or problem else 0
         self.problem, self.notices = problem, notices
         # No node is two things, whatever an agent says.
@@ -208,9 +212,15 @@ class ClusterBook:
         return f"on probation, one component at a time; {self.note}" if self.unusable else ""
 
     @property
+    def moves_files(self) -> bool:
+        return "rsync" not in self.lacks
+
+    @property
     def said(self) -> str:
         """Everything that an operator should know of it in one line; empty when all is well."""
-        return "; ".join(filter(None, (self.why, "" if self.limit is None else str(self.limit), *self.notices)))
+        lacks = f"has no {listed(sorted(self.lacks))}: no files come there from other clusters, and none go"
+        limit = "" if self.limit is None else str(self.limit)
+        return "; ".join(filter(None, (self.why, limit, lacks if self.lacks else "", *self.notices)))
 
     def view(self, idle: int) -> ClusterView:
         """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
@@ -262,7 +272,8 @@ class GridBook:
             clusters = tuple(book.view(book.available) for book in self._books.values())
         else:
             clusters = tuple(book.view(max(0, idle(book))) for book in self._books.values())
-        return GridView(clusters, self._links, replicas=self._replicas)
+        cut_off = frozenset(book.name for book in self._books.values() if not book.moves_files)
+        return GridView(clusters, self._links, replicas=self._replicas, cut_off=cut_off)
 
     # What is known beside the clusters; views of before keep what they were made of
 

@@ -12,6 +12,7 @@ from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_used, lacks, series_differ, texts_of
 from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
+from koalapy.model.transfer import immovable
 from koalapy.placement.constraints import Constraints
 from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import not_usable
@@ -58,6 +59,18 @@ class Placer:
 
     def ask(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The policy's answer; ``BrokenPolicy`` when it is none."""
+        request = spec.request
+        if isinstance(request, FixedRequest):
+            if cut_off := _unmoved_where_named(spec, request, view):
+                return Refusal(cut_off)
+        elif unmoved := _unmoved(spec, view):
+            view = view.only(frozenset(c.name for c in view if c.name not in unmoved))
+            answer = self._ask(policy, spec, view)
+            said = "; ".join(dict.fromkeys(unmoved.values()))
+            return Refusal(f"{answer.summary}; {said}") if isinstance(answer, Refusal) else answer
+        return self._ask(policy, spec, view)
+
+    def _ask(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         request, demands = spec.request, self.demands(spec)
         if not demands:
             return checked(policy, request, view)
@@ -96,6 +109,10 @@ class Placer:
         demands = self.demands(spec) or Demands()
         able, lacking = self._able(demands.folders, view)
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
+        if unmoved := _unmoved(spec, view):
+            able = able.only(frozenset(c.name for c in able if c.name not in unmoved))
+        for name, why in unmoved.items():
+            reasons.setdefault(name, ClusterReason(name, why))
         for name in lacking:
             reasons.setdefault(name, ClusterReason(name, lacks([name], demands.folders)))
         groups = self._groups(able) if demands.one_series else [able]
@@ -115,6 +132,8 @@ class Placer:
         named = {component.cluster or "" for component in request.components}
         refusal: Placement | Refusal | None
         refusal = self._why_not_there(spec, request, one_series=demands.one_series)
+        if refusal is None and (cut_off := _unmoved_where_named(spec, request, view)):
+            refusal = Refusal(cut_off)
         if refusal is None:
             reasons = explained_where_named(policy, request, view)
             if reasons:
@@ -188,3 +207,23 @@ class Placer:
     def _differ(self, names: Iterable[ClusterName]) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
         return series_differ({name: self._profiles[name].mpi_series for name in names})
+
+
+def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
+    """The clusters to which some input of the job cannot be brought for want of a program, and why.
+
+    Any component may be placed on any cluster, so that what one of them needs counts for all.
+    """
+    files = spec.all_inputs
+    if not files or not view.cut_off:
+        return {}
+    found = {cluster.name: immovable(cluster.name, files, view) for cluster in view}
+    return {name: why for name, why in found.items() if why}
+
+
+def _unmoved_where_named(spec: JobSpec, request: FixedRequest, view: GridView) -> str:
+    """Why some input cannot be brought to the cluster that was named for its component; empty when all can."""
+    if not view.cut_off:
+        return ""
+    needs = ((c.cluster or "", spec.inputs_of(index)) for index, c in enumerate(request.components))
+    return next(filter(None, (immovable(name, files, view) for name, files in needs)), "")

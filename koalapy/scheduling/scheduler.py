@@ -259,10 +259,11 @@ class Scheduler:
 
     def _report(self, event: ev.ClusterReported) -> None:
         book = self.grid[event.cluster]
-        if (event.problem, event.notices) != (book.problem, book.notices):
+        if (event.problem, event.notices, event.lacks) != (book.problem, book.notices, book.lacks):
             self._ledger.cluster_changed(book.name)
         book.report(
-            event.total, event.idle, event.background, event.down, event.holding, event.problem, event.notices
+            event.total, event.idle, event.background, event.down, event.holding, event.problem, event.notices,
+            event.lacks,
         )  # fmt: skip
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:

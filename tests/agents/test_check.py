@@ -127,8 +127,17 @@ async def test_an_mpirun_of_another_make(settings: AgentSettings, bin_: Path) ->
 
 
 async def test_no_open_mpi_at_all(settings: AgentSettings) -> None:
-    seen = await found(settings, "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    seen = await found(replace(settings, lrm="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
     assert (seen.ok, seen.found) == (False, "/nowhere/bin/mpirun was not found")
+
+
+@pytest.mark.parametrize("lrm", ["slurm", "sge", "drmaa"])
+async def test_open_mpi_is_needed_on_nodes_and_not_on_their_head(settings: AgentSettings, lrm: str) -> None:
+    seen = await found(replace(settings, lrm=lrm), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    assert (seen.ok, seen.found) == (True, "/nowhere/bin/mpirun was not found on this host, where it is not needed")
+    assert "see that the nodes have it" in seen.hint
+    seen = await found(replace(settings, lrm=lrm, modules=["no-such-module"]), "Open MPI", Expected(4))
+    assert not seen.ok
 
 
 async def test_modules_that_cannot_be_loaded(settings: AgentSettings) -> None:

@@ -21,7 +21,7 @@ from koalapy.model.job import (
 )
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import ClusterRecord, JobFilter, JobRecord, Metrics, Usage, Waiting
+from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Usage, Waiting
 
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
@@ -42,6 +42,8 @@ class MemoryService:
         self.changed = asyncio.Condition()
         self.unanswered = 0
         """How many questions for a job the database does not answer any more."""
+        self.story: list[tuple[int, TimelineEntry]] = []
+        """What is told of every job that is followed, with the restarts that it has had by then."""
         self.waited_for = threading.Event()
         """Set once somebody waits for a job that is not over."""
         self.followed = threading.Event()
@@ -173,6 +175,13 @@ class MemoryService:
             self.followed.set()
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
+
+    async def changes(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
+        for number, (restarts, entry) in enumerate(self.story, 1):
+            if number > last:
+                record = await self.get(job)
+                now = replace(record, job=replace(record.job, restarts=restarts))
+                yield JobChange(now, ((number, replace(entry, job=job)),))
 
     def clusters(self) -> Sequence[ClusterRecord]:
         return [NORTH, self.south]

@@ -91,6 +91,8 @@ class Site:
         self.allocated: list[Token] = []
         self.opened: list[Token] = []
         """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
+        self.lacks: frozenset[str] = frozenset()
+        """Programs that are missing there."""
         self.refuses: Callable[[int], str] = lambda size: ""
         """Whose fault it is that a component of so many nodes is not taken; empty when it is."""
         self._size_of, self._clock = size_of, clock
@@ -249,7 +251,7 @@ class Site:
         """The cluster as it is now; what is told of it may arrive when it is no longer so."""
         ours = {name: size for name, size in self.held.items() if name in self.runners}
         background = sum(size for name, size in self.held.items() if name in self.locals)
-        return ClusterReported(self.name, self.total, self.idle, background, 0, frozenset(ours))
+        return ClusterReported(self.name, self.total, self.idle, background, 0, frozenset(ours), lacks=self.lacks)
 
     def report(self, seen: ClusterReported | None = None) -> None:
         """Tell what was seen, or what is to be seen now if that may be news."""

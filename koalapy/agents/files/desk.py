@@ -5,7 +5,7 @@ from pathlib import Path
 
 from koalapy.agents.component import Component
 from koalapy.agents.files.depot import Depot
-from koalapy.agents.files.exports import Exports
+from koalapy.agents.files.exports import Exports, lacking
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.results import Collector
 from koalapy.agents.files.roots import Roots
@@ -36,6 +36,7 @@ class FileDesk:
         questions.answer_with("export", self._exports.export)
         questions.answer_with("unexport", self._exports.unexport)
         reporter.stages = self.stages.statuses
+        reporter.lacks = lacking
         reporter.ended = self.ended
 
     def ended(self, component: Component) -> None:

@@ -60,6 +60,11 @@ exclude = *
 """
 
 
+def lacking() -> list[str]:
+    """Programs without which no files can be pulled here, or from here, that this host has not."""
+    return [] if shutil.which(RSYNC) else [RSYNC]
+
+
 class TicketBack(BaseModel):
     """``unexport``: a ticket is not needed any more."""
 
@@ -106,7 +111,7 @@ class Exports:
         """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
         wanted = Wanted.model_validate(payload)
         if shutil.which(RSYNC) is None:
-            raise SiteRejected("there is no rsync on this cluster's head node", fault="no-rsync")
+            raise SiteRejected("there is no rsync on its head node: install it there", fault="no-rsync")
         path = await asyncio.to_thread(self._replicas.check, wanted)
         folder, only = await asyncio.to_thread(self._open, path)
         try:

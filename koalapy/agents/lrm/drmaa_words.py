@@ -82,7 +82,8 @@ def error_of(name: str, text: str) -> SiteError:
     """The site's error for one of the package's exceptions, in one line."""
     said = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
     kind, told = ERRORS.get(name, SiteUnavailable), f"DRMAA: {said or name}"
-    if kind is SiteRejected:
+    # Grid Engine calls a user's limit something to be tried later, as it does a master that is busy.
+    if kind is SiteRejected or fault_of(told) == "limit":
         return SiteRejected(told, value=name, fault=fault_of(told))
     return kind(told, value=name)
 

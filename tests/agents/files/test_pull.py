@@ -280,7 +280,7 @@ async def test_without_rsync_only_files_from_elsewhere_are_missed(
     north.stage(away)
     failed = await north.comes_to("failed")
     assert failed.fault == "source"
-    assert "no rsync on this cluster's head node" in failed.error
+    assert "south: there is no rsync on its head node" in failed.error
 
 
 async def test_a_puller_without_rsync(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:

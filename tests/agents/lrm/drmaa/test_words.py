@@ -118,3 +118,11 @@ def test_a_session_that_cannot_be_had_says_the_way_out(name: str, kind: type[Sit
 )
 def test_the_signal_that_ended_a_job(ending: Ending, number: int | None) -> None:
     assert ending.signal_number == number
+
+
+@pytest.mark.parametrize("name", ["TryLaterException", "DeniedByDrmException", "DrmaaException"])
+def test_a_limit_is_a_limit_whatever_the_error_is_called(name: str) -> None:
+    error = error_of(name, "code 25: job rejected: only 1 jobs are allowed per user (current job count: 1)")
+    assert isinstance(error, SiteRejected)
+    assert error.fault == "limit"
+    assert isinstance(error_of("TryLaterException", "code 25: the master is busy"), SiteUnavailable)

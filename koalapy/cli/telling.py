@@ -1,0 +1,91 @@
+"""What happens to a job that is waited for: a line on standard error for each change out of the ordinary."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable
+
+Json = dict[str, Any]
+NO_RESTART = ("claim-failed", "preempted")
+"""How the reasons begin for which a job queues again as if it had not been tried."""
+AGAIN = 1.0
+"""Seconds until a daemon that is away is asked again."""
+LAST_WORDS = 1.0
+"""Seconds that what has just happened may need to be told when the waiting is over."""
+
+
+class Telling:
+    """A thread that tells, while the block runs; whatever happens to it, the waiting goes on."""
+
+    def __init__(self, client: Client, job: int, *, from_the_first: bool) -> None:
+        """``from_the_first``: tell also what had happened before."""
+        self._client, self._job, self._from_the_first = client.another(), job, from_the_first
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._over.set()
+        if error is None:
+            self._thread.join(LAST_WORDS)
+
+    def _tell(self) -> None:
+        seen = 0
+        skip = not self._from_the_first
+        while True:
+            before = seen
+            try:
+                for entries, job in changes(self._client.events(self._job, seen)):
+                    if not skip:
+                        for line in lines(entries, job):
+                            print(f"koala: {printable(line)}", file=sys.stderr, flush=True)
+                    seen, skip = max([seen, *(number for number, _ in entries)]), False
+            except CliError as error:
+                if error.code is not Exit.UNREACHABLE or self._over.wait(AGAIN):
+                    return
+                continue
+            except (ValueError, KeyError):
+                return
+            if seen == before:  # nothing more is to come
+                return
+
+
+def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:
+    """What is worth a line of the entries of a timeline after which a job is as it is."""
+    again = [entry for _, entry in entries if entry["event"] == "requeued"]
+    restart = job["restarts"] - sum(_is_restart(entry) for entry in again)
+    most = "" if job["max_restarts"] is None else f" of {job['max_restarts']}"
+    for _, entry in entries:
+        reason = entry["reason"]
+        if entry["event"] == "requeued" and _is_restart(entry):
+            restart += 1
+            yield f"job {job['id']}: restart {restart}{most}: {reason}"
+        elif entry["event"] == "requeued":
+            yield f"job {job['id']} queues again: {reason}"
+        elif entry["event"] in ("unknown", "held", "released") or reason.endswith(" is back"):
+            yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
+
+
+def _is_restart(entry: Json) -> bool:
+    return not entry["reason"].startswith(NO_RESTART)
+
+
+def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, Json]], Json]]:
+    """A stream of events, change by change: the new entries of the timeline with their numbers, and the job then."""
+    entries: list[tuple[int, Json]] = []
+    rest = b""
+    for piece in pieces:
+        *events, rest = (rest + piece).split(b"\n\n")
+        for event in events:
+            fields = dict(line.split(": ", 1) for line in event.decode().splitlines() if not line.startswith(":"))
+            if fields.get("event") == "timeline":
+                entries.append((int(fields["id"]), json.loads(fields["data"])))
+            elif fields.get("event") == "job":
+                yield entries, json.loads(fields["data"])
+                entries = []

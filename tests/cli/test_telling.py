@@ -1,0 +1,59 @@
+"""Who waits for a job is told what happens to it."""
+
+import json
+
+import pytest
+
+from koalapy.cli.telling import changes, lines
+from koalapy.model.job import JobState, TimelineEntry
+from tests.cli.conftest import Koala, Server
+
+MISSING = "infrastructure-failure: north: rsync not found"
+STORY = [
+    (0, TimelineEntry(1, 1.0, "submitted", JobState.QUEUED)),
+    (1, TimelineEntry(1, 2.0, "requeued", JobState.QUEUED, MISSING)),
+    (1, TimelineEntry(1, 3.0, "requeued", JobState.QUEUED, "claim-failed: local users of north were faster")),
+    (2, TimelineEntry(1, 4.0, "requeued", JobState.QUEUED, MISSING)),
+    (2, TimelineEntry(1, 5.0, "unknown", JobState.UNKNOWN, "north is out of reach")),
+    (2, TimelineEntry(1, 6.0, "running", JobState.RUNNING, "north is back")),
+]
+TOLD = [
+    f"koala: job 1: restart 1 of 10: {MISSING}",
+    "koala: job 1 queues again: claim-failed: local users of north were faster",
+    f"koala: job 1: restart 2 of 10: {MISSING}",
+    "koala: job 1 is unknown: north is out of reach",
+    "koala: job 1 is running: north is back",
+]
+
+
+def test_who_submits_and_waits_is_told_each_change(koala: Koala, server: Server) -> None:
+    server.service.story = STORY
+    done = koala("submit", "--flexible", "1", "--max-restarts", "10", "--wait", "--", "echo", "hello")
+    assert (done.code, done.out) == (0, "hello\n")
+    assert [line for line in done.err.splitlines() if line.startswith("koala:")] == TOLD
+
+
+def test_who_waits_later_is_told_what_happens_from_then_on(koala: Koala, server: Server) -> None:
+    koala("submit", "--flexible", "1", "--max-restarts", "10", "--", "echo", "hello")
+    server.service.story = STORY[3:]
+    done = koala("wait", "1")
+    assert done.code == 0
+    assert done.err.splitlines() == TOLD[3:], "the first is what had been before"
+
+
+def test_a_failure_that_ends_the_waiting_is_told_once(koala: Koala, server: Server) -> None:
+    done = koala("submit", "--flexible", "1", "--wait", "--", "exit", "3")
+    assert done.code == 3
+    assert sum("koala:" in line for line in done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_events_are_put_together_however_they_are_cut(size: int) -> None:
+    job = {"id": 7, "restarts": 3, "max_restarts": None}
+    entries = [{"event": "requeued", "reason": reason, "state": "queued"} for reason in (MISSING, MISSING)]
+    text = ": still here\n\n"
+    text += "".join(f"id: {n}\nevent: timeline\ndata: {json.dumps(e)}\n\n" for n, e in enumerate(entries, 4))
+    data = f"{text}event: job\ndata: {json.dumps(job)}\n\n".encode()
+    ((found, then),) = changes(iter([data[at : at + size] for at in range(0, len(data), size)]))
+    assert ([number for number, _ in found], then) == ([4, 5], job)
+    assert list(lines(found, then)) == [f"job 7: restart 2: {MISSING}", f"job 7: restart 3: {MISSING}"]
