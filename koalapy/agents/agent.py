@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ from koalapy.agents.runners import RunnerServer
 from koalapy.agents.spool import Spool, trouble
 from koalapy.agents.uplink import Uplink
 from koalapy.model.job import parse_token
+from koalapy.runtime.folders import sweep
 
 log = structlog.get_logger()
 
@@ -51,6 +53,8 @@ RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
 FIRST_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 LONGEST_PING = 10.0
+SWEEP_EVERY = 60.0
+"""Seconds between two looks for what killed runners have left."""
 TEND_EVERY = 2.0
 """Seconds between two looks for what could not be written or sent."""
 THREADS = 64
@@ -150,6 +154,7 @@ class Agent:
                 group.create_task(self._jobs.watch())
                 group.create_task(self._ping())
                 group.create_task(self._tend())
+                group.create_task(self._sweep())
                 group.create_task(self._forgetting.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
@@ -161,6 +166,8 @@ class Agent:
 
     def _recall(self) -> None:
         """Take up again whatever the folders remember."""
+        for path in self._spool.sweep():
+            log.info("what was left of a component was removed", action="sweep", folder=str(path))
         for instance, token, folder in self._spool.load():
             try:
                 component = Component.recall(instance, token, folder)
@@ -194,6 +201,15 @@ class Agent:
             self._barrier.keep_again()
             self._reporter.offer_again()
             self._catch_up()
+
+    async def _sweep(self) -> None:
+        """Remove what killed runners have left on this machine, where the nodes are this machine."""
+        own = {self._settings.environment.get("TMPDIR", "/tmp"), tempfile.gettempdir()}
+        while True:
+            for base in own:
+                if swept := await asyncio.to_thread(sweep, base):
+                    log.info("folders of killed runners were removed", action="sweep", below=base, folders=swept)
+            await asyncio.sleep(SWEEP_EVERY)
 
     def _hello(self) -> Hello:
         return Hello(

@@ -37,6 +37,8 @@ SUBMIT_PAUSE = 0.2
 SETTLE_LOOK = 0.5
 STOP_PATIENCE = 5.0
 """Seconds that runners have to end by themselves before the resource manager is asked to end them."""
+LAST_OUTPUT = 60.0
+"""Seconds more, while output of theirs still comes."""
 
 
 class LrmJobs:
@@ -310,6 +312,12 @@ class LrmJobs:
         try:
             await self._opened.wait()
             await asyncio.sleep(patience)
+            # What its runners had not handed over when they were told to end is not to be lost.
+            longest = time.monotonic() + LAST_OUTPUT
+            while patience and (left := component.output.taken_at + patience - time.monotonic()) > 0:
+                if time.monotonic() > longest:
+                    break
+                await asyncio.sleep(left)
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:

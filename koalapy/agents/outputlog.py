@@ -43,8 +43,11 @@ class OutputLog:
         self.acknowledged = 0
         self.progress_at = self.tried_at = time.monotonic()
         """Since when the daemon owes an acknowledgement, and since when on this try."""
+        self._closed = False
         self._again = False
         """Whether what is sent next was sent before."""
+        self.taken_at = 0.0
+        """When the last bytes came from a node (monotonic)."""
         self.given_up = False
         self.missing = ""
         """What of the output is lost and why, in words; empty as a rule."""
@@ -84,7 +87,8 @@ class OutputLog:
     def take(self, node: int, offset: int, data: bytes) -> int:
         """Add a piece of a node's stream; returns how far that stream may be forgotten by its sender."""
         known = self.received(node) + len(self._held[node])
-        if offset <= known:
+        if offset <= known < offset + len(data):
+            self.taken_at = time.monotonic()
             self._held[node] += data[known - offset :]
             self._keep(node, whole=self._own == 1)
         return self.received(node)
@@ -100,10 +104,14 @@ class OutputLog:
 
     def close(self) -> None:
         """No more will come from any node."""
-        left = sum(len(held) for node, held in enumerate(self._held) if held and not self.finish(node))
-        if left:
-            self._lose(f"{left} bytes: {self.trouble}")
+        for node, held in enumerate(self._held):
+            if held and not self.finish(node):
+                self._lose(f"{len(self._held[node])} bytes of node {node}: {self.trouble}")
         self._held = [b""] * self._own
+        spilled = 0 if self._closed else sum(map(_size, self._folder.glob("output.*.*")))
+        if spilled:
+            self._lose(f"more than {spilled} bytes that its runners could not hand over")
+        self._closed = True
 
     def add(self, line: bytes) -> None:
         """A line of our own, after the last of the nodes'."""
@@ -178,3 +186,10 @@ class OutputLog:
     def _drop(self) -> None:
         acknowledged, head, tail = self.acknowledged, self._head, self.total - self._tail
         self._stored.drop(lambda start, end: end <= acknowledged or (start >= head and end <= tail))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

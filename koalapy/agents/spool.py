@@ -17,6 +17,8 @@ from koalapy.agents.settling import Settling, sync
 
 log = structlog.get_logger()
 
+GONE = ".forgotten"
+"""Ends the name of a folder that is being removed."""
 HEARD = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
 
@@ -114,8 +116,13 @@ class Folder:
         self._written(path, began=True)
 
     def remove(self) -> None:
+        """Forget it at once, and then remove what there is; who is killed in between leaves that to the next agent."""
         self._late = b""
-        shutil.rmtree(self.path, ignore_errors=True)
+        gone = self.path.with_name(f"{self.path.name}{GONE}")
+        with contextlib.suppress(OSError):
+            self.path.rename(gone)
+        for path in (gone, self.path):
+            shutil.rmtree(path, ignore_errors=True)
         if self.settling is not None:
             self.settling.forget(self.path)
 
@@ -163,6 +170,16 @@ class Spool:
                 return seconds
         self.heard(instance)
         return 0.0
+
+    def sweep(self) -> list[Path]:
+        """Remove folders that were about to be forgotten, and those in which nothing was written down."""
+        gone = list(self._directory.glob(f"*/*{GONE}"))
+        for heard in self._directory.glob(f"*/{HEARD}"):
+            folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
+            gone += [path for path in folders if path not in gone and not (path / "journal").exists()]
+        for path in gone:
+            shutil.rmtree(path, ignore_errors=True)
+        return gone
 
     def load(self) -> Iterator[tuple[str, str, Folder]]:
         """Every (instance, token, folder) there is."""

@@ -2,57 +2,102 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 CHUNK = 48 * 1024
 WINDOW = 256 * 1024
-MEMORY = 1024 * 1024
-SPILL_LIMIT = 256 * 1024 * 1024
+BLOCK = 1024 * 1024
+MEMORY = 4 * BLOCK
+SPILL_LIMIT = 64 * 1024 * 1024
+
+
+class Block:
+    """A stretch of the output: in memory, in a file, or in both."""
+
+    __slots__ = ("data", "path", "size", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start, self.size = start, 0
+        self.data: bytearray | None = bytearray()
+        self.path = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def spill(self, path: str) -> None:
+        """Write it to a file and forget it; where there is no room it stays in memory."""
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            rest = memoryview(self.data or b"")
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            os.unlink(path)
+            return
+        finally:
+            os.close(file)
+        self.path, self.data = path, None
+
+    def load(self) -> bytearray:
+        """Its bytes; a word in their place when the file has been lost."""
+        if self.data is None:
+            try:
+                with open(self.path, "rb") as file:
+                    data = file.read(self.size)
+            except OSError as error:
+                data = f"\nkoala: {self.size} bytes of output are lost: cannot read {self.path}: {error}\n".encode()
+            self.data = bytearray(data[: self.size].ljust(self.size, b"\n"))
+        return self.data
+
+    def drop(self) -> None:
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
 
 
 class Output:
-    """The program's output from the first byte the agent has not acknowledged: in memory, or in a file when long."""
+    """The program's output from the first byte the agent has not acknowledged: in blocks, all but two of them in files
+    ``SPILL.OFFSET``. What was acknowledged takes no room."""
 
     def __init__(self, spill: str) -> None:
         self.start = self.sent = self.total = 0
-        self._memory = bytearray()
-        self._path, self._file = spill, -1
-        self._file_start = 0
+        self._blocks: list[Block] = []
+        self._spill = spill
 
     @property
     def full(self) -> bool:
-        return self.total - self.start > SPILL_LIMIT
+        """Whether the program has to wait: its agent is away or slow, or there is no room for more."""
+        return self.total - self.start > SPILL_LIMIT or sum(len(b.data) for b in self._blocks if b.data) > MEMORY
 
     def append(self, data: bytes) -> None:
+        if not self._blocks or self._blocks[-1].data is None or self._blocks[-1].size >= BLOCK:
+            self._blocks.append(Block(self.total))
+        last = self._blocks[-1]
+        last.data += data  # type: ignore[operator]
+        last.size += len(data)
         self.total += len(data)
-        if self._file < 0 and len(self._memory) + len(data) > MEMORY:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            self._file_start = self.start
-            data, self._memory = bytes(self._memory) + data, bytearray()
-        if self._file < 0:
-            self._memory += data
-        while self._file >= 0 and data:
-            data = data[os.write(self._file, data) :]
+        for block in self._blocks[1:]:
+            if block.size >= BLOCK and block.data is not None and not block.path:
+                block.spill(f"{self._spill}.{block.start}")
 
     def acknowledge(self, offset: int) -> None:
         if offset <= self.start:
             return
-        if self._file < 0:
-            del self._memory[: offset - self.start]
+        while self._blocks and self._blocks[0].end <= offset:
+            self._blocks.pop(0).drop()
         self.start, self.sent = offset, max(self.sent, offset)
-        if self._file >= 0 and self.start == self.total:
-            os.close(self._file)
-            os.unlink(self._path)
-            self._file = -1
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """What may be sent now: a window's worth beyond what is acknowledged."""
         while self.sent < min(self.total, self.start + WINDOW):
-            offset, size = self.sent, min(CHUNK, self.total - self.sent)
-            if self._file >= 0:
-                data = os.pread(self._file, size, offset - self._file_start)
-            else:
-                data = bytes(self._memory[offset - self.start : offset - self.start + size])
+            block = next(block for block in self._blocks if block.end > self.sent)
+            offset, at = self.sent, self.sent - block.start
+            data = bytes(block.load()[at : at + CHUNK])
             self.sent += len(data)
             yield offset, data

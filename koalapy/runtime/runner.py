@@ -8,7 +8,6 @@ on its own as ``python -I -S runner.py node``, or by calling ``main`` in a fork 
 from __future__ import annotations
 
 import base64
-import errno
 import gc
 import os
 import re
@@ -19,6 +18,7 @@ import time
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from koalapy.runtime.folders import make_folder, sweep
 from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
@@ -54,8 +54,9 @@ class Runner:
         self._phase = "waiting"
         self._processes = Processes()
         self._output = Output(f"{settings.spool}/output.{settings.node}")
-        self._copy = -1
-        self._folder = ""
+        self._copy, self._copy_path, self._copy_failed = -1, "", False
+        self._folder, self._mark = "", -1
+        """Kept for the program below the node's own temporary folder, and the descriptor that says that we live."""
         self._role: Role | None = None
         self._early: list[dict[str, Any]] = []
         """Relays that came before the plan, which says who is of our gang; what is dropped comes again."""
@@ -94,9 +95,9 @@ class Runner:
 
     def make_folder(self) -> str:
         base = self.environment.get("TMPDIR", "/tmp")
-        self._folder = f"{base}/koala-{self.settings.token}-{self.settings.node}-{os.urandom(4).hex()}"
+        sweep(base)
         try:
-            os.mkdir(self._folder, 0o700)
+            self._folder, self._mark = make_folder(base, self.settings.token, self.settings.node)
         except OSError as error:
             raise Failure(f"cannot make a folder in {base} on {self.settings.name}: {error.strerror}") from error
         return self._folder
@@ -146,6 +147,8 @@ class Runner:
             case "relay":
                 self._relayed(message)
             case "output":
+                if message["offset"] > self._output.start and self._phase == "ended":
+                    self.loop.after("give-up", self._patience, self._give_up)  # somebody is taking it
                 self._output.acknowledge(message["offset"])
                 if not self._output.full:
                     self.loop.watch(self._reading, self._read)
@@ -202,6 +205,7 @@ class Runner:
 
     def _copy_to(self, path: str | None) -> None:
         if path:
+            self._copy_path = path
             try:
                 self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             except OSError as error:
@@ -223,16 +227,24 @@ class Runner:
         return True
 
     def _keep(self, data: bytes) -> None:
-        if self._copy >= 0:
-            try:
-                os.write(self._copy, data)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
         self._output.append(data)
+        if self._copy >= 0:
+            self._add_to_copy(data)
         if self._output.full:
             self.loop.forget(self._reading)
         self._pump()
+
+    def _add_to_copy(self, data: bytes) -> None:
+        """To the file that the user wants; what cannot be written is missing there, which is said once."""
+        copy = self._copy
+        try:
+            while data:
+                data = data[os.write(copy, data) :]
+        except OSError as error:
+            if not self._copy_failed:
+                self._copy_failed, self._copy = True, -1
+                self._say(f"{self._copy_path} on {self.settings.name} is not whole: {error.strerror}")
+                self._copy = copy
 
     def _pump(self) -> None:
         """Send what may be sent, and the end once all output is on its way."""
