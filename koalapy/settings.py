@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from koalapy.credentials import checked_token
 from koalapy.model.cluster import Link
+from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
@@ -254,6 +255,18 @@ class NetworkSection(Section):
     """What measures, on one node each of two clusters or two of one."""
 
 
+class DiskSection(Section):
+    """When a disk of the daemon's or an agent's has too little room; of a small one, 5 % and 1 % if that is less."""
+
+    low: int = Field(default=1024**3, ge=0)
+    """Bytes below which that is told."""
+    least: int = Field(default=64 * 1024**2, ge=0)
+    """Bytes below which nothing is placed on a cluster whose agent writes there."""
+
+    def build(self) -> DiskLimits:
+        return DiskLimits(self.low, self.least)
+
+
 class Settings(BaseSettings):
     """Everything a daemon or an agent is told."""
 
@@ -286,6 +299,7 @@ class Settings(BaseSettings):
     rules: RulesSection = RulesSection()
     links: list[LinkSection] = []
     network: NetworkSection = NetworkSection()
+    disks: DiskSection = DiskSection()
     clusters: dict[str, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),

@@ -18,6 +18,7 @@ from koalapy.agents.background import Background
 from koalapy.agents.barrier import Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.daemons import Daemons
+from koalapy.agents.disks import DiskWatch
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.forgetting import Forgetting
@@ -43,6 +44,7 @@ from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.spool import Spool, trouble
 from koalapy.agents.uplink import Uplink
+from koalapy.model.disk import DiskLimits
 from koalapy.model.job import parse_token
 from koalapy.runtime.folders import sweep
 
@@ -94,6 +96,7 @@ class AgentSettings:
     """How many pulls from other sites run at once."""
     forget_after: float = 14 * 86400.0
     """Seconds after which what is left of a daemon that has not been heard of is removed, while there is another."""
+    disks: DiskLimits = field(default_factory=DiskLimits)
 
     @property
     def stages(self) -> Path:
@@ -136,6 +139,8 @@ class Agent:
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
+        folders = {"spool": settings.directory, "stages": settings.stages}
+        self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.look)
         self._undone: list[Command] = []
         """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
@@ -155,6 +160,7 @@ class Agent:
                 group.create_task(self._ping())
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
+                group.create_task(self._disks.watch())
                 group.create_task(self._forgetting.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
@@ -201,6 +207,7 @@ class Agent:
             self._barrier.keep_again()
             self._reporter.offer_again()
             self._catch_up()
+            self._runners.tell_address()
 
     async def _sweep(self) -> None:
         """Remove what killed runners have left on this machine, where the nodes are this machine."""

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,8 +32,9 @@ def held(directory: Path, patience: float = 0.0) -> Iterator[None]:
     try:
         _lock(file, directory, time.monotonic() + patience)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode(), 0)
+        with suppress(OSError):  # where there is no room it is held all the same
+            os.ftruncate(file, 0)
+            os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode(), 0)
         yield
     finally:
         os.close(file)

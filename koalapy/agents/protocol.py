@@ -88,6 +88,16 @@ class Status(Message):
     """What of its output will never come, and why."""
 
 
+class DiskReport(Message):
+    """Room on one disk, see ``model.disk``."""
+
+    what: str
+    path: str
+    free: int
+    size: int
+    files: int | None = None
+
+
 class Report(Message):
     """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
 
@@ -103,6 +113,8 @@ class Report(Message):
     """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
     lacks: Annotated[list[Words], Field(max_length=1000)] = []
     """Programs that are missing on the agent's host, and that some jobs need."""
+    disks: list[DiskReport] = []
+    """Where the agent writes."""
 
 
 class Moved(Message):

@@ -3,11 +3,13 @@
 import base64
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.protocol import Inventory, Output, Report, StageStatus, Status
+from koalapy.agents.protocol import DiskReport, Inventory, Output, Report, StageStatus, Status
 from koalapy.agents.uplink import Uplink
+from koalapy.model.disk import Disk
 
 NOTHING_SEEN = Report(total=0, idle=0, background=0, down=0, holding=[])
 RESEND = 10.0
@@ -34,6 +36,11 @@ class Reporter:
         """What people should know of the cluster beside its counts."""
         self.lacks: Callable[[], list[str]] = list
         """Programs that are missing on this host now."""
+        self.disks: list[Disk] = []
+        """Where we write."""
+        self.low: list[str] = []
+        self.full = ""
+        """Which of them have little room, and which have none, so that nothing may be started."""
         self._welcomed = False
         self._ready = False
         """Whether the inventory has been sent."""
@@ -135,6 +142,7 @@ class Reporter:
         """
         if not self._welcomed or (snapshot is not None and not self._ready):
             return
+        problem = "; ".join(filter(None, (problem, self.full)))
         if snapshot is not None:
             report = Report(
                 total=snapshot.total,
@@ -143,8 +151,9 @@ class Reporter:
                 down=snapshot.down,
                 holding=self._holding(snapshot),
                 problem=problem,
-                notices=self.notices,
+                notices=[*self.notices, *self.low],
                 lacks=self.lacks(),
+                disks=[DiskReport(**asdict(disk)) for disk in self.disks],
             )
         else:
             report = (self._reported or NOTHING_SEEN).model_copy(update={"problem": problem})

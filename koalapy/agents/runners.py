@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import structlog
 
 from koalapy.agents.runner_messages import understood
+from koalapy.agents.spool import trouble
 
 log = structlog.get_logger()
 
@@ -176,6 +177,8 @@ class RunnerServer:
         self._file = address_file
         self._guests = Guests()
         self._server: asyncio.Server | None = None
+        self._untold = ""
+        """What is to be in the file that tells runners where to report, until it is."""
         self.address = ""
         """Where runners are to find it, for people."""
 
@@ -186,13 +189,26 @@ class RunnerServer:
         try:
             port = int(json.loads(self._file.read_bytes())["port"])
             self._server = await _listen(connection, self._host, port)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             self._server = await _listen(connection, self._host, 0)
         port = self._server.sockets[0].getsockname()[1]
         self.address = f"{self._host}:{port}"
+        self._untold = json.dumps({"host": self._host, "port": port})
+        self.tell_address()
+
+    def tell_address(self) -> None:
+        """Write down where we are, for runners, unless that is done; where there is no room it is for the next call."""
+        if not self._untold:
+            return
         fresh = self._file.with_suffix(".new")
-        fresh.write_text(json.dumps({"host": self._host, "port": port}))
-        os.replace(fresh, self._file)
+        try:
+            if not self._file.exists() or self._file.read_text() != self._untold:
+                fresh.write_text(self._untold)
+                os.replace(fresh, self._file)
+        except OSError as error:
+            log.error("runners cannot be told where to report", action="listen", reason=trouble(self._file, error))
+            return
+        self._untold = ""
 
     async def hear_out(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""

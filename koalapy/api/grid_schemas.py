@@ -90,6 +90,16 @@ class PolicyList(Output):
     policies: list[PolicyView]
 
 
+class DiskView(Output):
+    """Room on a disk in bytes, and how many files more may be made there, where that has a limit."""
+
+    what: str
+    path: str
+    free: int
+    size: int
+    files: int | None
+
+
 class Health(Output):
     """Jobs are counted as they are stored: whoever looks at one after that sees nothing older."""
 
@@ -98,6 +108,8 @@ class Health(Output):
     """Whether jobs and actions are taken: not while the database takes nothing."""
     problems: list[str]
     """What is wrong with the daemon itself."""
+    disks: list[DiskView]
+    """Where the daemon writes."""
     version: str
     epoch: int
     queued: int

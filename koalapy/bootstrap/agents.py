@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -50,7 +51,10 @@ def agent(
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     runner_host, transfer_address = _addresses(section, url)
-    settings_of_agent = _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address)
+    settings_of_agent = replace(
+        _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address),
+        disks=settings.disks.build(),
+    )
     with held(directory, PREDECESSOR_ENDS_WITHIN if embedded else 0.0):
         if section.kind == "local" and not section.replica_directories:
             replica_directory(directory).mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
@@ -36,6 +36,8 @@ from koalapy.service.bundles import Bundles
 from koalapy.service.catalogue import Catalogue
 from koalapy.service.connections import Connections, raise_file_limit
 from koalapy.service.daemon import Daemon
+from koalapy.service.disks import LOOK_EVERY as LOOK_AT_DISKS_EVERY
+from koalapy.service.disks import DiskWatch
 from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 from koalapy.service.engine import Engine, Item
@@ -85,6 +87,7 @@ class Services:
     results: Results
     network: Network
     advisor: Advisor
+    disks: DiskWatch
 
 
 async def run(
@@ -114,6 +117,7 @@ async def run(
         app = create_app(services.jobs, users, routers, hosts, most_requests=connections.most_requests)
         services.network.start()
         try:
+            await services.disks.look()
             duties = _duties(settings, services, engine)
             await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
         finally:
@@ -233,6 +237,8 @@ def _describer(
             directory = _local_directory(data_dir, name)
             details["directory"] = str(directory)
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
+        if book.disks:
+            details["disks"] = [asdict(disk) for disk in book.disks]
         return ClusterRecord(
             name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.idle,
             used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.said,
@@ -278,13 +284,16 @@ def _services(
         attempts=jobs.attempts,
     )  # fmt: skip
     network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
-    return Services(jobs, bundles, files, results, network, Advisor(engine.scheduler.experience, stores.advice))
+    jobs.disks = disks = DiskWatch({"data directory": data_dir}, settings.disks.build())
+    advisor = Advisor(engine.scheduler.experience, stores.advice)
+    return Services(jobs, bundles, files, results, network, advisor, disks)
 
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
     housekeeping = Housekeeping(services.bundles, services.results, settings.results_keep, engine.clock)
     return [
         Duty("tidy", INTERVAL, housekeeping.tidy),
+        Duty("disks", LOOK_AT_DISKS_EVERY, services.disks.look),
         Duty("network", LOOK_EVERY, services.network.measure_what_is_due),
     ]
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from koalapy.model.cluster import Link
+from koalapy.model.disk import Disk
 from koalapy.model.job import Job, JobId, Token
 from koalapy.model.request import ClusterName
 
@@ -49,6 +50,7 @@ class ClusterReported:
     """Why nothing can be started there; the counts may then be the last ones, or 0 when there never were any."""
     notices: tuple[str, ...] = ()
     lacks: frozenset[str] = frozenset()
+    disks: tuple[Disk, ...] = ()
     """Programs that are missing there, and that some jobs need."""
 
 

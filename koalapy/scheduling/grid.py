@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
+from koalapy.model.disk import Disk
 from koalapy.model.job import Token
 from koalapy.model.moment import clock
 from koalapy.model.profile import ClusterProfile
@@ -63,6 +64,8 @@ class ClusterBook:
         """What its agent tells people beside that."""
         self.lacks: frozenset[str] = frozenset()
         """Programs that are missing there."""
+        self.disks: tuple[Disk, ...] = ()
+        """Where its agent writes."""
         self.limit: Limit | None = None
         self.limits = 0
         """How often it has told of a limit since it last took a component: each makes the next pause longer."""

@@ -261,6 +261,7 @@ class Scheduler:
         book = self.grid[event.cluster]
         if (event.problem, event.notices, event.lacks) != (book.problem, book.notices, book.lacks):
             self._ledger.cluster_changed(book.name)
+        book.disks = event.disks
         book.report(
             event.total, event.idle, event.background, event.down, event.holding, event.problem, event.notices,
             event.lacks,

@@ -10,6 +10,7 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agents import protocol as wire
+from koalapy.model.disk import Disk
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId, of_one_attempt
 from koalapy.model.request import ClusterName
@@ -222,6 +223,7 @@ class Hub:
         event = ClusterReported(
             session.cluster, message.total, message.idle, message.background, message.down,
             frozenset(message.holding), message.problem, tuple(message.notices), frozenset(message.lacks),
+            tuple(Disk(**disk.model_dump()) for disk in message.disks),
         )  # fmt: skip
         self._engine.post(Item(events=(event,)))
 

@@ -5,7 +5,7 @@ import getpass
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,6 +27,7 @@ from koalapy.scheduling.events import (
     JobSubmitted,
 )
 from koalapy.service.database import asked
+from koalapy.service.disks import DiskWatch
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.memories import JOBS_AHEAD
@@ -49,6 +50,7 @@ class Jobs:
         self._outputs = outputs
         self._next_job = next_job
         self._describe = describe
+        self.disks: DiskWatch | None = None
         self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Of submissions under way, so that two with one key do not both become jobs; a lock is kept by those who have
         it and those who wait for it."""
@@ -273,11 +275,13 @@ class Jobs:
     def health(self) -> dict[str, object]:
         states = {book.name: str(book.state) for book in self._engine.scheduler.grid.books()}
         database = self._engine.database.problem
-        fine = not database and all(state in ("usable", "drained") for state in states.values())
+        problems = [*([database] if database else []), *(self.disks.problems if self.disks else ())]
+        fine = not problems and all(state in ("usable", "drained") for state in states.values())
         return {
             "status": "ok" if fine else "degraded",
             "ready": not database,
-            "problems": [database] if database else [],
+            "problems": problems,
+            "disks": [asdict(disk) for disk in self.disks.disks] if self.disks else [],
             "version": __version__,
             "epoch": self._engine.epoch,
             "queued": self._engine.stored.queued,

@@ -1,0 +1,50 @@
+"""Room on a disk, and when there is too little of it."""
+
+from dataclasses import dataclass
+
+LOW_FRACTION, LEAST_FRACTION = 0.05, 0.01
+"""Of a small disk these count instead of the bytes of ``DiskLimits``."""
+FEW_FILES, LEAST_FILES = 1000, 50
+"""How many more files may be made there: a disk may have room and take no file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What there is of the disk below a folder; bytes, and how many files more (None where that has no limit)."""
+
+    what: str
+    """What we have there."""
+    path: str
+    free: int
+    size: int
+    files: int | None = None
+
+    def __str__(self) -> str:
+        left = f"{_rounded(self.free)} left" if self.files is None or self.files > FEW_FILES else "room for few files"
+        return f"the disk of its {self.what} ({self.path}) has {left}"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """Bytes below which a disk is told as low, and below which nothing is begun that needs it; 0 is never."""
+
+    low: int = 1024**3
+    least: int = 64 * 1024**2
+
+    def is_low(self, disk: Disk) -> bool:
+        return _below(disk, min(self.low, int(disk.size * LOW_FRACTION)), FEW_FILES if self.low else 0)
+
+    def is_full(self, disk: Disk) -> bool:
+        return _below(disk, min(self.least, int(disk.size * LEAST_FRACTION)), LEAST_FILES if self.least else 0)
+
+
+def _below(disk: Disk, size: int, files: int) -> bool:
+    return disk.free < size or (disk.files is not None and disk.files < files)
+
+
+def _rounded(size: int) -> str:
+    """In two digits, so that it does not change all the time."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= factor:
+            return f"{float(f'{size / factor:.2g}'):g} {unit}"
+    return f"{size} bytes"
