@@ -59,3 +59,14 @@ def test_what_is_written_there_may_be_torn(tmp_path: Path) -> None:
         (tmp_path / "agent.lock").write_text('{"pid": 1')
         with pytest.raises(ConflictError, match="one that is just starting"), held(tmp_path):
             pass
+
+
+def test_a_directory_on_a_full_disk_is_held_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an agent that was killed could not come back before there is room."""
+
+    def no_room(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", no_room)
+    with held(tmp_path), pytest.raises(ConflictError, match="one that is just starting"), held(tmp_path):
+        pass
