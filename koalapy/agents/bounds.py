@@ -5,6 +5,7 @@ people, which may come from any program, are cut instead.
 """
 
 import base64
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field
 MOST_NODES = 1_000_000
 MOST_LISTED = 1_000_000
 LONGEST_WORDS = 20_000
+HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 
 
 def _at_most(characters: int) -> AfterValidator:
@@ -23,6 +25,12 @@ def _at_most(characters: int) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def _host(text: str) -> str:
+    if not HOST.fullmatch(text):
+        raise ValueError(f"{text[:60]!r} is no address of a node")
+    return text
 
 
 def _base64(text: str) -> str:
@@ -49,4 +57,7 @@ Piece = Annotated[str, _at_most(4 * 1024 * 1024), AfterValidator(_base64)]
 Words = Annotated[str, AfterValidator(lambda text: text[:LONGEST_WORDS])]
 """What people are told; the rest of it is left out."""
 
+Host = Annotated[str, AfterValidator(_host)]
+"""A node's address for its gang, which stands in names of files and on command lines there."""
+Hosts = Annotated[list[Host], Field(max_length=MOST_NODES)]
 Names = Annotated[list[Name], Field(max_length=MOST_LISTED)]

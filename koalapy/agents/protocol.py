@@ -18,6 +18,8 @@ from koalapy.agents.bounds import (
     Bytes,
     Count,
     ExitCode,
+    Host,
+    Hosts,
     Name,
     Names,
     Nodes,
@@ -78,7 +80,7 @@ class Status(Message):
     type: Literal["status"] = "status"
     token: Name
     state: ReportedState
-    hosts: Names = []
+    hosts: Hosts = []
     lrm_job: Name | None = None
     program_exit: ExitCode | None = None
     error: Words = ""
@@ -272,7 +274,7 @@ class Submit(Message):
 class PlanNode(Message):
     """One node of the whole gang."""
 
-    host: Name
+    host: Host
     cluster: Name
     token: Name
     node: Nodes

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from koalapy.agents.bounds import Bytes, ExitCode, Name, Nodes, Piece, Words
+from koalapy.agents.bounds import Bytes, ExitCode, Host, Name, Nodes, Piece, Words
 from koalapy.model.text import encodable
 
 
@@ -20,7 +20,7 @@ class Hello(Said):
     component: Name
     secret: Name
     node: Nodes
-    host: Name
+    host: Host
     name: Name
     phase: Literal["waiting", "opened", "running", "ending", "ended"]
     lrm_job: Name = ""

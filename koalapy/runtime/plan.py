@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from koalapy.runtime.settings import Settings
@@ -10,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
+"""An address: other nodes say what theirs are, and they stand in names of files and on mpirun's command line."""
 ENTER_STAGE = '[ -z "${KOALA_STAGE-}" ] || cd "$KOALA_STAGE"; '
 """Each cluster has its own; ``mpirun`` would have all ranks go where the head's is."""
 
@@ -32,7 +35,10 @@ class Plan:
         return self._places.get(sender)
 
     def move(self, hosts: list[str]) -> None:
-        """The nodes are known to each other by these addresses from now on."""
+        """The nodes are known to each other by these addresses from now on; ``ValueError`` when one is none."""
+        for host in hosts:
+            if not PLAIN.fullmatch(host):
+                raise ValueError(f"{host!r} is no address of a node")
         for node, host in zip(self.nodes, hosts, strict=True):
             node["host"] = host
 

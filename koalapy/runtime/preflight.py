@@ -10,7 +10,7 @@ from collections.abc import Callable
 from koalapy.runtime.doors import Door, Round
 from koalapy.runtime.meeting import other_ways, own_choices
 from koalapy.runtime.parameters import rank_ports
-from koalapy.runtime.plan import Plan
+from koalapy.runtime.plan import PLAIN, Plan
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
@@ -25,6 +25,27 @@ CANNOT_REACH = "cannot reach node"
 """Part of every error that says two nodes do not reach each other: by it a network is told from other faults."""
 BLAME_PATIENCE = 10.0
 """Seconds for a node to report an error of its cluster; then the head node does."""
+
+
+def is_sound(payload: dict[str, Any], nodes: int) -> bool:
+    """Whether what a node says of itself, or of those that it did not reach, has the shape it must have.
+
+    It may come from another site, and is worked with outside of what deals with relays.
+    """
+    try:
+        if payload["op"] == "ready":
+            networks, addresses = [n for n, _ in payload["choices"]], [a for _, a in payload["choices"]]
+            texts = [payload["word"], payload["name"], *networks, *addresses]
+            plain = _are_texts(texts) and all(map(PLAIN.fullmatch, addresses))
+            return plain and isinstance(payload["series"], int) and payload["port"] in range(1, 65536)
+        failures = payload["failures"]
+        return all(place in range(nodes) for place, _ in failures) and _are_texts([reason for _, reason in failures])
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _are_texts(found: list[Any]) -> bool:
+    return all(isinstance(text, str) for text in found)
 
 
 class Visitor:
@@ -104,7 +125,7 @@ class Preflight:
     def told(self, payload: dict[str, Any]) -> None:
         """A node has its door open, or has knocked at all others'."""
         index = payload["index"]
-        if payload["way"] != self._way:
+        if payload["way"] != self._way or not is_sound(payload, len(self._plan.nodes)):
             return
         if payload["op"] == "reached":
             self._failures[index] = payload["failures"]

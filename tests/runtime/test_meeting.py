@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from koalapy.runtime.meeting import MOST, other_ways
 from koalapy.runtime.plan import Plan
+from koalapy.runtime.preflight import is_sound
 from tests.runtime.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runtime.test_openmpi import run
 
@@ -48,6 +49,34 @@ def test_a_cluster_that_names_its_network_keeps_to_it() -> None:
     choices: dict[int, list[tuple[str, str]]] = {0: [], 1: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")]}
     assert other_ways(plan, choices) == [(["10.9.0.0/24"], ["10.1.0.1", "10.9.0.3"])]
     assert other_ways(plan, {0: [], 1: []}) == []
+
+
+@pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
+def test_nodes_move_to_addresses_only(host: str) -> None:
+    plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
+    plan.move(["10.9.0.1", "fe80::1%eth0"])
+    with pytest.raises(ValueError, match="is no address"):
+        plan.move(["10.9.0.3", host])
+    assert [node["host"] for node in plan.nodes] == ["10.9.0.1", "fe80::1%eth0"]
+
+
+READY = {"op": "ready", "port": 7, "word": "w", "name": "n", "series": 5, "choices": [["10.9.0.0/24", "10.9.0.1"]]}
+REACHED = {"op": "reached", "failures": [[1, "refused"]]}
+
+
+@pytest.mark.parametrize(
+    ("told", "field", "wrong"),
+    [
+        (READY, "port", [0, 65536, -1, "7", None, [], 1.5]), (READY, "word", [None, 7, []]), (READY, "name", [7]),
+        (READY, "choices", [None, 7, [7], [["a"]], [["a", 7]], [["a", "../x"]], [[7, "10.9.0.1"]]]),
+        (REACHED, "failures", [None, 7, [7], [[2, "x"]], [["1", "x"]], [[1, None]], [[-1, "x"]]]),
+    ],
+)  # fmt: skip
+def test_what_other_nodes_say_of_themselves_is_looked_at(told: dict[str, Any], field: str, wrong: list[Any]) -> None:
+    assert is_sound(told, 2)
+    assert not is_sound({name: value for name, value in told.items() if name != field}, 2)
+    for value in wrong:
+        assert not is_sound(told | {field: value}, 2), value
 
 
 networks = st.lists(st.sampled_from("abcdefg"), max_size=6, unique=True)

@@ -148,6 +148,15 @@ def test_a_count_out_of_bounds_costs_the_connection_and_says_which(loop: Loop, f
     assert closed.startswith(f"a message could not be understood: 0.report.{field}")
 
 
+@pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a;id", "a\nb", "x" * 256, "ü"])
+def test_a_nodes_address_is_one(loop: Loop, host: str) -> None:
+    """It stands in names of files and on command lines where the gang has its head."""
+    status = wire.Status(token="1.1.0.fa", state="claimed", hosts=["127.0.1.1", "fe80::1%eth0", "node-1.b_c"])
+    assert not loop.hears([status.model_dump()])
+    closed = loop.hears([status.model_dump() | {"hosts": ["127.0.1.1", host]}])
+    assert closed.startswith("a message could not be understood: 0.status.hosts.1")
+
+
 def test_words_for_people_are_cut_and_cost_nothing(loop: Loop) -> None:
     assert not loop.hears([report(4).model_dump() | {"problem": "no " * 100_000}])
     assert loop.daemon.seen("north")[2] == ("no " * 100_000)[:LONGEST_WORDS]

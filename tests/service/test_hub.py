@@ -167,16 +167,16 @@ odd_texts = st.text(st.characters(), max_size=5) | st.sampled_from(["\ud800", "a
 
 
 @given(odd_texts, st.lists(odd_texts, max_size=2), st.dictionaries(odd_texts, odd_texts, max_size=2))
-def test_a_frame_can_be_sent_and_read_whatever_is_told(text: str, hosts: list[str], payload: dict[str, Any]) -> None:
+def test_a_frame_can_be_sent_and_read_whatever_is_told(text: str, tokens: list[str], payload: dict[str, Any]) -> None:
     told = [
-        wire.Status(token="1.1.0", state="ended", hosts=hosts, error=text),
+        wire.Report(total=1, idle=1, background=0, down=0, holding=tokens, problem=text),
         wire.Answer(ident="1", payload=payload, error=text),
     ]
     frame = wire.frame(wire.from_agent, told)
     frame.encode()
     read = wire.from_agent.validate_json(frame)
-    assert [type(message) for message in read] == [wire.Status, wire.Answer]
-    if is_utf8("".join([text, *hosts, *payload, *payload.values()])):
+    assert [type(message) for message in read] == [wire.Report, wire.Answer]
+    if is_utf8("".join([text, *tokens, *payload, *payload.values()])):
         assert read == told
 
 
