@@ -160,9 +160,17 @@ class Component:
                 node.host, node.name = left["host"], left["name"]
                 self.node_ended(index, left)
 
+    def _collect_output(self) -> None:
+        """Take in what runners that are gone could not send any more."""
+        for index in range(self.size):
+            left = self.folder.result(index)
+            if left is not None and "output" in left:
+                self.output.take_over(index, self.folder.unsent(index), int(left["output"]))
+
     def lrm_ended(self, job: LrmJob | None) -> None:
         """The resource manager has the nodes back, or (None) knows nothing of the job any more."""
         self.collect_results()
+        self._collect_output()
         results = [n.result for n in self.nodes]
         reason = job.reason if job else ""
         if job is None and not all(results):

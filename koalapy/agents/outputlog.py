@@ -6,6 +6,7 @@ holds little more than the limit.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,23 @@ class OutputLog:
             self._held[node] += data[known - offset :]
             self._keep(node, whole=self._own == 1)
         return self.received(node)
+
+    def take_over(self, node: int, unsent: Iterable[tuple[int, Path]], total: int) -> None:
+        """A node is gone that has written ``total`` bytes: take what it left in files, by the places they begin."""
+        if self.received(node) >= total:
+            return
+        for start, path in unsent:
+            try:
+                data = path.read_bytes()
+            except OSError:
+                continue
+            if start > self.received(node) + len(self._held[node]):
+                self.finish(node)
+                self.greet(node, start)
+            self.take(node, start, data)
+        lacking = total - self.received(node) - len(self._held[node])
+        if lacking > 0:
+            self._lose(f"{lacking} bytes of node {node}: it ended before it had sent them")
 
     def retry(self, node: int) -> int:
         """Try again to keep what could not be written; as ``take``."""

@@ -83,8 +83,17 @@ class Output:
         last.size += len(data)
         self.total += len(data)
         for block in self._blocks[1:]:
-            if block.size >= BLOCK and block.data is not None and not block.path:
-                block.spill(f"{self._spill}.{block.start}")
+            if block.size >= BLOCK:
+                self._have_in_file(block)
+
+    def save(self) -> None:
+        """Have all that is not acknowledged in files, as far as there is room: they outlive this process."""
+        for block in self._blocks:
+            self._have_in_file(block)
+
+    def _have_in_file(self, block: Block) -> None:
+        if block.data is not None and not block.path:
+            block.spill(f"{self._spill}.{block.start}")
 
     def acknowledge(self, offset: int) -> None:
         if offset <= self.start:

@@ -303,9 +303,12 @@ class Runner:
         self._pump()
 
     def _write_result(self) -> None:
-        """For an agent that was away: where spool and agent share a file system, the result outlives the runner."""
+        """For an agent that was away: where spool and agent share a file system, the result outlives the runner, and
+        what of the output it could not send any more."""
         path = f"{self.settings.spool}/result.{self.settings.node}.json"
-        result = {**(self._result or {}), "host": self.settings.host, "name": self.settings.name}
+        self._output.save()
+        own = {"host": self.settings.host, "name": self.settings.name, "output": self._output.total}
+        result = {**(self._result or {}), **own}
         try:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 file.write(encode(result))

@@ -5,6 +5,7 @@ import base64
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,54 @@ async def test_what_ended_while_no_agent_was_there_is_found(site: Site, daemon: 
     assert end["error"]
 
 
+@pytest.mark.parametrize("lines", [3, 300_000])
+async def test_output_that_a_runner_could_not_send_before_it_died_is_found(
+    site: Site, daemon: FakeDaemon, lines: int
+) -> None:  # fmt: skip
+    """The program ends while there is no agent, and its runner is killed before there is one."""
+    await daemon.submit(T, 2)
+    await daemon.reaches(T, "claimed")
+    fifo = site.settings.directory / "go"
+    os.mkfifo(fifo)
+    script = f"echo $PPID; [ $KOALA_NODE_INDEX = 0 ] && exit; read line < {fifo}; seq {lines}; printf end"
+    await daemon.open(["sh", "-c", script], T)
+    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
+    before = daemon.output[T]
+    await site.stop()
+    with fifo.open("w") as file:
+        file.write("go on\n")
+    results = [site.settings.directory / "test" / T / f"result.{node}.json" for node in (0, 1)]
+    await daemon.until(lambda: all(result.exists() for result in results), poll=0.01)
+    for runner in before.split():
+        with suppress(ProcessLookupError):  # that of node 0 may have been let go
+            os.kill(int(runner), signal.SIGKILL)
+    await site.start()
+    end = await daemon.reaches(T, "ended")
+    assert (end["program_exit"], end["error"], end["missing"]) == (0, "", "")
+    assert daemon.output[T] == before + b"".join(b"%d\n" % n for n in range(1, lines + 1)) + b"end"
+
+
+async def test_output_that_died_with_its_runner_is_told_to_be_missing(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    fifo = site.settings.directory / "go"
+    os.mkfifo(fifo)
+    await daemon.open(["sh", "-c", f"echo $PPID; read line < {fifo}; echo end"], T)
+    await daemon.until(lambda: b"\n" in daemon.output.get(T, b""))
+    await site.stop()
+    with fifo.open("w") as file:
+        file.write("go on\n")
+    folder = site.settings.directory / "test" / T
+    await daemon.until((folder / "result.0.json").exists, poll=0.01)
+    os.kill(int(daemon.output[T]), signal.SIGKILL)
+    for path in folder.glob("output.0.*"):
+        path.unlink()
+    await site.start()
+    end = await daemon.reaches(T, "ended")
+    assert end["program_exit"] == 0
+    assert "4 bytes of node 0" in end["missing"]
+
+
 async def test_an_agent_that_was_killed_loses_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
@@ -327,6 +376,7 @@ async def test_an_agent_that_was_killed_loses_nothing(tmp_path: Path, daemon: Fa
 
 AGENT = """
 import asyncio, sys
+from contextlib import suppress
 from pathlib import Path
 from tests.agents.conftest import FakeDaemon, Site
 from koalapy.agents.agent import run_agent
