@@ -230,7 +230,6 @@ class Agent:
 
     def _finished(self, component: Component) -> None:
         """Its results are sent: now its end may be told, with a last word if there is one."""
-        self._reporter.publish_output(component)
         self._reporter.publish(component)
 
     def _submission(self, component: Component) -> LrmSubmission:

@@ -162,10 +162,10 @@ class Component:
 
     def _collect_output(self) -> None:
         """Take in what runners that are gone could not send any more."""
+        unsent = self.folder.unsent()
         for index in range(self.size):
-            left = self.folder.result(index)
-            if left is not None and "output" in left:
-                self.output.take_over(index, self.folder.unsent(index), int(left["output"]))
+            total = (self.folder.result(index) or {}).get("output")
+            self.output.take_over(index, unsent.get(index, []), total)
 
     def lrm_ended(self, job: LrmJob | None) -> None:
         """The resource manager has the nodes back, or (None) knows nothing of the job any more."""

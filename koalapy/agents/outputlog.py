@@ -68,6 +68,10 @@ class OutputLog:
         """Bytes of a node's stream that are kept, and may be forgotten by who sent them."""
         return self._stored.received[node]
 
+    def _known(self, node: int) -> int:
+        """The same, with what is held back."""
+        return self.received(node) + len(self._held[node])
+
     def recover(self) -> None:
         """Read from the files how far things had come, whatever state they are in."""
         self._stored.recover()
@@ -87,29 +91,29 @@ class OutputLog:
 
     def take(self, node: int, offset: int, data: bytes) -> int:
         """Add a piece of a node's stream; returns how far that stream may be forgotten by its sender."""
-        known = self.received(node) + len(self._held[node])
+        known = self._known(node)
         if offset <= known < offset + len(data):
             self.taken_at = time.monotonic()
             self._held[node] += data[known - offset :]
             self._keep(node, whole=self._own == 1)
         return self.received(node)
 
-    def take_over(self, node: int, unsent: Iterable[tuple[int, Path]], total: int) -> None:
-        """A node is gone that has written ``total`` bytes: take what it left in files, by the places they begin."""
-        if self.received(node) >= total:
-            return
+    def take_over(self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None) -> None:
+        """A node is gone that has written ``total`` bytes, or nobody knows how many: take what it left in files, which
+        are known by the places in its stream where they begin."""
         for start, path in unsent:
             try:
                 data = path.read_bytes()
             except OSError:
                 continue
-            if start > self.received(node) + len(self._held[node]):
+            if start > self._known(node):
                 self.finish(node)
                 self.greet(node, start)
             self.take(node, start, data)
-        lacking = total - self.received(node) - len(self._held[node])
-        if lacking > 0:
-            self._lose(f"{lacking} bytes of node {node}: it ended before it had sent them")
+            if not self.trouble:
+                path.unlink(missing_ok=True)
+        if total is not None and total > self._known(node) and not self.trouble:
+            self._lose(f"{total - self._known(node)} bytes of node {node}: it ended before it had sent them")
 
     def retry(self, node: int) -> int:
         """Try again to keep what could not be written; as ``take``."""

@@ -82,10 +82,11 @@ class Reporter:
         self._welcomed = self._ready = False
 
     def publish(self, component: Component) -> None:
-        """Send a component's status if it is another than the last one sent."""
+        """Send a component's status if it is another than the last one sent, and with its end what came in last."""
         if component.ended:
             self.live.pop(component.name, None)
             self.ended(component)
+            self.publish_output(component)
         if not self._ready or component.instance != self.instance:
             return
         status = self._status(component)

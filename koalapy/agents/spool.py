@@ -103,10 +103,14 @@ class Folder:
             return None
         return result if isinstance(result, dict) and result.keys() >= RESULT else None
 
-    def unsent(self, node: int) -> list[tuple[int, Path]]:
-        """The files with output that a node's runner had not sent, by the places in its stream where they begin."""
-        found = (path for path in self.path.glob(f"output.{node}.*") if path.name.rpartition(".")[2].isdecimal())
-        return sorted((int(path.name.rpartition(".")[2]), path) for path in found)
+    def unsent(self) -> dict[int, list[tuple[int, Path]]]:
+        """The files with output that runners had not sent, by node and the places in its stream where they begin."""
+        found: dict[int, list[tuple[int, Path]]] = {}
+        for path in self.path.glob("output.*.*"):
+            _, node, start = path.name.split(".", 2)
+            if node.isdecimal() and start.isdecimal():
+                found.setdefault(int(node), []).append((int(start), path))
+        return {node: sorted(files) for node, files in found.items()}
 
     def keep_result(self, node: int, result: dict[str, Any]) -> None:
         """What a runner told, where it could not leave it itself, or not all of it: its spool may be another machine's.

@@ -131,6 +131,17 @@ async def test_a_killed_runner_fails_its_component_and_frees_the_rest(site: Site
     await daemon.until(lambda: daemon.report()["idle"] == 4)
 
 
+async def test_half_a_line_of_a_runner_that_was_killed_is_delivered(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, 2)
+    await daemon.reaches(T, "claimed")
+    script = "[ $KOALA_NODE_INDEX = 0 ] && printf '%s\\nhalf a line' $PPID; exec sleep 1000"
+    await daemon.open(["sh", "-c", script], T)
+    await daemon.until(lambda: b"\n" in daemon.output.get(T, b""))
+    os.kill(int(daemon.output[T]), signal.SIGKILL)
+    assert (await daemon.reaches(T, "ended"))["infrastructure"]
+    assert daemon.output[T].endswith(b"\nhalf a line")
+
+
 async def test_walltime_is_the_programs_end(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T, walltime=1.0)
     await daemon.reaches(T, "claimed")
