@@ -8,6 +8,7 @@ from typing import cast, get_args
 import structlog
 
 from koalapy.agents.component import Component
+from koalapy.agents.departing import Departing
 from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm_contact import Contact, in_one_line
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
@@ -52,6 +53,7 @@ class LrmJobs:
         self._contact = Contact(self._tell)
         self._leftovers = Leftovers()
         self._poll_interval = poll_interval
+        self._departing = Departing(self._spawn)
         self._starting = Starting(address, self._spawn, self._failed)
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,6 +217,8 @@ class LrmJobs:
             if job is not None and job.id != component.lrm_job:
                 component.lrm_job = job.id
                 component.folder.note(lrm=job.id)
+            if job is not None and job.state is LrmJobState.ENDED:
+                self._departing.ended(component)
             if component.over(job):
                 component.lrm_ended(job)
                 self._over(component)

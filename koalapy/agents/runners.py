@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import socket
 import sys
 import termios
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ from koalapy.agents.spool import trouble
 
 log = structlog.get_logger()
 
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)  # fmt: skip
+"""So that a node that is gone is noticed within half a minute, whether anything is sent to it or not."""
 LONGEST_HELLO = 8 * 1024
 """Bytes."""
 LONGEST_LINE = 16 * 1024 * 1024
@@ -74,15 +81,18 @@ class RunnerConnection(asyncio.Protocol):
         self._desk, self._guests = desk, guests
         self._transport: asyncio.Transport | None = None
         self._line = Line()
-        self._arrived = 0
+        self.arrived = 0
+        """Bytes."""
         self.known = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        for level, option, value in KEEPALIVE:
+            transport.get_extra_info("socket").setsockopt(level, option, value)
         self._guests.came(self)
 
     def data_received(self, data: bytes) -> None:
-        self._arrived += len(data)
+        self.arrived += len(data)
         try:
             for line in self._line.take(data):
                 self._check(len(line))
@@ -114,8 +124,8 @@ class RunnerConnection(asyncio.Protocol):
             return
         file = self._transport.get_extra_info("socket").fileno()
         unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
-        wanted = self._arrived + unread
-        while self._transport is not None and self._arrived < wanted:  # noqa: ASYNC110
+        wanted = self.arrived + unread
+        while self._transport is not None and self.arrived < wanted:  # noqa: ASYNC110
             await asyncio.sleep(BREATH)
 
     def _check(self, size: int) -> None:

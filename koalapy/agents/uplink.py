@@ -15,6 +15,8 @@ log = structlog.get_logger()
 
 BATCH_DELAY = 0.005
 BATCH_SIZE = 256
+PING_EVERY, PING_PATIENCE = 10.0, 15.0
+"""Seconds: a daemon whose host is gone does not hang up, and is asked whether it is there."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 
 
@@ -50,7 +52,13 @@ class Uplink:
             try:
                 headers = {"Authorization": f"Bearer {self._token}"}
                 async with connect(
-                    self._url, additional_headers=headers, compression=None, max_size=None, proxy=None
+                    self._url,
+                    additional_headers=headers,
+                    compression=None,
+                    max_size=None,
+                    proxy=None,
+                    ping_interval=PING_EVERY,
+                    ping_timeout=PING_PATIENCE,
                 ) as socket:
                     pause = FIRST_PAUSE
                     await self._converse(socket, received)

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+NAP = 1.0
+"""Seconds: whatever takes longer than it should by more than this, the process was stopped meanwhile."""
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)  # fmt: skip
+"""So that a host that is gone is noticed within half a minute, whether anything is sent to it or not."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -24,7 +32,8 @@ def dial(host: str, port: int) -> socket.socket:
     try:
         connection.settimeout(3.0)
         connection.connect((host, port))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in KEEPALIVE:
+            connection.setsockopt(level, option, value)
         connection.setblocking(False)
     except OSError:
         connection.close()
@@ -33,11 +42,20 @@ def dial(host: str, port: int) -> socket.socket:
 
 
 class Loop:
-    """Callbacks by readiness of a file and by time; one thread."""
+    """Callbacks by readiness of a file and by time, which stands still while this process is stopped; one thread.
+
+    What can be read is read before anything is said to be due.
+    """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._alarms: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._slept = 0.0
+        self._awake_at = time.monotonic()
+
+    def time(self) -> float:
+        """Seconds that went by while this process was not stopped."""
+        return time.monotonic() - self._slept
 
     def watch(self, file: int, callback: Callable[[int], None], events: int = selectors.EVENT_READ) -> None:
         if file in self._selector.get_map():
@@ -49,21 +67,32 @@ class Loop:
         if file in self._selector.get_map():
             self._selector.unregister(file)
 
+    def awake(self, at_most: float = float("inf")) -> None:
+        """Note that this process runs, and that up to so many of the seconds since the last note it did so, too."""
+        late = self.time() - self._awake_at - at_most
+        if late > 0:
+            self._slept += late
+        self._awake_at = self.time()
+
     def after(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         """Call back once, in that many seconds; setting an alarm of the same name anew moves it."""
-        self._alarms[name] = (time.monotonic() + seconds, callback)
+        self._alarms[name] = (self.time() + seconds, callback)
 
     def cancel(self, name: str) -> None:
         self._alarms.pop(name, None)
 
     def turn(self) -> None:
-        now = time.monotonic()
-        timeout = min((due for due, _ in self._alarms.values()), default=now + 60) - now
+        self.awake(NAP)
+        now = self.time()
+        timeout = max(0.0, min((due for due, _ in self._alarms.values()), default=now + 60) - now)
         files = self._selector.get_map()
-        for key, events in self._selector.select(max(0.0, timeout)):
+        ready = self._selector.select(timeout)
+        self.awake(timeout + NAP)
+        for key, events in ready:
             if files.get(key.fd) is key:  # an earlier callback may have closed it
                 key.data(events)
-        now = time.monotonic()
+        self.awake(NAP)
+        now = self.time()
         for name, (due, callback) in list(self._alarms.items()):
             if due <= now and self._alarms.get(name, (0, None))[1] is callback:
                 del self._alarms[name]
@@ -89,7 +118,10 @@ class Link:
         try:
             with open(self._settings.agent_file, encoding="utf-8") as file:
                 address = json.load(file)
-            self._socket = dial(address["host"], address["port"])
+            try:
+                self._socket = dial(address["host"], address["port"])
+            finally:
+                self._loop.awake()
         except (OSError, ValueError, KeyError):
             self._loop.after("connect", self._backoff, self.connect)
             self._backoff = min(2.0, self._backoff * 2)
@@ -97,6 +129,11 @@ class Link:
         self.address = self._socket.getsockname()[0]
         self._loop.watch(self._socket.fileno(), self._ready)
         self.send(self._hello())
+
+    def look_anew(self) -> None:
+        """Nothing is heard of the agent: there may be another by now, at another place."""
+        self.close()
+        self.connect()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send, or drop while there is no connection: whatever matters is said again after the welcome."""

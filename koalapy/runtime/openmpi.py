@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 
 from koalapy.runtime.desk import Desk
 from koalapy.runtime.installation import NAMING, Installation
@@ -258,7 +257,7 @@ class Head:
         if self._preflight is not None:
             self._waiting.append((host, command))
         elif index != self._plan.index:
-            self._commands[index] = (command, time.monotonic() + LAUNCH_PATIENCE)
+            self._commands[index] = (command, self._runner.loop.time() + LAUNCH_PATIENCE)
             self._hand_over(index)
         else:
             self._start_here(index, command)
@@ -276,7 +275,7 @@ class Head:
     def _hand_over(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
         command, deadline = self._commands[index]
-        if time.monotonic() > deadline:
+        if self._runner.loop.time() > deadline:
             del self._commands[index]
             self._answer(index, f"node {self._plan.nodes[index]['host']} did not start its MPI daemon: {self._refusal}")
             return

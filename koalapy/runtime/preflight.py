@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -116,7 +115,7 @@ class Preflight:
         self.namesakes: dict[int, str] = {}
         """Of each node that shares its host name with another, why that must not be; known when all are ready."""
         self._visitor = Visitor(runner, plan, series, self.told)
-        self._deadline = time.monotonic() + READY_PATIENCE
+        self._deadline = self._runner.loop.time() + READY_PATIENCE
 
     def begin(self) -> None:
         self._wait()
@@ -143,7 +142,7 @@ class Preflight:
 
     def _wait(self) -> None:
         """Until everybody has answered; those that have not are asked again."""
-        if time.monotonic() > self._deadline:
+        if self._runner.loop.time() > self._deadline:
             missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
             self._runner.conclude(
                 None, f"node {self._name(missing)} did not get ready within {READY_PATIENCE:g} s", infrastructure=True
@@ -198,7 +197,7 @@ class Preflight:
         if self._ways:
             self._move(*self._ways.pop())
         else:
-            self._deadline = time.monotonic() + BLAME_PATIENCE
+            self._deadline = self._runner.loop.time() + BLAME_PATIENCE
             self._blame(self._teller, self._error)
 
     def _explain(self, failed: list[tuple[int, int, str]]) -> None:
@@ -223,7 +222,7 @@ class Preflight:
         self._error += f"; tried too: {', '.join(networks)}"
         self._plan.move(hosts)
         self._ready, self._failures = {}, {}
-        self._deadline = time.monotonic() + READY_PATIENCE
+        self._deadline = self._runner.loop.time() + READY_PATIENCE
         self._visitor = Visitor(self._runner, self._plan, self._series, self.told, self._way)
         self._tell_to_move()
         self.told(self._visitor.ready)
@@ -244,7 +243,7 @@ class Preflight:
     def _blame(self, index: int, error: str) -> None:
         """Have a node of the cluster at fault report it, since the cluster that reports an error is charged with it."""
         node = self._plan.nodes[index]
-        if time.monotonic() > self._deadline or node["cluster"] == self._plan.me["cluster"]:
+        if self._runner.loop.time() > self._deadline or node["cluster"] == self._plan.me["cluster"]:
             self._runner.conclude(None, error, infrastructure=True)
             return
         self._runner.relay(node["token"], node["node"], {"op": "unreached", "error": error})

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import time
 
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
+LOOK_ANEW = 4
+"""How often, while the lease lasts, we look for the agent when nothing is heard of it."""
 EARLY_LIMIT = 1024 * 1024
 """Bytes of relays that are kept until the plan is known."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -74,7 +75,7 @@ class Runner:
     def run(self) -> int:
         self._watch_signals()
         self.loop.watch(self._reading, self._read)
-        self.loop.after("lease", self.settings.lease, self._lease_over)
+        self._heard()
         if self.settings.problem:
             self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
@@ -120,7 +121,7 @@ class Runner:
         self._phase = "ending"
         if self._role is not None:
             self._role.close()
-        self._kill_at = time.monotonic() + (STOP_GRACE if stopped else PROGRAM_GRACE)
+        self._kill_at = self.loop.time() + (STOP_GRACE if stopped else PROGRAM_GRACE)
         self._sweep()
 
     def _hello(self) -> dict[str, Any]:
@@ -130,8 +131,18 @@ class Runner:
         hello["lrm_job"] = s.lrm_job
         return {"t": "hello", **hello, "pid": os.getpid(), "phase": self._phase, "start": self._output.start}
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _heard(self) -> None:
+        """The agent is there: now it may be silent for as long as before."""
         self.loop.after("lease", self.settings.lease, self._lease_over)
+        self.loop.after("silence", self.settings.lease / LOOK_ANEW, self._look_anew)
+
+    def _look_anew(self) -> None:
+        """The connection may be open though nobody is at its other end."""
+        self.loop.after("silence", self.settings.lease / LOOK_ANEW, self._look_anew)
+        self._link.look_anew()
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        self._heard()
         match message["t"]:
             case "welcome":
                 self.settings.lease = message["lease"]
@@ -288,7 +299,7 @@ class Runner:
         if not self._reap():
             self._finish()
             return
-        self._processes.signal_all(signal.SIGTERM if time.monotonic() < self._kill_at else signal.SIGKILL)
+        self._processes.signal_all(signal.SIGTERM if self.loop.time() < self._kill_at else signal.SIGKILL)
         self.loop.after("sweep", 0.05, self._sweep)
 
     def _finish(self) -> None:

@@ -70,6 +70,10 @@ class MemoryLrm:
     def end(self, job: str) -> None:
         self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, exit_code=0)
 
+    def fails(self, job: str, reason: str) -> None:
+        """A node of its is lost."""
+        self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, lost=True, reason=reason)
+
     async def snapshot(self) -> LrmSnapshot:
         self.looks += 1
         await self.answering.wait()

@@ -189,3 +189,37 @@ async def test_runners_that_run_and_never_connect_are_the_sites_fault(
         where = f"{address['host']}:{address['port']}"
         assert said["error"] == f"the runner on a runs but never connected to the agent at {where}"
         assert said["infrastructure"]
+
+
+@pytest.mark.parametrize("last_words", [False, True])
+async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_words: bool
+) -> None:
+    """The resource manager's word counts, after a while in which its runners might have said something."""
+    monkeypatch.setattr("koalapy.agents.departing.HANG_UP_AFTER", 0.3)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        address = json.loads((tmp_path / "agent.json").read_text())
+        _, node = await asyncio.open_connection(address["host"], address["port"])
+        node.write(_hello(tmp_path))
+        await daemon.reaches("7.1.0", "claimed")
+        lrm.fails("1", "NODE_FAIL")
+        lrm.changed.set()
+        if last_words:
+            said = {"t": "exit", "code": 3, "error": "", "infrastructure": False, "stopped": False}
+            node.write(json.dumps(said).encode() + b"\n")
+        status = await daemon.reaches("7.1.0", "ended")
+        assert status["infrastructure"]
+        assert "NODE_FAIL" in status["error"]
+        node.transport.abort()
+
+
+def _hello(directory: Path) -> bytes:
+    """As the runner says it."""
+    [journal] = directory.glob("*/*/journal")
+    entries = [json.loads(line) for line in journal.read_bytes().splitlines() if line]
+    secret = next(entry["submit"]["secret"] for entry in entries if "submit" in entry)
+    who = {"component": f"koala-{journal.parent.parent.name}-{journal.parent.name}", "secret": secret, "node": 0}
+    return json.dumps({"t": "hello", **who, "host": "10.0.0.1", "name": "a", "phase": "waiting"}).encode() + b"\n"
