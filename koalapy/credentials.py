@@ -67,7 +67,7 @@ def own_token(data_dir: Path) -> tuple[str, str]:
 
 
 def register_directory() -> Path | None:
-    """Where this account's register is; None when the account has no home."""
+    """Where this account's register of this machine is, which may share its home with others; None without a home."""
     given = os.environ.get("XDG_STATE_HOME", "")
     if not given.startswith("/"):
         home = os.environ.get("HOME", "")
@@ -77,7 +77,7 @@ def register_directory() -> Path | None:
             except KeyError:
                 return None
         given = f"{home}/.local/state"
-    return Path(given, "koala", "daemons")
+    return Path(given, "koala", f"daemons-{os.uname().nodename.replace('/', '_')}")
 
 
 class Registration:
@@ -121,13 +121,9 @@ class Registration:
     def _sweep(self) -> None:
         """Remove what daemons left that were killed."""
         for name in os.listdir(self._folder):
-            with suppress(OSError, ValueError):
-                descriptor, _ = read_private(name, self._folder)
-                try:
-                    if not name.startswith(".") and not _is_locked(descriptor):
-                        os.unlink(name, dir_fd=self._folder)
-                finally:
-                    os.close(descriptor)
+            with suppress(OSError):
+                if not name.startswith(".") and not _lives(name, self._folder):
+                    os.unlink(name, dir_fd=self._folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ def _find(name: str, folder: int) -> Found:
 
 
 def _elsewhere(name: str, folder: int) -> str:
-    known = sorted(other for other in os.listdir(folder) if not other.startswith("."))
+    known = sorted(other for other in os.listdir(folder) if not other.startswith(".") and _lives(other, folder))
     there = f"; known are {', '.join(known[:5])}" if known else ""
     return f"no daemon of this account serves at {name}{there}"
 
@@ -210,6 +206,18 @@ def _name(host: str, port: int) -> str:
 
 def _lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _lives(name: str, folder: int) -> bool:
+    """Whether an entry is that of a daemon which lives."""
+    try:
+        descriptor, _ = read_private(name, folder)
+    except (OSError, ValueError):
+        return False
+    try:
+        return _is_locked(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -19,13 +19,16 @@ from koalapy.credentials import Registration, checked_token, find_token, own_tok
 from koalapy.model.errors import UsageError
 
 TOKEN = "a-token-for-tests"
+NAME = f"daemons-{os.uname().nodename}"
 HERE = ("127.0.0.1", 8642)
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "koala" / "daemons"
+    directory = register_directory()
+    assert directory is not None
+    return directory
 
 
 def mode(path: Path) -> int:
@@ -176,7 +179,18 @@ def test_the_later_daemon_of_one_address_is_the_one_and_the_earlier_takes_nothin
     later.close()
 
 
-def test_it_is_shown_on_the_daemons_machine_only(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_that_share_a_home_have_registers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Registration(TOKEN, [HERE])
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "another", "", "", "")))
+    assert find_token(*HERE).token == ""
+    there = Registration("token-of-the-other", [HERE])
+    assert find_token(*HERE).token == "token-of-the-other"
+    monkeypatch.undo()
+    there.close()
+    here.close()
+
+
+def test_it_is_shown_where_the_address_means_the_same_only(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Registration(TOKEN, [HERE])
     monkeypatch.setattr(credentials, "_machine", lambda: "another machine with the same home")
     assert find_token(*HERE).token == ""
@@ -224,11 +238,11 @@ def test_a_lax_register_is_tightened_but_one_that_others_may_write_is_not_used(s
 def test_where_the_register_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert register_directory() == Path("/home/ada/.local/state/koala/daemons")
+    assert register_directory() == Path("/home/ada/.local/state/koala", NAME)
     monkeypatch.delenv("HOME")
     import pwd
 
-    assert register_directory() == Path(pwd.getpwuid(os.geteuid()).pw_dir, ".local/state/koala/daemons")
+    assert register_directory() == Path(pwd.getpwuid(os.geteuid()).pw_dir, ".local/state/koala", NAME)
     monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
     assert register_directory() is None
     assert find_token(*HERE).token == ""
