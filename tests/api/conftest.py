@@ -45,7 +45,7 @@ Open = Callable[..., Any]
 
 URL = "http://127.0.0.1:8642"
 TOKEN = "a-token-for-tests"
-"""Shown by clients whose test is not about tokens."""
+"""Shown by clients whose test gives none."""
 BUNDLE_LIMIT = 2 * 1024 * 1024
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
@@ -90,9 +90,10 @@ async def serving(
         network_router(network), files_router(files, bundles, results),
         agent_files_router(bundles, results, AGENT_TOKENS), advisor_router(Advisor(experience, SqlAdvice(database))),
     ]  # fmt: skip
-    app = create_app(jobs, tokens, routers)
+    app = create_app(jobs, tokens or [TOKEN], routers)
+    shown = {} if tokens else {"Authorization": f"Bearer {TOKEN}"}
     loop = asyncio.create_task(engine.run())
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL) as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
         yield client
     await network.stop()
     engine.drain()
@@ -108,11 +109,8 @@ async def open_api(tmp_path: Path) -> AsyncIterator[Open]:
         async def start(
             tokens: list[str] | None = None, sites: Sites | None = None, **rules: Any
         ) -> httpx2.AsyncClient:  # fmt: skip
-            serve = serving(tmp_path / "koala.db", tokens or [TOKEN], Rules(**rules), sites)
-            api = await stack.enter_async_context(serve)
-            if tokens is None:
-                api.headers["Authorization"] = f"Bearer {TOKEN}"
-            return api
+            serve = serving(tmp_path / "koala.db", tokens or [], Rules(**rules), sites)
+            return await stack.enter_async_context(serve)
 
         yield start
 

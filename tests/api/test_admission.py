@@ -16,7 +16,7 @@ Body = dict[str, Any]
 def admitted(api: Any, most: int = 100, body_within: float = 0.1) -> httpx2.AsyncClient:
     """The same daemon behind bounds of the test's own."""
     app = Admission(api._transport.app, most, body_within)
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala", headers=api.headers)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=api.base_url, headers=api.headers)
 
 
 async def test_beyond_so_many_requests_users_are_told_to_come_again(open_api: Open, body: Body) -> None:

@@ -91,17 +91,17 @@ def test_startup_overhead(grid: Embedded, tmp_path: Path, benchmark: Any) -> Non
 @pytest.mark.parametrize("grid", [32], indirect=True)
 def test_throughput(grid: Embedded, benchmark: Any) -> None:
     """Many one-node jobs through REST, until the last one is over."""
-    benchmark.pedantic(lambda: asyncio.run(submit_all(grid.url)), rounds=1)
+    benchmark.pedantic(lambda: asyncio.run(submit_all(grid)), rounds=1)
     assert grid.daemon is not None
     benchmark.extra_info["jobs_per_second"] = JOBS / benchmark.stats.stats.total
     benchmark.extra_info["daemon_rss_mb"] = psutil.Process(grid.daemon.pid).memory_info().rss / 1e6
     print(benchmark.extra_info)
 
 
-async def submit_all(url: str) -> None:
+async def submit_all(grid: Embedded) -> None:
     body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "launcher": "processes"}
     at_once = asyncio.Semaphore(8)
-    async with httpx2.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx2.AsyncClient(base_url=grid.url, headers=grid.http.headers, timeout=120) as http:
 
         async def one() -> int:
             async with at_once:
