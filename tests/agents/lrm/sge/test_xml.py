@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents.lrm.sge import counted
 from koalapy.agents.lrm.sge_commands import Layout
-from koalapy.agents.lrm.sge_xml import Instance, Job, read_look
+from koalapy.agents.lrm.sge_xml import Instance, Job, Look, read_look
 from koalapy.model.errors import SiteUnavailable
 
 ANSWERS = Path(__file__).with_name("answers")
@@ -126,3 +126,23 @@ def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], w
     assert min(seen.idle, seen.background, seen.down) >= 0
     assert len({job.id for job in look.jobs}) == len(look.jobs)
     assert all(isinstance(job, Job) and job.id.isdecimal() for job in look.jobs)
+
+
+HOSTS = st.sampled_from([*NODES, "elsewhere"])
+INSTANCES = st.lists(
+    st.builds(
+        Instance, queue=st.sampled_from(["all.q", "other.q"]), host=HOSTS, states=st.text("aAuEdsSCDPoc", max_size=2),
+        used=st.integers(0, 2), reserved=st.integers(0, 1), total=st.integers(0, 2),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(INSTANCES, st.sets(HOSTS))
+def test_every_node_is_one_thing(instances: list[Instance], held: set[str]) -> None:
+    """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
+    seen = counted(Look(tuple(instances), ()), LAYOUT, held, ())
+    hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}
+    assert min(seen.idle, seen.background, seen.down) >= 0
+    assert seen.total == len(hosts)
+    assert seen.total - seen.idle - seen.background - seen.down == len(hosts & held)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents.lrm import commands
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
 from koalapy.agents.lrm.slurm_columns import read_columns
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agents.lrm.conftest import eventually, is_alive
 
 from .conftest import ANSWERS, FakeSlurm
 
@@ -355,3 +357,17 @@ async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path
     with pytest.raises(SiteRejected) as caught:
         await lrm().submit(submission(tmp_path))
     assert caught.value.fault == "limit"
+
+
+async def test_a_command_that_hangs_is_given_up_with_all_that_it_started(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands.run, "__kwdefaults__", {**commands.run.__kwdefaults__, "patience": 0.5})
+    started = tmp_path / "started"
+    script = tmp_path / "bin" / "squeue"
+    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {started}\nwait\n")
+    script.chmod(0o755)
+    with pytest.raises(SiteUnavailable, match=r"squeue did not answer within 0\.5 s"):
+        await lrm().snapshot()
+    pids = [int(pid) for pid in started.read_text().split()]
+    eventually(lambda: not any(is_alive(pid) for pid in pids))

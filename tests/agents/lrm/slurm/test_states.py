@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm.port import LrmJob, LrmJobState
+from koalapy.agents.lrm.slurm import snapshot_of
+from koalapy.agents.lrm.slurm_json import SlurmNode
 from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
 
 # squeue(1), "JOB STATE CODES", and the state flags of later releases
@@ -89,3 +91,21 @@ def test_what_we_cancelled_is_not_lost() -> None:
 )  # fmt: skip
 def test_nodes(words: str, standing: str) -> None:
     assert node_standing(set(words.split())) == standing
+
+
+WORDS = ["ALLOCATED", "COMPLETING", "DOWN", "DRAIN", "IDLE", "MIXED", "NONSENSE", "PLANNED"]
+NODES = st.integers(1, 6).flatmap(
+    lambda count: st.tuples(*(st.sets(st.sampled_from(WORDS), max_size=3) for _ in range(count)))
+)
+JOBS = st.lists(st.tuples(st.sampled_from(LrmJobState), st.lists(st.integers(0, 7), max_size=4)), max_size=4)
+
+
+@given(NODES, JOBS)
+def test_every_node_is_one_thing(words: tuple[set[str], ...], held: list[tuple[LrmJobState, list[int]]]) -> None:
+    """Whatever Slurm says of nodes and jobs: what is none of idle, background and down is held by jobs of ours."""
+    nodes = [SlurmNode(f"n{index}", frozenset(each)) for index, each in enumerate(words)]
+    jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held)]
+    seen = snapshot_of(nodes, jobs)
+    ours = {n for job in jobs if job.state in (LrmJobState.RUNNING, LrmJobState.UNKNOWN) for n in job.nodes}
+    assert min(seen.idle, seen.background, seen.down) >= 0
+    assert seen.total - seen.idle - seen.background - seen.down == len(ours & {node.name for node in nodes})
