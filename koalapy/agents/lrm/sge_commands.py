@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import Answer, run
+from koalapy.agents.lrm.commands import PATIENCE, Answer, run
 from koalapy.agents.lrm.sge_states import Record, read_accounting
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
+FORCING = 90.0
+"""Seconds that ``qdel -f`` may take: it waits for the hosts first, as long as it takes to give them up."""
 _OUT_OF_REACH = re.compile(r"commlib|qmaster|communication|cannot connect|can't connect|timeout", re.IGNORECASE)
 
 
@@ -41,11 +43,13 @@ class SgeCommands:
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
                 self._folder = folder
 
-    async def run(self, command: str, *arguments: str) -> Answer:
+    async def run(self, command: str, *arguments: str, patience: float = PATIENCE) -> Answer:
         """An answer whatever its exit code, unless the master is out of reach (``SiteUnavailable``)."""
         if self._folder is None:
             await self.find()
-        answer = await run(f"{self._folder}/{command}", *arguments, environment=self._environment)
+        answer = await run(
+            f"{self._folder}/{command}", *arguments, environment=self._environment, patience=patience
+        )  # fmt: skip
         if answer.code != 0 and _OUT_OF_REACH.search(answer.complaint):
             raise SiteUnavailable(f"{command}: {answer.complaint}")
         return answer
@@ -59,9 +63,10 @@ class SgeCommands:
 
     async def delete_by_force(self, job: str) -> None:
         """Have the master forget a job that it was told to delete; ``SiteRejected`` where that is a manager's right."""
-        answer = await self.run("qdel", "-f", job)
+        answer = await self.run("qdel", "-f", job, patience=FORCING)
         said = answer.output.decode(errors="replace") + answer.errors
-        if answer.code != 0 and "does not exist" not in said:
+        # It exits with 1 also when it has been done.
+        if answer.code != 0 and not re.search(r"registered|has forced|has deleted|does not exist", said):
             raise SiteRejected(
                 f"qdel -f: {answer.complaint}", hint="have a manager of Grid Engine do qdel -f", value=job
             )

@@ -266,7 +266,7 @@ async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
 ) -> None:
     engine.shows("deleting.xml")
     job = named(await lrm.snapshot(), "koala-m").id
-    engine.answers("qdel", f"koala has registered the job {job} for deletion\n")
+    engine.answers("qdel", f"koala has registered the job {job} for deletion\n............\n", code=1)
     await lrm.cancel(job, "koala-m")
     assert engine.calls("qdel") == []
     await lrm.cancel(job, "koala-m", by_force=True)
