@@ -33,6 +33,8 @@ from koalapy.service.session import Connection, Session
 log = structlog.get_logger()
 
 STAGES_REMEMBERED = 10_000
+HELLO_WITHIN = 30.0
+"""Seconds that an agent has to say who it is."""
 
 
 class Feedback(Protocol):
@@ -297,7 +299,15 @@ class Hub:
 
 
 async def _hello(frames: AsyncIterator[str]) -> wire.Hello:
-    """The first message of a connection; ``UsageError`` when it is anything else."""
+    """The first message of a connection; ``UsageError`` when it is anything else, or does not come."""
+    try:
+        async with asyncio.timeout(HELLO_WITHIN):
+            return await _first(frames)
+    except TimeoutError as error:
+        raise UsageError(f"no hello came within {HELLO_WITHIN:g} s") from error
+
+
+async def _first(frames: AsyncIterator[str]) -> wire.Hello:
     async for frame in frames:
         try:
             messages = wire.from_agent.validate_json(frame)

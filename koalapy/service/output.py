@@ -19,7 +19,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 REMEMBERED = 10_000
-"""Components of which it is known that they are on their cluster."""
+"""Components of attempts that are over of which it is known that they were on their cluster."""
 
 _threads = ThreadPoolExecutor(8, "output")
 """A disk that hangs keeps nobody else from a thread."""
@@ -56,18 +56,18 @@ class Outputs:
 
     async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
         """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
+        if found := self._engine.scheduler.find(token):
+            return found[1].cluster == cluster
         if (cluster, token) in self._known:
             return True
-        if not await self._is_of_an_attempt(cluster, token):
+        if not await self._is_of_an_earlier_attempt(cluster, token):
             return False
         self._known[cluster, token] = None
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
         return True
 
-    async def _is_of_an_attempt(self, cluster: ClusterName, token: Token) -> bool:
-        if found := self._engine.scheduler.find(token):
-            return found[1].cluster == cluster
+    async def _is_of_an_earlier_attempt(self, cluster: ClusterName, token: Token) -> bool:
         try:
             job, generation, index, nonce = parse_token(token)
         except ValueError:

@@ -21,6 +21,7 @@ from koalapy.ports import ClusterRecord
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service import hub
 from koalapy.service.engine import Engine, Item
 from koalapy.service.hub import Hub
 from koalapy.service.outbox import Outbox
@@ -161,6 +162,13 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
             while north.heard[-1]["type"] != "stop":  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert (north.heard[-1]["reason"], north.closed) == ("odd ?", "")
+
+
+async def test_an_agent_that_does_not_say_hello_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HELLO_WITHIN", 0.1)
+    async with running(tmp_path / "koala.db") as daemon:
+        await daemon.hub.serve("north", silent := Agent())
+        assert silent.closed == "no hello came within 0.1 s"
 
 
 odd_texts = st.text(st.characters(), max_size=5) | st.sampled_from(["\ud800", "a\udcff", "\0"])

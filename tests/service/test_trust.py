@@ -120,6 +120,22 @@ async def test_nobody_writes_another_clusters_output_or_keeps_it_away(tmp_path: 
         await when(lambda: heard(grid.south, "output_ack", token=tail, offset=8))
 
 
+async def test_output_comes_from_where_the_component_is_now(tmp_path: Path) -> None:
+    """It may find another site before it is started."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        grid.north.says(output(token, 0, b"early\n"))
+        await when(lambda: heard(grid.north, "output_ack", token=token))
+        job = grid.daemon.scheduler.job(1)
+        assert job is not None
+        grid.daemon.scheduler._ledger.update_component(job, 0, cluster="south")
+        grid.north.says(output(token, 6, b"late\n"))
+        await grid.all_taken_in(grid.north)
+        grid.south.says(output(token, 6, b"there\n"))
+        await when(lambda: heard(grid.south, "output_ack", token=token, offset=12))
+        assert len(heard(grid.north, "output_ack")) == 1
+
+
 async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluster_only(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit(1, ON_NORTH)
