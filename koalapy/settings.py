@@ -283,7 +283,8 @@ class Settings(BaseSettings):
     lease: float = Field(default=600.0, gt=0, le=1e9)
     """Seconds without a word from its agent after which a runner ends itself."""
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0, le=2**53)
-    """Bytes of output kept per component; the rest stays in the cluster's own files."""
+    """Bytes of output kept per component: of what is longer the first and the last half of that; for the rest there is
+    the file that a job may name (``--output``)."""
     bundle_limit: int = Field(default=1024**3, ge=0)
     """Bytes that a submitter may send along with a job (``--stage``), as one archive."""
     collect_limit: int = Field(default=1024**3, ge=0)

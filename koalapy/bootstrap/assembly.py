@@ -178,8 +178,14 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     store = SqlStore(database, time.time())
     files, measurements = SqlFiles(database, store.lease), SqlMeasurements(database, store.lease)
     output = FileOutput(data_dir / "output", settings.output_limit)
-    if moved := move_output(database, store.lease, output):
-        log.info("output was moved out of the database", action="move", components=moved)
+    try:
+        if moved := move_output(database, store.lease, output):
+            log.info("output was moved out of the database", action="move", components=moved)
+    except OSError as error:
+        raise UsageError(
+            f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",
+            field="--data-dir", value=str(data_dir), hint="make room there, and start again",
+        ) from error  # fmt: skip
     return Stores(store, store.load(), files, measurements, SqlAdvice(database), output)
 
 

@@ -273,10 +273,9 @@ class Hub:
         for message in messages:
             piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)
             pieces.setdefault(message.token, []).append(piece)
-        for token, own in pieces.items():
-            end = await self._outputs.take(session.cluster, token, own)
-            if end is not None:
-                session.put([wire.OutputAck(token=token, offset=end)])
+        ends = await asyncio.gather(*(self._outputs.take(session.cluster, *each) for each in pieces.items()))
+        acks = zip(pieces, ends, strict=True)
+        session.put([wire.OutputAck(token=token, offset=end) for token, end in acks if end is not None])
 
     def _relay(self, session: Session, message: wire.Relay) -> None:
         """Pass something from one runner to another: of the same attempt, and from the cluster of the first only."""

@@ -1,0 +1,49 @@
+"""Output from the program to its submitter, through failures of the program, the daemon and the limit."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.grid.embedded import Embedded
+from tests.grid.world import until
+
+MakeGrid = Callable[..., Embedded]
+ONE = {"type": "flexible", "total_size": 1}
+
+
+def test_a_program_that_fails_keeps_the_end_of_its_output(make_grid: MakeGrid) -> None:
+    grid = make_grid()
+    ident = grid.submit(ONE, "sh", "-c", "seq 1 2000000; echo THE-END; exit 3")
+    job = grid.wait(ident)
+    assert (job["state"], job["exit_code"]) == ("failed", 3)
+    assert grid.logs(ident) == "".join(f"{i}\n" for i in range(1, 2_000_001)) + "THE-END\n"
+    assert [entry for entry in job["timeline"] if entry["event"] == "output-missing"] == []
+    grid.settle()
+
+
+@pytest.mark.parametrize("limit", [100_000, 0])
+def test_output_beyond_the_limit_holds_nothing_up_after_a_restart_of_the_daemon(
+    make_grid: MakeGrid, limit: int
+) -> None:
+    grid = make_grid(KOALA_OUTPUT_LIMIT=str(limit))
+    gate = grid.gate()
+    script = f"seq 1 200000; echo half; while [ ! -e {gate.path} ]; do sleep 0.05; done; seq 200001 400000; exit 3"
+    ident = grid.submit(ONE, "sh", "-c", script)
+    grid.wait_state(ident, "running")
+    if limit:
+        until(lambda: grid.logs(ident).endswith("half\n"), "the first half to be there")
+    grid.kill()
+    gate.open()
+    grid.start()
+    job = grid.wait(ident)
+    assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", 3, 0)
+    whole = "".join(f"{i}\n" for i in range(1, 200_001)) + "half\n"
+    whole += "".join(f"{i}\n" for i in range(200_001, 400_001))
+    half = limit // 2
+    left_out = f"koala: {len(whole) - limit} bytes are left out here (output_limit is {limit}); "
+    head, _, rest = grid.logs(ident).partition(left_out)
+    assert head.removesuffix("\n") == whole[:half].removesuffix("\n")
+    hint, _, tail = rest.partition("\n")
+    assert hint == "a file given with --output would have all of it"
+    assert tail == whole[len(whole) - half :]
+    grid.settle()
