@@ -134,6 +134,9 @@ class Barrier:
             case "running":
                 component.nodes[runner.node].phase = "running"
                 self._reporter.publish(component)
+            case "ending":
+                component.nodes[runner.node].over = True
+                self._reporter.publish(component)
             case "relay":
                 self._pass_on(component, runner, message)
             case "exit":

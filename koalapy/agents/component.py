@@ -27,6 +27,8 @@ class Node:
     phase: str = ""
     """As the runner says: waiting, opened, running, ending, ended; empty before its hello."""
     runner: RunnerConnection | None = None
+    over: bool = False
+    """Whether its program has ended: what it wrote is on its way, and the result after that."""
     lrm_job: str = ""
     """The job in the resource manager that it says it runs in; empty where it cannot tell."""
     result: dict[str, Any] | None = None
@@ -113,6 +115,12 @@ class Component:
     def connected(self) -> list[Node]:
         return [n for n in self.nodes if n.runner is not None]
 
+    @property
+    def program_over(self) -> bool:
+        """Whether nothing of its program runs any more, whatever there is still to be told of it."""
+        telling = self.nodes[:1] if self.leads else self.nodes
+        return self.plan is not None and all(n.over or n.phase in ("ending", "ended") for n in telling)
+
     def state(self) -> ReportedState:
         if self.ended:
             return "ended"
@@ -133,6 +141,7 @@ class Component:
             infrastructure=self.infrastructure,
             refused=self.refused,
             missing=self.output.missing,
+            over=self.program_over,
         )
 
     def fail(self, error: str, fault: Fault = "site") -> None:

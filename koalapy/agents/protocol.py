@@ -88,6 +88,8 @@ class Status(Message):
     refused: Literal["", "job", "limit"] = ""
     missing: Words = ""
     """What of its output will never come, and why."""
+    over: bool = False
+    """Whether its program has ended, be its exit code on the way or told: that comes after the output."""
 
 
 class DiskReport(Message):

@@ -36,6 +36,10 @@ class Running(Said):
     t: Literal["running"]
 
 
+class Ending(Said):
+    t: Literal["ending"]
+
+
 class Relay(Said):
     t: Literal["relay"]
     token: Name
@@ -52,7 +56,9 @@ class Exit(Said):
     stopped: bool
 
 
-_said: TypeAdapter[Said] = TypeAdapter(Annotated[Hello | Out | Running | Relay | Exit, Field(discriminator="t")])
+_said: TypeAdapter[Said] = TypeAdapter(
+    Annotated[Hello | Out | Running | Ending | Relay | Exit, Field(discriminator="t")]
+)
 
 
 def understood(line: bytes) -> dict[str, Any]:

@@ -119,6 +119,8 @@ class Runner:
             return
         self._result = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
         self._phase = "ending"
+        if self._link.welcomed:  # else the hello says it
+            self._link.send({"t": "ending"})
         if self._role is not None:
             self._role.close()
         self._kill_at = self.loop.time() + (STOP_GRACE if stopped else PROGRAM_GRACE)

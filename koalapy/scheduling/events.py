@@ -116,6 +116,7 @@ class ComponentUpdated:
     refused: str = ""
     missing: str = ""
     """What of its output will never come, and why."""
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

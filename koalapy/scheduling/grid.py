@@ -41,6 +41,8 @@ class ClusterBook:
         """When it was last heard of, moved on by what we slept since: then nobody listened."""
         self.patience_until = float("-inf")
         """Before then its silence means nothing."""
+        self.over: set[Token] = set()
+        """Components whose program has ended, as was told before its exit code."""
         self.confirmed_at = float("-inf")
         """All that was known there at this time has been told."""
         self.asked = False
@@ -129,6 +131,7 @@ class ClusterBook:
         before = self.available
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
+        self.over.discard(token)
         if token not in self._holding:
             self._promised -= size
             self._leaving.pop(token, None)

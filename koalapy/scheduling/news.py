@@ -8,6 +8,8 @@ from collections import defaultdict
 
 from koalapy.model.job import Component, ComponentState, Job
 from koalapy.model.request import ClusterName
+from koalapy.scheduling.claiming import telling
+from koalapy.scheduling.events import ComponentUpdated
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.rules import Rules
@@ -65,6 +67,18 @@ class News:
         if book.connected and not book.asked:
             book.asked = True
             self._ledger.confirm(cluster)
+
+    # What is on its way
+
+    def told(self, update: ComponentUpdated) -> None:
+        """A cluster has told of a component."""
+        book = self._grid[update.cluster]
+        if update.over and update.token in book.live:
+            book.over.add(update.token)
+
+    def is_over(self, job: Job) -> bool:
+        """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
+        return all(c.exit_code is not None or job.token(c.index) in self._grid[c.cluster].over for c in telling(job))
 
     # Contact
 

@@ -36,6 +36,9 @@ from koalapy.scheduling.timers import Deadline, Timer, Timers
 from koalapy.scheduling.transfers import Transfers
 from koalapy.scheduling.waiting import Waiting
 
+RESULT_PAUSE = 5.0
+"""Seconds until it is looked again whether the exit code of a program is there that has ended."""
+
 
 class Scheduler:
     """One grid's scheduler. All state lives here or in what ``restore`` is given."""
@@ -214,6 +217,7 @@ class Scheduler:
                 book.drained, book.grew = None, True
                 self._ledger.cluster_changed(event.cluster)
             case ev.ComponentUpdated():
+                self._news.told(event)
                 self._components.update(event, now)
                 self._settle(event.token, now)
             case ev.InventoryReceived():
@@ -284,6 +288,8 @@ class Scheduler:
         book.agent_failed = ""
         book.grew = True
         self._ledger.cluster_changed(book.name)
+        for told in event.components:
+            self._news.told(told)
         for token in self._components.reconcile(event, now):
             self._settle(token, now)
         self._transfers.reconcile(event, self.jobs(), now)
@@ -412,6 +418,8 @@ class Scheduler:
             self._claiming.stop_components(job)
         elif timer.kind is Deadline.CLAIM_GRACE and not self._is_overtaken(job, timer):
             self._timers.postpone(timer, now + self.rules.claim_grace)
+        elif timer.kind is Deadline.WALLTIME and self._news.is_over(job):
+            self._timers.postpone(timer, now + RESULT_PAUSE)
         elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
             self._timers.postpone(timer, now + self.rules.barrier_timeout)
         else:

@@ -174,3 +174,15 @@ async def test_the_result_is_told_again_until_it_is_acknowledged(agent: FakeAgen
     assert await node.ended() == 0
     assert [m["code"] for m in node.said("exit")] == [4, 4]
     assert json.loads((agent.directory / TOKEN / "result.0.json").read_text())["code"] == 4
+
+
+async def test_that_a_program_has_ended_is_told_before_its_output(agent: FakeAgent) -> None:
+    """Which may take long; the exit code comes after it."""
+    node = await agent.start("7.1.0", 0, "127.0.1.1")
+    node.ack_output = False
+    node.send(**plan([node], ["sh", "-c", "head -c 1000000 /dev/zero"]))
+    await node.expect("ending")
+    assert not node.said("exit")
+    node.ack_output = True
+    node.send(t="output", offset=len(node.output))
+    assert (await node.expect("exit"))["code"] == 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import ComponentState, JobId, JobState, Launcher
-from koalapy.scheduling.events import ClusterConfirmed, ClusterDisconnected
+from koalapy.scheduling.events import ClusterConfirmed, ClusterDisconnected, ComponentUpdated
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed
@@ -67,6 +67,31 @@ def test_a_program_that_did_not_is_ended_as_soon_as_that_is_certain(launcher: La
     assert world.job(job).ending is None, "south has not said"
     world.step([ClusterConfirmed("south", 59.99)])
     assert world.job(job).ending is None, "that was before the deadline"
+    play(world)
+    assert world.job(job).reason == "walltime of 60 s exceeded"
+
+
+@LAUNCHERS
+def test_a_program_that_ended_in_time_may_have_much_output_on_its_way(launcher: Launcher) -> None:
+    """Its exit code comes after that, long after the deadline."""
+    world, job = running(launcher)
+    world.now = 59.0
+    for token in world.tokens(job):
+        world.step([ComponentUpdated(token, world.site_of(token).name, "running", over=True)])
+    for world.now in (60.0, 65.0, 70.0, 75.0):
+        world.step()
+        play(world)
+        assert world.job(job).ending is None
+    exits(world)
+    play(world)
+    assert world.job(job).ending is JobState.SUCCEEDED
+
+
+def test_a_part_of_a_program_may_not_outlive_the_walltime_because_another_has_ended() -> None:
+    world, job = running(Launcher.PROCESSES)
+    world.step([ComponentUpdated(world.tokens(job)[0], "north", "running", over=True)])
+    world.now = 60.0
+    world.step()
     play(world)
     assert world.job(job).reason == "walltime of 60 s exceeded"
 
