@@ -8,16 +8,15 @@ from koalapy.model.disk import Disk
 
 
 def look(folders: Mapping[str, Path]) -> list[Disk]:
-    """The disks of some folders by what we have there; those on one disk are one. ``OSError``."""
+    """The disks of some folders, each by the first that lies on it. ``OSError``."""
     found: dict[int, Disk] = {}
     for what, folder in folders.items():
         path = folder.absolute()
         while not path.exists():
             path = path.parent
         device = path.stat().st_dev
-        names = f"{found[device].what} and {what}" if device in found else what
-        room = os.statvfs(path)
-        files = room.f_favail if room.f_files else None
-        place = found[device].path if device in found else str(folder)
-        found[device] = Disk(names, place, room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize, files)
+        if device not in found:
+            room = os.statvfs(path)
+            size, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+            found[device] = Disk(what, str(folder), free, size, room.f_favail if room.f_files else None)
     return list(found.values())

@@ -290,9 +290,13 @@ def _services(
         attempts=jobs.attempts,
     )  # fmt: skip
     network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
-    jobs.disks = disks = DiskWatch({"data directory": data_dir}, settings.disks.build())
+    jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks.build())
     advisor = Advisor(engine.scheduler.experience, stores.advice)
     return Services(jobs, bundles, files, results, network, advisor, disks)
+
+
+def _own_folders(data_dir: Path) -> dict[str, Path]:
+    return {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
 
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:

@@ -59,8 +59,9 @@ class Duties:
         self._engine.post(Item(events=(PeriodicScan(),)))
 
     async def renew_lease(self) -> None:
-        """Once; where the database does not take it, again and again: whether it does may show here first."""
-        while not self._stopped:
+        """Once; where the database does not take it, until the next is near: whether it does may show here first."""
+        began = asyncio.get_running_loop().time()
+        while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL / 2:
             try:
                 await asyncio.to_thread(self._store.renew_lease, self._engine.clock())
             except StoreUnavailable as error:

@@ -44,10 +44,10 @@ def test_what_is_said_of_a_disk_changes_seldom(free: int) -> None:
     assert len(str(Disk("spool", "/s", free, 10**15))) < 60
 
 
-def test_folders_on_one_disk_are_told_as_one(tmp_path: Path) -> None:
+def test_of_folders_on_one_disk_the_first_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (found,) = look({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
-    assert (found.what, found.path) == ("spool and stages", str(tmp_path / "a"))
+    assert (found.what, found.path) == ("spool", str(tmp_path / "a"))
     assert 0 < found.free <= found.size
 
 
