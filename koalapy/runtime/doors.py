@@ -16,6 +16,8 @@ KNOCK_WITHIN = 3.0
 AT_ONCE = 128
 """Connections that are tried at the same time: a process may have so many files open."""
 LONGEST_WORD = 128
+GUESTS = 256
+"""Connections at a door: who knocks leaves as soon as it has heard the word, so that the oldest makes room."""
 
 
 def socket_for(host: str) -> socket.socket:
@@ -60,6 +62,8 @@ class Door:
         except OSError:  # gone again
             return
         guest.setblocking(False)
+        if len(self._guests) >= GUESTS:
+            self._leave(next(iter(self._guests)))
         self._guests[guest.fileno()] = guest
         self._loop.watch(guest.fileno(), lambda _: self._leave(guest.fileno()))
         try:
