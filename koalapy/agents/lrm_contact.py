@@ -16,12 +16,16 @@ T = TypeVar("T")
 
 SILENT_AFTER = 10.0
 """Seconds that a look may take before it is told that the resource manager does not answer."""
+SLOWNESS = 3.0
+"""So many times as long as the last look took, the next one may."""
 CALL_WITHIN = 120.0
 """Seconds that anything asked of a resource manager may take; each of the commands it is made of has less."""
 REFUSED_PAUSE = 60.0
 """Seconds for which a resource manager that refused a job by its own fault is given no further one, the first time;
 each further refusal in a row doubles it."""
 REFUSED_LONGEST = 1800.0
+LONGEST = 2000
+"""Signs of an error's words."""
 
 
 class Contact:
@@ -38,6 +42,8 @@ class Contact:
         self._refused_until = 0.0
         self._refusals = 0
         self._answered_at = time.time()
+        self._took = 0.0
+        """Seconds of the last look that was answered."""
 
     @property
     def problem(self) -> str:
@@ -48,22 +54,24 @@ class Contact:
     async def look(self, asked: Awaitable[T]) -> T:
         """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
         began = time.monotonic()
+        # One that always takes its time is slow, and not silent.
+        patience = max(SILENT_AFTER, min(SLOWNESS * self._took, CALL_WITHIN / 2))
         looking = asyncio.ensure_future(asked)
         try:
-            done, _ = await asyncio.wait((looking,), timeout=SILENT_AFTER)
+            done, _ = await asyncio.wait((looking,), timeout=patience)
             if not done:
                 self._out_of_reach("")
-                done, _ = await asyncio.wait((looking,), timeout=CALL_WITHIN - SILENT_AFTER)
+                done, _ = await asyncio.wait((looking,), timeout=CALL_WITHIN - patience)
             if not done:
                 raise SiteUnavailable(f"no answer within {CALL_WITHIN:g} s")
             answer = looking.result()
         except SiteError as error:
             text = in_one_line(error)
-            self._out_of_reach(text, silent=time.monotonic() - began >= SILENT_AFTER)
+            self._out_of_reach(text, silent=time.monotonic() - began >= patience)
             raise
         finally:
             looking.cancel()
-        self._answered_at = time.time()
+        self._answered_at, self._took = time.time(), time.monotonic() - began
         if self._fault:
             log.info("resource manager in reach again", action="lrm-back")
             self._fault = ""
@@ -109,5 +117,8 @@ class Contact:
 
 
 def in_one_line(error: SiteError) -> str:
-    """An error's words and the way out."""
-    return " ".join(f"{error.message}; {error.hint}".split() if error.hint else error.message.split())
+    """An error's words and the way out; of very many words, the first and the last."""
+    said = " ".join(error.message.split())
+    if len(said) > LONGEST:
+        said = f"{said[: LONGEST // 2]} … {said[-LONGEST // 2 :]}"
+    return f"{said}; {' '.join(error.hint.split())}" if error.hint else said

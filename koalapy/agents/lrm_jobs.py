@@ -252,7 +252,7 @@ class LrmJobs:
                 self._contact.refused(error)
             component.fail(in_one_line(error), fault)
         except SiteUnavailable as error:
-            component.fail(error.message)
+            component.fail(in_one_line(error))
         except OSError as error:
             component.fail(trouble(component.folder.path, error))
         component.handed_in_at = time.monotonic()

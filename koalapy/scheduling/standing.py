@@ -16,7 +16,7 @@ from koalapy.scheduling.rules import Rules
 def standing(job: Job, timeline: Sequence[TimelineEntry], grid: GridBook, rules: Rules, now: float) -> Explanation:
     """Of a job that is active, held or over; what came before is left to the caller."""
     attempt = job.attempt
-    headline = _headline(job, attempt, rules, now)
+    headline = _headline(job, attempt, grid, rules, now)
     if attempt is None or job.state is JobState.HELD:
         return Explanation(job.id, job.state, headline)
     return Explanation(
@@ -33,7 +33,7 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
     return Placement(components, said[-1] if said else "")
 
 
-def _headline(job: Job, attempt: Attempt | None, rules: Rules, now: float) -> str:
+def _headline(job: Job, attempt: Attempt | None, grid: GridBook, rules: Rules, now: float) -> str:
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -52,7 +52,7 @@ def _headline(job: Job, attempt: Attempt | None, rules: Rules, now: float) -> st
         return f"runs since {clock(started, now)} on {_where(attempt.gang)}"
     if job.state is JobState.STARTING:
         return "every node has reported, and the program is being launched"
-    return _claiming(attempt, rules, now)
+    return _claiming(attempt, rules, now) + _trouble(attempt, grid)
 
 
 def _where(components: Sequence[Component]) -> str:
@@ -67,6 +67,12 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
     names = sorted({c.cluster for c in lost})
     are = "is" if len(names) == 1 else "are"
     return f"{listed(names)} {are} out of reach since {clock(since, now)}: what runs there is not known"
+
+
+def _trouble(attempt: Attempt, grid: GridBook) -> str:
+    """What the clusters of a gang that is not complete say is the matter with their resource managers."""
+    awaited = {c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED}
+    return "".join(f"; {name}: {grid[name].problem}" for name in sorted(awaited) if name in grid and grid[name].problem)
 
 
 def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:

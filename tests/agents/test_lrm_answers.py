@@ -86,6 +86,28 @@ async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypa
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
 
 
+async def test_one_that_always_takes_its_time_is_slow_and_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.1)
+    monkeypatch.setattr(lrm_contact, "SLOWNESS", 1000.0)
+    told: list[str] = []
+    contact = lrm_contact.Contact(lambda: told.append(contact.problem))
+
+    async def look() -> None:
+        await asyncio.sleep(0.2)
+
+    for _ in range(3):
+        await contact.look(look())
+    assert [bool(problem) for problem in told] == [True, False], "only the first time is a surprise"
+
+
+def test_very_many_words_are_cut() -> None:
+    error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
+    said = lrm_contact.in_one_line(error)
+    assert len(said) < 3000
+    assert said.startswith("begin")
+    assert said.endswith("end; do this")
+
+
 # Refusals
 
 

@@ -7,6 +7,7 @@ import pytest
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduling.faults import LIMIT_PAUSE
+from koalapy.scheduling.standing import standing
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.world import World
@@ -105,3 +106,15 @@ def test_what_a_cluster_says_of_its_resource_manager_is_named_in_place_of_local_
     world.settle()
     world.advance(10)
     assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> None:
+    world = World({"north": 4}, manual=True)
+    world.settle()
+    job = world.submit(flexible(4))
+    site = world.sites["north"]
+    world.obey("north")
+    site.report(replace(site.look(), problem="not answering since 10:00:00"))
+    world.deliver("north")
+    explanation = standing(world.job(job), world.timeline, world.scheduler.grid, world.rules, world.now)
+    assert explanation.headline.endswith("; north: not answering since 10:00:00")
