@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from koalapy import __version__
 from koalapy.api.admission import Admission
 from koalapy.api.clusters import clusters_router, health_router
+from koalapy.api.docs import docs_router
 from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
 from koalapy.api.guard import Guard
@@ -36,7 +37,7 @@ def create_app(
     """The application: requests must show one of the ``tokens``, and name one of the ``hosts``."""
     app = FastAPI(
         title="koalapy", version=__version__, description="A live co-allocating meta-scheduler.",
-        openapi_tags=TAGS, redirect_slashes=False,
+        openapi_tags=TAGS, redirect_slashes=False, docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.include_router(jobs_router(service), prefix="/api/v1")
     app.include_router(events_router(service), prefix="/api/v1")
@@ -46,10 +47,11 @@ def create_app(
     app.include_router(health_router(service, operation="api_health", ready="api_ready"), prefix="/api/v1")
     for router in routers:
         app.include_router(router)
+    _describe(app)
+    app.include_router(docs_router(app.openapi))
     install(app)
     app.add_middleware(Guard, tokens=tokens, hosts=hosts or Hosts())
     app.add_middleware(Admission, most=most_requests)
-    _describe(app)
     return app
 
 

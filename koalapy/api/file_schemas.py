@@ -11,7 +11,7 @@ class ReplicaOrder(Input):
 
     name: LogicalName
     cluster: Cluster
-    path: FileName = Field(min_length=1)
+    path: FileName = Field(min_length=1, json_schema_extra={"pattern": r"^/[^\x00]*$"})
     """Absolute, on that cluster."""
 
 

@@ -1,8 +1,8 @@
 """What goes over the wire of the network between clusters."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from koalapy.api.schemas import Input, Output, Text
 from koalapy.ports import MeasurementKind
@@ -15,11 +15,19 @@ MOST = 10_000
 Pair = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems": 2})]
 
 
+SOME = {"minItems": 1}
+BOTH: dict[str, Any] = {
+    "properties": {name: {"type": "array"} for name in ("clusters", "pairs")}, "required": ["clusters", "pairs"],
+}  # fmt: skip
+
+
 class MeasureOrder(Input):
     """Which links to measure: all among these clusters, or these pairs, or when neither is given all there are."""
 
-    clusters: Annotated[list[Text], Field(max_length=MOST)] | None = None
-    pairs: Annotated[list[Pair], Field(max_length=MOST)] | None = None
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"not": BOTH})
+
+    clusters: Annotated[list[Text], Field(max_length=MOST, json_schema_extra=SOME)] | None = None
+    pairs: Annotated[list[Pair], Field(max_length=MOST, json_schema_extra=SOME)] | None = None
     """Two names each, the same twice for the network within a cluster."""
 
 

@@ -5,12 +5,13 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from koalapy.api import schemas
 from koalapy.api.background_schemas import BackgroundOrder
@@ -48,6 +49,7 @@ STATUS: dict[type[KoalaError], int] = {
 }
 RETRY_AFTER = 5.0
 """Seconds after which it is worth to ask again what cannot be answered now."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 LARGEST_VALUE = 1000
 """Characters of JSON up to which a wrong value is sent back."""
 
@@ -110,9 +112,21 @@ async def _koala_error(_: Request, error: Exception) -> JSONResponse:
     return problem(status, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
+def _allowed(request: Request) -> list[str]:
+    """Every method that there is at a path: a route knows of its own only."""
+    routes = request.app.router.routes
+    asked = [(method, dict(request.scope, method=method)) for method in METHODS]
+    there = [method for method, scope in asked if any(route.matches(scope)[0] is Match.FULL for route in routes)]
+    return sorted([*there, "OPTIONS"])
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["allow"] = ", ".join(_allowed(request))
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
     if error.status_code in (404, 405):
         return problem(error.status_code, str(error.detail), hint="GET /openapi.json tells the routes", headers=headers)
     if error.status_code == 400:

@@ -95,7 +95,12 @@ def _fraction(**bounds: float) -> Any:
     return WithJsonSchema({"type": "number", "maximum": 1, **bounds})
 
 
-Number = Annotated[int, Field(strict=True, ge=-(2**31), le=LARGEST)]
+def _whole(value: object) -> object:
+    """JSON knows no difference between 6 and 6.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=LARGEST)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
 Positive = Annotated[Number, _number(1)]
 NotNegative = Annotated[Number, _number(0)]
@@ -113,6 +118,7 @@ def _combined(value: object) -> object:
         return None
     if value == "never":
         return 1
+    value = _whole(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
         raise PydanticCustomError("coallocation", "is no co-allocation")
     return value
@@ -133,12 +139,18 @@ Cluster = Annotated[Text, Field(min_length=1, max_length=100)]
 LogicalName = Annotated[Text, Field(min_length=1, max_length=1000, json_schema_extra=LINE), AfterValidator(_one_line)]
 Pattern = Annotated[Text, Field(max_length=4096, json_schema_extra={"format": "file-pattern"})]
 
-Command = Annotated[
-    list[Text],
-    Field(max_length=MOST_WORDS),
-    WithJsonSchema({"type": "array", "maxItems": MOST_WORDS, "prefixItems": [TEXT | {"minLength": 1}], "items": TEXT}),
-]
+
+def _words(least: int) -> Any:
+    first = TEXT | {"minLength": 1}
+    return WithJsonSchema(
+        {"type": "array", "minItems": least, "maxItems": MOST_WORDS, "prefixItems": [first], "items": TEXT}
+    )
+
+
+Command = Annotated[list[Text], Field(max_length=MOST_WORDS), _words(0)]
 """A program and its arguments."""
+OwnCommand = Annotated[list[Text], Field(max_length=MOST_WORDS), _words(1)]
+"""That of one component."""
 
 
 def _names(most: int, name: dict[str, str]) -> Any:
@@ -178,7 +190,7 @@ class FixedComponent(Input):
 
     size: Positive
     cluster: Cluster
-    command: Command | None = None
+    command: OwnCommand | None = None
     environment: Environment = {}
     output: FileName | None = None
     inputs: Annotated[list[ComponentInput], Field(max_length=MOST_ENTRIES)] = []
@@ -188,7 +200,7 @@ class NonFixedComponent(Input):
     """A component whose cluster the scheduler chooses."""
 
     size: Positive
-    command: Command | None = None
+    command: OwnCommand | None = None
     environment: Environment = {}
     output: FileName | None = None
     inputs: Annotated[list[ComponentInput], Field(max_length=MOST_ENTRIES)] = []
@@ -217,7 +229,7 @@ class Flexible(Input):
     type: Literal["flexible"]
     total_size: Positive
     min_component_size: Positive = 1
-    max_components: Positive | None = None
+    max_components: Annotated[Number, _number(1, MOST_COMPONENTS)] | None = None
     split_options: Annotated[list[Split], Field(max_length=MOST_OPTIONS)] = []
 
 

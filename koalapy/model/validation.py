@@ -34,19 +34,19 @@ def check_size(spec: JobSpec, most: int) -> None:
 
     ``most``: components of one job.
     """
-    request = spec.request
+    request, bound = spec.request, f"more than max_components_per_job, {most}"
     way_out = f"give at most {most}, or have the daemon's operator raise rules.max_components_per_job"
     if isinstance(request, FlexibleRequest):
         if request.max_components is not None and request.max_components > most:
-            refuse("request.max_components", request.max_components, f"is {request.max_components}", way_out)
+            refuse("request.max_components", request.max_components, f"is {request.max_components}, {bound}", way_out)
         for index, option in enumerate(request.split_options):
             if len(option) > most:
                 field = f"request.split_options[{index}]"
-                refuse(field, len(option), f"has {len(option)} components", way_out)
+                refuse(field, len(option), f"has {len(option)} components, {bound}", way_out)
         return
     count = len(request.components)
     if count > most:
-        refuse("request.components", count, f"has {count} components", way_out)
+        refuse("request.components", count, f"has {count} components, {bound}", way_out)
     inputs = count * len(spec.inputs) + sum(len(component.inputs) for component in request.components)
     if inputs > MOST_INPUTS:
         problem = f"are {inputs} of all components together"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -296,6 +297,21 @@ async def test_a_misspelt_name_is_told_the_right_one(open_api: Open, request_: A
     answer = await (await open_api()).post("/api/v1/jobs", json={"request": request_, "command": ["true"]})
     assert (answer.status_code, answer.json()["field"]) == (422, field)
     assert hint in answer.json()["hint"]
+
+
+async def test_every_method_of_a_path_is_told(open_api: Open) -> None:
+    api = await open_api()
+    paths = (await api.get("/openapi.json")).json()["paths"]
+    assert len(paths) > 20
+    for path, operations in paths.items():
+        there = {"OPTIONS", *(method.upper() for method in operations)}
+        there |= {"HEAD"} if path == "/api/v1/bundles/{bundle}" else set()
+        asked = await api.options(re.sub(r"[{}]", "", path))
+        assert (asked.status_code, set(asked.headers["allow"].split(", "))) == (204, there), path
+        for method in {"PATCH", "PUT", "DELETE"} - there:
+            refused = await api.request(method, asked.request.url)
+            assert (refused.status_code, set(refused.headers["allow"].split(", "))) == (405, there), path
+    assert (await api.options("/api/v1/nowhere")).status_code == 404
 
 
 async def test_a_wrong_method_is_told_the_right_one(open_api: Open) -> None:

@@ -1,5 +1,7 @@
 """What the API says of itself is what it does: a tour through every operation, each answer held against its schema."""
 
+import base64
+import hashlib
 import re
 from typing import Any
 
@@ -133,6 +135,28 @@ async def test_the_document_is_whole(open_api: Open) -> None:
     operations = [op for ops in document["paths"].values() for op in ops.values()]
     assert all(op["tags"] and op["description"] for op in operations)
     assert {tag for op in operations for tag in op["tags"]} == {tag["name"] for tag in document["tags"]}
+
+
+async def test_the_page_for_people_tells_everything_and_loads_nothing(open_api: Open) -> None:
+    api = await open_api()
+    document = (await api.get("/openapi.json")).json()
+    answer = await api.get("/docs")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    style = re.search("<style>(.*?)</style>", answer.text, re.DOTALL)
+    assert style is not None
+    assert base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode() in policy
+    assert not re.findall(r"<script|src=|https?://|style=", answer.text)
+    links = re.findall(r'href="([^"]*)"', answer.text)
+    ids = re.findall(r'id="([^"]*)"', answer.text)
+    assert {link for link in links if not link.startswith("#")} == {"/openapi.json"}
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    assert len(ids) == len(set(ids))
+    operations = {op["operationId"] for ops in document["paths"].values() for op in ops.values()}
+    assert operations | {f"schema-{name}" for name in document["components"]["schemas"]} == set(ids)
+    for gone in ("/redoc", "/docs/oauth2-redirect"):
+        assert (await api.get(gone)).status_code == 404
 
 
 async def test_the_examples_can_be_submitted(open_api: Open) -> None:
