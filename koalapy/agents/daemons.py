@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -38,19 +39,19 @@ class Daemons:
         self._known[instance] = known
         if epoch < known.epoch or (epoch == known.epoch and life != known.life):
             return False
-        if (epoch, life) != (known.epoch, known.life):
-            self._known[instance] = known.model_copy(update={"epoch": epoch, "life": life})
-            self._write(instance, EPOCH, {"epoch": epoch, "life": life}, sync=True)
+        fresh = {"epoch": epoch, "life": life}
+        if (epoch, life) != (known.epoch, known.life) and self._write(instance, EPOCH, fresh, sync=True):
+            self._known[instance] = known.model_copy(update=fresh)
         return True
 
     def heard_of(self, instance: str, job: int) -> None:
         """A job of a daemon's."""
         known = self._known.get(instance)
-        if known is not None and job > known.job:
+        if known is not None and job > known.job and self._write(instance, JOB, {"job": job}, sync=False):
             self._known[instance] = known.model_copy(update={"job": job})
-            self._write(instance, JOB, {"job": job}, sync=False)
 
-    def _write(self, instance: str, name: str, fields: dict[str, object], *, sync: bool) -> None:
+    def _write(self, instance: str, name: str, fields: dict[str, Any], *, sync: bool) -> bool:
+        """False when there is no room: it is tried again with the next word."""
         folder = self._directory / instance
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -66,6 +67,8 @@ class Daemons:
                 _sync(self._directory)
         except OSError as error:
             log.warning("cannot note what a daemon said", action="note", instance=instance, reason=str(error))
+            return False
+        return True
 
 
 def _remembered(directory: Path) -> Iterator[KnownDaemon]:
