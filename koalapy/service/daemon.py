@@ -60,7 +60,7 @@ class Daemon:
         self._server = HttpServer(app, connections, self._started)
         self._duties = Duties(engine, store, self._end.set, duties)
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def _started(self) -> None:
         self._agents.start(self.url)

@@ -49,6 +49,7 @@ class Embedded(World):
         self._more = environment
         self.state = directory.parent / "state"
         """Where the account registers its daemons."""
+        self.host = "127.0.0.1"
         self._made = 0
         self.daemon: subprocess.Popen[str] | None = None
 
@@ -64,7 +65,7 @@ class Embedded(World):
     def launch(self, port: int = 0) -> str:
         """Start the daemon; its URL as soon as it serves, whatever its clusters do."""
         self.daemon = subprocess.Popen(
-            [*self.koala, "serve", "--port", str(port), "--data-dir", str(self.directory)],
+            [*self.koala, "serve", "--host", self.host, "--port", str(port), "--data-dir", str(self.directory)],
             stdout=subprocess.PIPE, stderr=(self.directory.parent / "daemon.log").open("a"),
             text=True, env=self.environment, start_new_session=True,
         )  # fmt: skip

@@ -81,6 +81,25 @@ def test_a_directory_that_others_could_read_and_the_account_that_finds_its_daemo
         close(grid)
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_serves_agents_and_commands_alike(tmp_path: Path) -> None:
+    grid = Embedded(tmp_path / "data")
+    grid.host = "::1"
+    try:
+        assert grid.start().url.startswith("http://[::1]:")
+        assert grid.run("clusters").returncode == 0
+    finally:
+        close(grid)
+
+
 def test_whoever_has_the_port_afterwards_is_not_shown_the_token(make_grid: Callable[..., Embedded]) -> None:
     grid = make_grid()
     grid.kill()
