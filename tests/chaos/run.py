@@ -25,6 +25,9 @@ FAULTS_SHARE = 0.65
 """Of a run's time, in which there are jobs and faults; in the rest the jobs must come to their ends."""
 SUBMIT_SHARE = 0.8
 """Of its time, after which no job is submitted any more."""
+AT_LEAST = 60.0
+"""Seconds that jobs have to come to their ends after the last fault, however short the run: a process may have been
+stopped just then."""
 ASK_WITHIN = 60.0
 """Seconds in which the daemon must have told of all jobs."""
 MOST_UNFINISHED = 40
@@ -75,10 +78,11 @@ class Run:
         self._grid = Chaos(ground, **settings)
         self._troubles: list[str] = []
         self._outcome = Outcome(orders)
+        self._attack_seconds = 60 * orders.minutes * FAULTS_SHARE
         self._began = time.monotonic()
 
     def play(self) -> Outcome:
-        over_at = self._began + 60 * self._orders.minutes
+        over_at = self._began + max(60 * self._orders.minutes, self._attack_seconds + AT_LEAST)
         with self._daemon():
             submissions, all_looks = self._attack(over_at)
             client = self._grid.client()
@@ -105,7 +109,7 @@ class Run:
     def _attack(self, until: float) -> tuple[list[Submission], list[Look]]:
         """Jobs, local users and faults, all at once."""
         orders = self._orders
-        seconds = 60 * orders.minutes * FAULTS_SHARE
+        seconds = self._attack_seconds
         planned = plan_jobs(orders.seed, orders.jobs)
         # A bit faster than there is time for, as submitters are held up again and again.
         submitters = Submitters(
