@@ -23,8 +23,8 @@ from tests.store.postgresql import Server
 
 FAULTS_SHARE = 0.65
 """Of a run's time, in which there are jobs and faults; in the rest the jobs must come to their ends."""
-SUBMIT_SHARE = 0.8
-"""Of its time, after which no job is submitted any more."""
+LATE = 20.0
+"""Seconds by which the last of these may be late, on a machine that has much to do."""
 AT_LEAST = 60.0
 """Seconds that jobs have to come to their ends after the last fault, however short the run: a process may have been
 stopped just then."""
@@ -82,7 +82,7 @@ class Run:
         self._began = time.monotonic()
 
     def play(self) -> Outcome:
-        over_at = self._began + max(60 * self._orders.minutes, self._attack_seconds + AT_LEAST)
+        over_at = self._began + max(60 * self._orders.minutes, self._attack_seconds + LATE + AT_LEAST)
         with self._daemon():
             submissions, all_looks = self._attack(over_at)
             client = self._grid.client()
@@ -114,7 +114,7 @@ class Run:
         # A bit faster than there is time for, as submitters are held up again and again.
         submitters = Submitters(
             self._grid, planned, pace=0.7 * seconds / orders.jobs, most=MOST_UNFINISHED,
-            stop_at=self._began + SUBMIT_SHARE * 60 * orders.minutes, until=until,
+            stop_at=self._began + seconds + LATE, until=until,
         )  # fmt: skip
         users = LocalUsers(self._grid, plan_local_users(orders.seed, orders.jobs // 20, 0.9 * seconds), until)
         looker, waker = Looker(self._grid), Waker()
@@ -123,7 +123,7 @@ class Run:
         injector = Injector(self._grid, self._keeper, waker, self._database)
         faults = plan_faults(orders.seed, orders.faults, seconds, database=self._database is not None)
         try:
-            injector.run(faults, self._began + seconds)
+            injector.run(faults, self._began + seconds + LATE)
         finally:
             waker.close()
             done = submitters.finish()

