@@ -16,6 +16,7 @@ from koalapy.agents.lrm.drmaa_words import NO_SUCH_JOB, STATES, Ending
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import write_script
+from koalapy.agents.lrm.slurm_commands import time_limit
 from koalapy.model.errors import SiteError, SiteRejected
 
 PATIENCE = 30.0
@@ -118,7 +119,8 @@ class DrmaaSettings:
 
     nodes: int
     native_specification: str
-    """Options of the library's own; ``{nodes}`` and ``{walltime}`` (seconds) stand for a job's."""
+    """Options of the library's own; ``{nodes}`` and ``{walltime}`` stand for a job's: in seconds, or as Slurm has it
+    where its ``srun`` starts the runners."""
     fanout: Literal["srun", "qrsh", "none"]
     poll_interval: float
     directory: Path
@@ -217,7 +219,10 @@ class DrmaaLrm:
             raise SiteRejected(
                 "this cluster wants a walltime for every job", field="walltime", hint="submit the job with one"
             )
-        text = text.replace("{walltime}", str(max(1, round(submission.walltime or 0))))
+        seconds = submission.walltime or 0.0
+        # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.
+        limit = time_limit(seconds) if self._settings.fanout == "srun" else str(max(1, round(seconds)))
+        text = text.replace("{walltime}", limit)
         return list(words(text.replace("{nodes}", str(submission.nodes))))
 
     def _job(self, entry: Entry, word: str) -> LrmJob:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +15,15 @@ from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, L
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.slurm_check import check_nodes, check_partition, check_version, partitions
 from koalapy.agents.lrm.slurm_columns import COLUMNS, read_columns
-from koalapy.agents.lrm.slurm_commands import SlurmCommands, ask, complaint, environment, find_commands, refuse
+from koalapy.agents.lrm.slurm_commands import (
+    SlurmCommands,
+    ask,
+    complaint,
+    environment,
+    find_commands,
+    refuse,
+    time_limit,
+)
 from koalapy.agents.lrm.slurm_json import SlurmJob, SlurmNode, read_jobs, read_nodes, words_in
 from koalapy.agents.lrm.slurm_refusals import fault_of_waiting
 from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
@@ -242,13 +249,6 @@ def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob]) -> LrmSnapsh
         down=standings.count("down"),
         jobs=tuple(jobs),
     )
-
-
-def time_limit(walltime: float) -> str:
-    """Seconds as ``H:MM:00``, the one form that sbatch and its DRMAA library both take: whole minutes, for which Slurm
-    counts, and at least one, for 0 is no limit at all."""
-    hours, minutes = divmod(max(1, math.ceil(walltime / 60)), 60)
-    return f"{hours}:{minutes:02}:00"
 
 
 def _lines(output: bytes) -> list[_Named]:

@@ -1,5 +1,6 @@
 """Slurm's own commands: what environment they get, what their complaints mean, and jobs handed in by ``sbatch``."""
 
+import math
 import os
 import re
 import shutil
@@ -61,6 +62,13 @@ def complaint(command: str, answer: Answer) -> str:
     lines = (answer.errors or answer.output.decode(errors="replace")).splitlines()
     said = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]
     return "; ".join(dict.fromkeys(line for line in said if line)) or f"exit code {answer.code}"
+
+
+def time_limit(walltime: float) -> str:
+    """Seconds as ``H:MM:00``, the one form that sbatch and its DRMAA library both take: whole minutes, for which Slurm
+    counts, and at least one, for 0 is no limit at all."""
+    hours, minutes = divmod(max(1, math.ceil(walltime / 60)), 60)
+    return f"{hours}:{minutes:02}:00"
 
 
 def find_commands(*names: str) -> Finding:

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from koalapy.agents.lrm import drmaa, drmaa_process
-from koalapy.agents.lrm.drmaa import DrmaaLrm, DrmaaSettings
+from koalapy.agents.lrm.drmaa import DrmaaControl, DrmaaLrm, DrmaaSettings
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -37,10 +38,21 @@ async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
     raise AssertionError("the changes came to an end")
 
 
+@pytest.mark.parametrize(
+    ("fanout", "walltime", "limit"),
+    [("srun", 25 * 3600.0, "25:00:00"), ("srun", 0.5, "0:01:00"), ("qrsh", 90.0, "90"), ("none", 0.2, "1")],
+)
+def test_a_walltime_is_written_as_the_resource_manager_has_it(
+    control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
+) -> None:
+    lrm = DrmaaLrm(control, DrmaaSettings(4, "-t {walltime}", fanout, 0.1, tmp_path))
+    assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-t", limit]
+
+
 async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path) -> None:
     assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, ())
     job = await lrm.submit(submission(tmp_path, nodes=3, walltime=90.0))
-    assert '"nativeSpecification": "-n 3 -t 90"' in library.calls("runJob")[0]
+    assert '"nativeSpecification": "-n 3 -t 0:02:00"' in library.calls("runJob")[0]
     assert "srun --nodes=3" in (tmp_path / "launch").read_text()
     running = LrmJob(job, "koala-a", LrmJobState.RUNNING)
     assert await lrm.snapshot() == LrmSnapshot(4, 1, 0, 0, (running,))
