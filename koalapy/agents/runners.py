@@ -120,12 +120,12 @@ class RunnerConnection(asyncio.Protocol):
 
     async def hear_out(self) -> None:
         """Wait until all is handled that had arrived when this was called."""
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         file = self._transport.get_extra_info("socket").fileno()
         unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
         wanted = self.arrived + unread
-        while self._transport is not None and self.arrived < wanted:  # noqa: ASYNC110
+        while self._transport is not None and not self._transport.is_closing() and self.arrived < wanted:  # noqa: ASYNC110
             await asyncio.sleep(BREATH)
 
     def _check(self, size: int) -> None:

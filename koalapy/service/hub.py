@@ -110,6 +110,7 @@ class Hub:
             session = Session(cluster, connection, hello)
             await self._make_way(session)
             await self._memories.outgrow(cluster, hello.known)
+            await self._make_way(session)  # a third may have been faster
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent refused", action="refuse", cluster=cluster, error=error.message)
             await connection.close(error.message)
@@ -136,15 +137,19 @@ class Hub:
         finally:
             pump.cancel()
             watch.cancel()
+            session.end()
             self._leave(session, "its agent is not connected")
 
     async def _make_way(self, session: Session) -> None:
         """``ConflictError`` when another agent of the cluster is connected, and answers; the same one may come anew."""
         while (earlier := self._sessions.get(session.cluster)) is not None and earlier.who != session.who:
-            if await earlier.answers(self._patience):
-                raise ConflictError(f"cluster {session.cluster} has an agent already, {earlier.who}: stop one of them")
-            if self._sessions.get(session.cluster) is earlier:
+            if earlier.hangs:
                 return
+            answers = await earlier.answers(self._patience)
+            if self._sessions.get(session.cluster) is not earlier:
+                continue
+            if answers:
+                raise ConflictError(f"cluster {session.cluster} has an agent already, {earlier.who}: stop one of them")
 
     def _pumped(self, session: Session, pump: "asyncio.Task[None]") -> None:
         """Nothing more would ever be sent, and the agent would never know: it is to connect again."""

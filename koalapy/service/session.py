@@ -35,6 +35,8 @@ class Session:
         """Whether its inventory has been taken in, so that commands may be sent."""
         self.silence = 0.0
         """Seconds."""
+        self.hangs = False
+        """Whether it was asked in vain, and not heard since."""
         self._heard = asyncio.Event()
         self._busy = False
         self._asked: dict[int, float] = {}
@@ -63,11 +65,15 @@ class Session:
     async def listen(self, frames: AsyncIterator[str]) -> AsyncIterator[str]:
         """The frames as they come, with note taken of that."""
         async for frame in frames:
-            self.silence = 0.0
+            self.silence, self.hangs = 0.0, False
             self._heard.set()
             self._busy = True
             yield frame
             self._busy = False
+
+    def end(self) -> None:
+        """Nobody need wait for it any more."""
+        self._heard.set()
 
     async def silent(self, patience: float) -> None:
         """Wait until nothing was heard for so many seconds though we listened; it is asked meanwhile."""
@@ -92,8 +98,8 @@ class Session:
             async with asyncio.timeout(patience):
                 await self._heard.wait()
         except TimeoutError:
-            return False
-        return True
+            self.hangs = True
+        return not self.hangs
 
     # What it knows
 

@@ -305,3 +305,21 @@ async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, 
         assert first.closed
         await second.close("")
         await serving
+
+
+async def test_an_agent_that_hangs_up_while_another_waits_makes_way_at_once(tmp_path: Path) -> None:
+    """As one does that was killed and started again: its end may be read after the other's hello."""
+    async with running(tmp_path / "koala.db", 1000.0) as daemon, daemon.agent_of("north") as first:
+        async with asyncio.timeout(DEADLINE):
+            while not first.heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            second = Attentive()
+            second.says(hello(2))
+            serving = asyncio.create_task(daemon.hub.serve("north", second))
+            while not any(m["type"] == "probe" for m in first.heard):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await first.close("")
+            second.says(wire.Inventory(components=[]), report(2))
+            await until(daemon, "north", ("usable", 2, ""))
+        await second.close("")
+        await serving
