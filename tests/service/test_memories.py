@@ -23,7 +23,7 @@ async def welcomed(agent: Agent) -> int:
 
 
 def jobs_of(daemon: Daemon) -> Jobs:
-    jobs = Jobs(daemon.engine, daemon.store, 1, daemon.describe)
+    jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
     daemon.hub.number_above(jobs.number_above)
     return jobs
 
