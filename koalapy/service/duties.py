@@ -10,6 +10,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.ports import Store
 from koalapy.scheduling.events import PeriodicScan
+from koalapy.service.database import SLOW
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 
 log = structlog.get_logger()
@@ -62,8 +63,12 @@ class Duties:
         """Once; where the database does not take it, until the next is near: whether it does may show here first."""
         began = asyncio.get_running_loop().time()
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL / 2:
+            renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
+            await asyncio.wait({renewing}, timeout=SLOW)
+            if not renewing.done():
+                self._engine.database.failed(LEASE, f"the database has not answered for {SLOW:g} s")
             try:
-                await asyncio.to_thread(self._store.renew_lease, self._engine.clock())
+                await renewing
             except StoreUnavailable as error:
                 self._engine.database.failed(LEASE, error.message)
                 await asyncio.sleep(RETRY_PAUSE)

@@ -71,6 +71,9 @@ class Files:
 
         ``ConflictError`` when the good replicas of that name are another file.
         """
+        return await self._engine.database.patiently(self._add(name, cluster, path))
+
+    async def _add(self, name: str, cluster: ClusterName, path: str) -> Replica:
         _check_name(name)
         self._check_cluster(cluster)
         if not path.startswith("/"):
@@ -97,6 +100,9 @@ class Files:
 
     async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]:
         """Have agents look again at replicas, and keep what they saw; of a cluster out of reach, what was known."""
+        return await self._engine.database.patiently(self._verify(name, cluster))
+
+    async def _verify(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
         chosen = self._chosen(name, cluster)
         clusters = {replica.cluster for replica in chosen}
         looked = await asyncio.gather(*(self._verify_all([r for r in chosen if r.cluster == c]) for c in clusters))
@@ -105,6 +111,9 @@ class Files:
 
     async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
         """Forget replicas, whose files stay where they are; answers what was forgotten."""
+        return await self._engine.database.patiently(self._remove(name, cluster))
+
+    async def _remove(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
         async with self._changing:
             gone = self._chosen(name, cluster)
             clusters = [replica.cluster for replica in gone]
@@ -240,8 +249,7 @@ class Files:
 
     async def _tell(self, *names: str) -> None:
         """The scheduler of what is stored: that comes about even where nobody can be kept waiting for it."""
-        item = Item(events=tuple(self._changed(name) for name in names), decided=True)
-        await self._engine.database.patiently(self._engine.commit(item))
+        await self._engine.commit(Item(events=tuple(self._changed(name) for name in names), decided=True))
 
     def _changed(self, name: str) -> ReplicasChanged:
         return ReplicasChanged(name, self._catalogue.sites(name))

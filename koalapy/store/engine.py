@@ -27,6 +27,7 @@ WRITING = {"koala_writes": True}
 SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 BUSY = 3000
 """Milliseconds that SQLite waits for another process to be done with the database."""
+AGAIN = "try again when it is back"
 POOL_PATIENCE = 5.0
 """Seconds to wait for a connection, when all are busy."""
 PATIENCE = {
@@ -138,6 +139,7 @@ def unavailable_is_known() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, InternalError) as error:
-        raise StoreUnavailable(f"the database does not answer: {' '.join(str(error.orig).split())}") from error
+        said = " ".join(str(error.orig).split())
+        raise StoreUnavailable(f"the database does not answer: {said}", hint=AGAIN) from error
     except TimeoutError as error:
-        raise StoreUnavailable("the database does not answer: all connections are busy") from error
+        raise StoreUnavailable("the database does not answer: all connections are busy", hint=AGAIN) from error

@@ -23,6 +23,7 @@ from koalapy.service import engine as loop
 from koalapy.service.engine import Item
 from koalapy.store.sql import SqlStore
 from tests.api.conftest import serving
+from tests.service.sites import Sites
 from tests.service.test_hub import running
 
 JOBS = "/api/v1/jobs"
@@ -220,3 +221,31 @@ async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
         await renewing
         assert (database.problem, lost) == ("", [])
         await daemon.engine.commit(Item())
+
+
+async def test_a_lease_whose_renewal_hangs_is_known_before_anybody_submits(
+    stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(duties, "SLOW", 0.05)
+    goes_on = threading.Event()
+    async with running(tmp_path / "koala.db") as daemon:
+        monkeypatch.setattr(SqlStore, "renew_lease", lambda *_: goes_on.wait(DEADLINE))
+        renewing = asyncio.create_task(duties.Duties(daemon.engine, daemon.store, lambda: None).renew_lease())
+        async with asyncio.timeout(DEADLINE):
+            await daemon.engine.database.away.wait()
+        assert daemon.engine.database.problem == "the database has not answered for 0.05 s"
+        goes_on.set()
+        await renewing
+        assert daemon.engine.database.problem == ""
+
+
+async def test_replicas_are_not_waited_for_while_the_database_is_away(stack: AsyncExitStack, tmp_path: Path) -> None:
+    path = tmp_path / "koala.db"
+    sites = Sites()
+    sites.content["north", "/m"] = b"x"
+    api = await stack.enter_async_context(serving(path, [], Rules(), sites))
+    order = {"name": "m", "cluster": "north", "path": "/m"}
+    with locked(path):
+        check_refusal(await api.post("/api/v1/replicas", json=order), "database")
+    await ready(api)
+    assert (await api.post("/api/v1/replicas", json=order)).status_code == 201
