@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
-from koalapy.api.background_schemas import BackgroundOrder, BackgroundStarted, BackgroundStopped
+from koalapy.api.background_schemas import LONGEST, BackgroundOrder, BackgroundStarted, BackgroundStopped
 from koalapy.api.clusters import Name
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
@@ -13,8 +13,6 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.wording import known_names
 from koalapy.ports import ClusterRecord, JobService
 
-LONGEST = 600.0
-"""Seconds that one background job may run."""
 PATIENCE = 30.0
 """Seconds that a cluster has to answer."""
 

@@ -21,6 +21,8 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 
+from koalapy.api.background import background_router
+from koalapy.ports import ClusterRecord
 from koalapy.scheduling.rules import Rules
 from tests.api.conftest import TOKEN, serving
 from tests.service.archives import GOOD, archive_of
@@ -49,8 +51,21 @@ SENSE = re.compile("|".join([
 
 schemathesis.openapi.format("one-line", st.text("abcäßж漢 .-_/", min_size=1, max_size=20).map(str.strip).filter(bool))
 schemathesis.openapi.format("duration-of-job", st.sampled_from(["90", "90s", "5m", "1h30m", "1:30:00", "2-12:00:00"]))
+schemathesis.openapi.format("duration-of-load", st.sampled_from(["90", "90s", "5m"]))
 schemathesis.openapi.format("file-pattern", st.sampled_from(["a", "out/*.csv", "**/*.log"]))
 schemathesis.openapi.media_type("application/x-tar", st.sampled_from([archive_of(GOOD), archive_of({"a": b"1"})]))
+
+
+class Grid:
+    """What the routes of background load ask, answered as by a cluster of four nodes."""
+
+    def clusters(self) -> list[ClusterRecord]:
+        return [ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", None, 1, 1.0)]
+
+    async def ask(
+        self, cluster: str, what: str, payload: dict[str, object], timeout: float = 0.0
+    ) -> dict[str, Any]:  # fmt: skip
+        return {"stopped": 1} if what == "background-stop" else {"name": "koala-load", "lrm_job": "1"}
 
 
 class Served:
@@ -79,11 +94,11 @@ class Served:
             assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 200
             replica = {"name": "m", "cluster": "north", "path": "/m"}
             assert (await api.post("/api/v1/replicas", json=replica)).status_code == 201
+            app: Any = api._transport.app  # type: ignore[attr-defined]
+            app.include_router(background_router(Grid(), Grid(), allowed=True))  # type: ignore[arg-type]
             listener = socket.create_server(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            self._server = uvicorn.Server(
-                uvicorn.Config(api._transport.app, log_level="error", lifespan="off")  # type: ignore[attr-defined]
-            )
+            self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
             self._ready.set()
             await self._server.serve([listener])
 
@@ -104,7 +119,7 @@ def made_acceptable(case: Any) -> None:
     if case.query and "cluster" in case.query:
         case.query["cluster"] = "north"
     if isinstance(case.body, dict):
-        case.body |= {"path": "/m"} if "path" in case.body else {}
+        case.body |= {name: value for name, value in (("path", "/m"), ("nodes", 2)) if name in case.body}
         request = case.body.get("request", {})
         for one in (case.body, *request.get("components", ())):
             if "cluster" in one:
