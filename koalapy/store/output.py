@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from koalapy.model.job import Token, parse_token
@@ -37,6 +37,8 @@ class Stream:
 
     segments: list[Segment] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    """Threads that have it, or wait for it."""
 
     @property
     def end(self) -> int:
@@ -55,20 +57,17 @@ class FileOutput:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
-        stream = self._stream(token)
-        with stream.lock:
+        with self._stream(token) as stream:
             try:
                 self._append(token, stream, pieces)
             except OSError:
-                with self._lock:
-                    self._streams.pop(token, None)  # the files know
+                stream.segments = self._look(token)  # the files know
                 raise
             return stream.end
 
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
-        stream = self._stream(token)
-        with stream.lock:
-            segments, end = list(stream.segments), stream.end
+        with self._stream(token) as stream:
+            segments, end = [replace(segment) for segment in stream.segments], stream.end
         found: list[OutputPiece] = []
         room, at = AT_ONCE, after
         for segment, start, stop in self._shown(segments, end, after):
@@ -83,7 +82,8 @@ class FileOutput:
         return found
 
     def size(self, token: Token) -> int:
-        return self._stream(token).end
+        with self._stream(token) as stream:
+            return stream.end
 
     def last_job(self) -> int:
         """The largest id of a job of which there are files."""
@@ -101,13 +101,22 @@ class FileOutput:
 
     # Files
 
-    def _stream(self, token: Token) -> Stream:
+    @contextlib.contextmanager
+    def _stream(self, token: Token) -> Iterator[Stream]:
+        """For one thread at a time; what was not used for the longest time is forgotten, never what is in use."""
         with self._lock:
             stream = self._streams.pop(token, None) or Stream(self._look(token))
             self._streams[token] = stream
+            stream.users += 1
             if len(self._streams) > REMEMBERED:
-                del self._streams[next(iter(self._streams))]
-            return stream
+                idle = next((one for one, known in self._streams.items() if not known.users), None)
+                self._streams.pop(idle or "", None)
+        try:
+            with stream.lock:
+                yield stream
+        finally:
+            with self._lock:
+                stream.users -= 1
 
     def _folder(self, token: Token) -> Path:
         return self._directory / str(parse_token(token)[0])

@@ -171,3 +171,17 @@ def test_a_reader_beside_a_writer_never_sees_wrong_bytes(tmp_path: Path) -> None
             at = offset + len(data)
     writer.join()
     assert at == len(written)
+
+
+def test_what_is_forgotten_for_lack_of_room_in_memory_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_module, "REMEMBERED", 3)
+    kept = FileOutput(tmp_path, 100, SEGMENT)
+    tokens = [f"{job}.1.0.abc" for job in range(10)]
+    for end in range(0, 300, 50):
+        for token in tokens:
+            assert kept.append(token, [OutputPiece(end, token[0].encode() * 50)]) == end + 50
+    for token in tokens:
+        own = token[0].encode() * 50
+        assert whole(kept, token) == [(0, 0, own), (200, 250, own)]
