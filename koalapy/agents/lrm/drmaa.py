@@ -23,6 +23,8 @@ PATIENCE = 30.0
 """Seconds that the library has to answer."""
 LOOK_EVERY = 30.0
 """Seconds between two tries to load a library that cannot be loaded."""
+LOOK_WITHIN = 1.0
+"""Seconds for which its answer is waited for; what it says later is told later."""
 GRACE = 5.0
 """Seconds in which an ended job's exit code may still arrive."""
 ENDED_SHOWN = 60.0
@@ -44,11 +46,14 @@ class DrmaaControl:
         self._order: deque[str] = deque()
         self._trouble = ""
         self._look_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Nothing is done before the first request: a library that fails now may work later."""
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         await self._process.close()
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
@@ -83,17 +88,22 @@ class DrmaaControl:
         return self._endings.get(job)
 
     async def trouble(self) -> str:
-        """Whether there can be a session at all, looked at now and then while there is none."""
-        if time.monotonic() >= self._look_at:
-            self._trouble = ""
-            try:
-                await self._process.about()
-            except SiteRejected as error:
-                self._look_at = time.monotonic() + LOOK_EVERY
-                self._trouble = f"{error.message}; {error.hint}" if error.hint else error.message
-            except SiteError:
-                pass  # it may work the next time
+        """Whether there can be a session at all, as far as that is known: a library may take its time to tell."""
+        if self._looking is None and time.monotonic() >= self._look_at:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            done, _ = await asyncio.wait((self._looking,), timeout=LOOK_WITHIN)
+            self._looking = None if done else self._looking
         return self._trouble
+
+    async def _look(self) -> None:
+        try:
+            await self._process.about()
+            self._trouble = ""
+        except SiteError as error:
+            self._trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+            if isinstance(error, SiteRejected):
+                self._look_at = time.monotonic() + LOOK_EVERY
 
     async def check(self) -> Sequence[Finding]:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm import drmaa_process
+from koalapy.agents.lrm import drmaa, drmaa_process
 from koalapy.agents.lrm.drmaa import DrmaaControl
 from koalapy.agents.lrm.drmaa_process import Unanswered
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -222,3 +222,23 @@ async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library
     assert await control.trouble() == ""
     assert await control.trouble() == ""
     assert len(library.pids()) == 1
+
+
+async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(
+    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drmaa, "LOOK_WITHIN", 0.05)
+    library.will("initialize", "hang")
+    control = make_control(library, patience=1.0)
+    try:
+        assert await control.trouble() == "", "nothing is known yet"
+        async with asyncio.timeout(20):
+            while not (told := await control.trouble()):
+                pass
+        assert told
+        library.will("initialize", "")
+        async with asyncio.timeout(20):
+            while await control.trouble():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    finally:
+        await control.close()
