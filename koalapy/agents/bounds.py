@@ -8,11 +8,12 @@ import base64
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 MOST_NODES = 1_000_000
 MOST_LISTED = 1_000_000
 LONGEST_WORDS = 20_000
+DEEPEST = 100
 HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 
 
@@ -31,6 +32,17 @@ def _host(text: str) -> str:
     if not HOST.fullmatch(text):
         raise ValueError(f"{text[:60]!r} is no address of a node")
     return text
+
+
+def _shallow(payload: object) -> object:
+    """What parsers of JSON refuse, no other side can be told."""
+    level = [payload]
+    for _ in range(DEEPEST):
+        nested = [value for value in level if isinstance(value, list | dict)]
+        level = [each for value in nested for each in (value.values() if isinstance(value, dict) else value)]
+        if not level:
+            return payload
+    raise ValueError(f"is nested more than {DEEPEST} deep")
 
 
 def _base64(text: str) -> str:
@@ -60,4 +72,6 @@ Words = Annotated[str, AfterValidator(lambda text: text[:LONGEST_WORDS])]
 Host = Annotated[str, AfterValidator(_host)]
 """A node's address for its gang, which stands in names of files and on command lines there."""
 Hosts = Annotated[list[Host], Field(max_length=MOST_NODES)]
+Payload = Annotated[dict[str, object], BeforeValidator(_shallow)]
+"""Looked at by whom it is for."""
 Names = Annotated[list[Name], Field(max_length=MOST_LISTED)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from koalapy.agents.bounds import Bytes, ExitCode, Host, Name, Nodes, Piece, Words
+from koalapy.agents.bounds import Bytes, ExitCode, Host, Name, Nodes, Payload, Piece, Words
 from koalapy.model.text import encodable
 
 
@@ -44,7 +44,7 @@ class Relay(Said):
     t: Literal["relay"]
     token: Name
     node: Nodes
-    payload: dict[str, object]
+    payload: Payload
 
 
 class Exit(Said):

@@ -26,7 +26,7 @@ KEEPALIVE = (
 """So that a node that is gone is noticed within half a minute, whether anything is sent to it or not."""
 LONGEST_HELLO = 8 * 1024
 """Bytes."""
-LONGEST_LINE = 16 * 1024 * 1024
+LONGEST_LINE = 4 * 1024 * 1024
 """Bytes: what the head of a large gang tells all its nodes of each other is the longest."""
 HELLO_WITHIN = 30.0
 """Seconds."""

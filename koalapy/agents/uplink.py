@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 from websockets import CloseCode
@@ -15,6 +15,8 @@ log = structlog.get_logger()
 
 BATCH_DELAY = 0.005
 BATCH_SIZE = 256
+LARGEST_FRAME = 16 * 1024 * 1024
+"""Characters; the daemon takes no frames of more than 64 MiB."""
 PING_EVERY, PING_PATIENCE = 10.0, 15.0
 """Seconds: a daemon whose host is gone does not hang up, and is asked whether it is there."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -112,4 +114,16 @@ class Uplink:
             if batch:
                 if self._settled is not None:
                     await self._settled()
-                await socket.send(frame(from_agent, batch))
+                for each in _frames(batch):
+                    await socket.send(each)
+
+
+def _frames(batch: list[FromAgent]) -> Iterator[str]:
+    """A batch in frames that the daemon takes."""
+    whole = frame(from_agent, batch)
+    if len(whole) <= LARGEST_FRAME or len(batch) == 1:
+        yield whole
+    else:
+        half = len(batch) // 2
+        yield from _frames(batch[:half])
+        yield from _frames(batch[half:])

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents import runners
+from koalapy.agents import runners, uplink
 from koalapy.agents.agent import AgentSettings, run_agent
+from koalapy.agents.protocol import Relay, from_agent
 from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 
@@ -227,3 +228,29 @@ async def test_an_error_that_names_any_file_is_told(port: Port) -> None:
     error = "cannot run /tmp/\udcff" + "x" * 100_000
     runner.send(t="exit", code=None, error=error, infrastructure=False, stopped=False)
     await runner.hears("exit_ack")
+
+
+@pytest.mark.parametrize(("depth", "cut_off"), [(99, False), (100, True), (900, True), (100_000, True)])
+async def test_what_the_daemon_could_not_read_is_not_passed_on(port: Port, depth: int, cut_off: bool) -> None:
+    """Else one runner would cost its whole cluster the connection."""
+    runner = await port.runner("1.1.0.aa")
+    payload = '{"a":' + "[" * depth + "]" * depth + "}"
+    runner.writer.write(b'{"t":"relay","token":"1.1.7.aa","node":0,"payload":' + payload.encode() + b"}\n")
+    if cut_off:
+        await runner.is_cut_off()
+    else:
+        port.daemon._clusters["1.1.7.aa"] = "north"
+        await port.daemon.until(lambda: bool(port.daemon.said("relay")))
+    assert len(port.daemon.said("hello")) == 1
+
+
+def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    relays = [
+        Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
+    ]
+    monkeypatch.setattr(uplink, "LARGEST_FRAME", 10_000)
+    frames = list(uplink._frames([*relays]))
+    assert all(len(frame) <= 10_000 for frame in frames)
+    assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
+    monkeypatch.setattr(uplink, "LARGEST_FRAME", 100)
+    assert len(list(uplink._frames([*relays]))) == 100
