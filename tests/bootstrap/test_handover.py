@@ -11,6 +11,7 @@ import pytest
 
 from koalapy.bootstrap.handover import write_handover
 from koalapy.settings import Settings
+from tests.grid.world import until
 
 SECRETS = {
     "database": "postgresql://koala:database-password@db/koala",
@@ -65,9 +66,8 @@ def test_an_agent_ends_with_its_daemon_and_lives_as_long(tmp_path: Path, handove
         assert agent.stdin is not None
         agent.stdin.write(handover)
         agent.stdin.flush()
-        log = tmp_path / "north" / "spool" / "agent.json"
-        while not log.exists():
-            assert agent.poll() is None
+        serves = tmp_path / "north" / "spool" / "agent.json"
+        until(lambda: serves.exists() or agent.poll() is not None, "the agent to serve")
         assert agent.poll() is None
         agent.stdin.close()
         assert agent.wait(60) == 0

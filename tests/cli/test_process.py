@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.cli.client import Client
+from koalapy.credentials import Registration
 from tests.cli.conftest import TOKEN, Server
 
+BEARER = f"Bearer {TOKEN}"
 KOALA = [sys.executable, "-m", "koalapy.cli.main"]
 
 
@@ -89,3 +92,16 @@ def test_help_names_the_exit_codes() -> None:
     done = run("", "--help")
     assert done.returncode == 0
     assert "5 daemon unreachable" in " ".join(done.stdout.split())
+
+
+def test_no_proxy_is_shown_the_token_of_this_accounts_own_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    daemon = Registration(TOKEN, [("192.0.2.9", 8642)])
+    own, given = Client("http://192.0.2.9:8642", None), Client("http://192.0.2.9:8642", TOKEN)
+    elsewhere = Client("http://192.0.2.10:8642", None)
+    daemon.close()
+    assert [client._http.headers.get("authorization") for client in (own, given, elsewhere)] == [BEARER, BEARER, None]
+    assert [client._http.trust_env for client in (own, given, elsewhere)] == [False, True, True]
