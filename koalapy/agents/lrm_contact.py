@@ -23,7 +23,7 @@ CALL_WITHIN = 120.0
 REFUSED_PAUSE = 60.0
 """Seconds for which a resource manager that refused a job by its own fault is given no further one, the first time;
 each further refusal in a row doubles it."""
-REFUSED_LONGEST = 1800.0
+REFUSED_LONGEST = 300.0
 LONGEST = 2000
 """Signs of an error's words."""
 

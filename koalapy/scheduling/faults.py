@@ -9,7 +9,9 @@ from koalapy.scheduling.timers import Deadline, Timers
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 LIMIT_PAUSE = 15.0
-"""Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time."""
+"""Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;
+each further one in a row doubles that."""
+LONGEST_LIMIT_PAUSE = 120.0
 
 
 class Faults:
@@ -42,7 +44,7 @@ class Faults:
     def limit_reached(self, cluster: str, size: int, error: str, now: float) -> None:
         """So many nodes were too many there: for a while fewer are tried at most."""
         book = self._grid[cluster]
-        pause = _doubled(LIMIT_PAUSE, book.limits, max(LIMIT_PAUSE, self._rules.probation_pause_max))
+        pause = _doubled(LIMIT_PAUSE, book.limits, LONGEST_LIMIT_PAUSE)
         book.limits += 1
         size = size if book.limit is None else min(size, book.limit.size)
         book.limit = Limit(max(1, size), now + pause, error)
@@ -122,6 +124,7 @@ class Faults:
         book = self._grid[cluster]
         book.errors, book.unusable, book.probation, book.trials, book.note = 0, False, False, 0, ""
         book.probation_at = None
+        book.limit, book.limits = None, 0
         self._ledger.cluster_changed(cluster)
 
 

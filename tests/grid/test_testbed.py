@@ -226,6 +226,76 @@ def test_the_other_clusters_work_on_while_one_has_no_resource_manager(bed: Testb
     until(lambda: not bed.cluster("south")["reason"], "the cluster to be well again")
 
 
+# Resource managers that hang, refuse, or let nothing go
+
+
+@contextmanager
+def stopped(bed: Testbed, where: str, program: str) -> Iterator[None]:
+    """A daemon that is there and does nothing."""
+    container = bed.containers[where]
+    container.shell(f"kill -STOP $(pidof {program})")
+    try:
+        yield
+    finally:
+        container.shell(f"kill -CONT $(pidof {program})")
+
+
+HANGING = [("south", "south-head", "slurmctld"), ("east", "east-head", "sge_qmaster")]
+
+
+@pytest.mark.parametrize(("cluster", "where", "program"), HANGING)
+def test_a_resource_manager_that_hangs_is_told_of_and_gets_no_job(
+    bed: Testbed, cluster: str, where: str, program: str
+) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate)
+    with stopped(bed, where, program):
+        until(lambda: bed.cluster(cluster)["reason"].startswith("not answering since "), "the hang to be told of")
+        assert bed.cluster(cluster)["state"] == "unreachable"
+        assert bed.job(ident)["state"] == "running", "what runs there runs on"
+    until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
+    finish(bed, ident, gate)
+
+
+def test_what_is_handed_in_while_slurm_hangs_is_one_job(bed: Testbed) -> None:
+    with stopped(bed, "south-head", "slurmctld"):
+        ident = bed.submit(on("south", 1), "true")
+        until(lambda: bed.cluster("south")["reason"].startswith("not answering since "), "the hang to be told of")
+    job = bed.wait(ident)
+    assert (job["state"], job["restarts"]) == ("succeeded", 0)
+    names = bed.heads["south"].shell("squeue --states=all --noheader --format=%j").split()
+    assert sum(f"-{ident}.1.0." in name for name in names) == 1
+
+
+@pytest.mark.parametrize("cluster", ["north", "south"])
+def test_a_walltime_that_slurm_does_not_allow_is_the_jobs_own_fault(bed: Testbed, cluster: str) -> None:
+    head = bed.heads[cluster]
+    head.shell("scontrol update PartitionName=batch MaxTime=10")
+    try:
+        for _ in range(4):
+            job = bed.wait(bed.submit(on(cluster, 1), "true", walltime=3600))
+            assert (job["state"], job["restarts"]) == ("failed", 0)
+            assert job["reason"].startswith(f"{cluster} refused it: Slurm will not start it: PartitionTimeLimit")
+        assert bed.cluster(cluster)["errors"] == 0
+        assert bed.wait(bed.submit(on(cluster, 1), "true", walltime=300))["state"] == "succeeded"
+    finally:
+        head.shell("scontrol update PartitionName=batch MaxTime=INFINITE")
+
+
+def test_a_job_that_grid_engine_does_not_let_go_is_told_of_until_it_does(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate, on("east", 3), launcher="processes")
+    for where in ("east-head", "east-1", "east-2", "east-3"):
+        bed.containers[where].shell("kill -9 $(pidof sge_qmaster sge_execd)")
+    bed.cancel(ident)
+    until(lambda: bed.job(ident)["state"] == "cancelled" or "still holds" in bed.cluster("east")["reason"],
+          "the job to be cancelled, or told of", 60)  # fmt: skip
+    seen = bed.cluster("east")
+    assert seen["used"] + seen["background"] + seen["idle"] + seen["down"] == seen["total"]
+    assert bed.wait(ident, 240)["state"] == "cancelled"
+    until(lambda: bed.cluster("east")["idle"] == 3 and not bed.cluster("east")["reason"], "all to be well again", 120)
+
+
 # Networks
 
 

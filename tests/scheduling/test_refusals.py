@@ -6,7 +6,8 @@ import pytest
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
-from koalapy.scheduling.faults import LIMIT_PAUSE
+from koalapy.scheduling.events import ClusterCleared
+from koalapy.scheduling.faults import LIMIT_PAUSE, LONGEST_LIMIT_PAUSE
 from koalapy.scheduling.standing import standing
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
@@ -66,7 +67,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     tries = len(world.reasons(large, "placed"))
     assert 2 < tries < 10, "it is tried again and again, ever more rarely"
     world.sites["north"].refuses = lambda size: ""
-    world.advance(world.rules.probation_pause_max)
+    world.advance(LONGEST_LIMIT_PAUSE + 10)
     done = world.job(large)
     assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
     assert (book.limit, book.limits, book.errors) == (None, 0, 0)
@@ -118,3 +119,15 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
     world.deliver("north")
     explanation = standing(world.job(job), world.timeline, world.scheduler.grid, world.rules, world.now)
     assert explanation.headline.endswith("; north: not answering since 10:00:00")
+
+
+def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
+    world = World({"north": 4})
+    world.sites["north"].refuses = lambda size: "limit"
+    job = world.submit(flexible(4), lasts=1)
+    world.advance(1)
+    assert world.scheduler.grid["north"].available == 3
+    world.sites["north"].refuses = lambda size: ""
+    world.step([ClusterCleared("north")])
+    world.advance(5)
+    assert world.state(job) is JobState.SUCCEEDED
