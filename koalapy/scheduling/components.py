@@ -1,5 +1,6 @@
 """What clusters tell of components, held against what is known of their jobs."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
@@ -11,6 +12,8 @@ from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
 
+MOST_STRAYS = 10_000
+"""Of a cluster, to be told to end at a time: what an agent makes up fills no database."""
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 
 
@@ -22,7 +25,7 @@ class Components:
         self._grid = grid
         self._claiming = claiming
         self._faults = faults
-        self._strays: set[tuple[ClusterName, Token]] = set()
+        self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 
     def update(self, event: ComponentUpdated, now: float) -> None:
@@ -45,7 +48,7 @@ class Components:
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold a cluster's whole inventory against the book; yields the tokens whose jobs may have to be settled."""
         told = {update.token for update in event.components}
-        self._strays = {stray for stray in self._strays if stray[0] != event.cluster}
+        self._strays.pop(event.cluster, None)
         for update in event.components:
             self.update(update, now)
             yield update.token
@@ -166,11 +169,11 @@ class Components:
         if event.state == "delivering":
             return
         if event.state == "ended":
-            self._strays.discard((event.cluster, event.token))
+            self._strays[event.cluster].discard(event.token)
             self._ledger.command(ForgetComponent(event.cluster, event.token))
-        elif (event.cluster, event.token) not in self._strays:
+        elif event.token not in (strays := self._strays[event.cluster]) and len(strays) < MOST_STRAYS:
             # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
-            self._strays.add((event.cluster, event.token))
+            strays.add(event.token)
             self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt"))
 
 

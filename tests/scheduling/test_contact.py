@@ -4,6 +4,7 @@ import pytest
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
+from koalapy.scheduling import components
 from koalapy.scheduling.commands import ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived, JobHeld
 from koalapy.scheduling.rules import Rules
@@ -125,6 +126,21 @@ def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
     world.step([ComponentUpdated("7.1.0", "north", "ended")])
     world.step([ComponentUpdated("7.1.0", "north", "running")])
     assert [type(c) for c in world.sent] == [StopComponent, ForgetComponent, StopComponent]
+
+
+def test_what_a_cluster_makes_up_is_answered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(components, "MOST_STRAYS", 3)
+    world = World({"north": 4, "south": 4})
+
+    def hear(cluster: str, token: str, state: str = "running") -> int:
+        before = len(world.sent)
+        world.step([ComponentUpdated(token, cluster, state)])
+        return sum(isinstance(command, StopComponent) for command in world.sent[before:])
+
+    assert [hear("north", f"{job}.1.0") for job in range(100, 106)] == [1, 1, 1, 0, 0, 0]
+    assert hear("south", "105.1.0") == 1, "others are not kept waiting"
+    assert hear("north", "101.1.0", "ended") == 0
+    assert [hear("north", f"{job}.1.0") for job in (104, 105)] == [1, 0]
 
 
 def test_a_stray_is_told_again_when_its_cluster_comes_back() -> None:
