@@ -67,7 +67,7 @@ class Submitters:
         client = self._grid.client()
         while (planned := self._next()) is not None:
             while self._crowded(client) and time.monotonic() < self._stop_at:
-                time.sleep(0.2)
+                time.sleep(0.4)
             if time.monotonic() > self._stop_at:
                 break
             ids: list[int] = []

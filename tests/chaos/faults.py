@@ -10,12 +10,12 @@ Moment = Literal["any", "start-up", "barrier", "forgetting", "draining"]
 Whom = Literal["daemon", "agent", "lrm", "runner", "mpi", "database"]
 How = Literal["kill", "stop", "fast", "immediate"]
 
-WHOM: dict[Whom, int] = {"daemon": 8, "agent": 26, "lrm": 9, "runner": 38, "mpi": 6}
+WHOM: dict[Whom, int] = {"daemon": 6, "agent": 26, "lrm": 9, "runner": 38, "mpi": 6}
 PLANTED: dict[Moment, tuple[Whom, ...]] = {
     "start-up": ("daemon",),
     "barrier": ("daemon", "agent", "agent", "runner", "runner", "lrm"),
-    "forgetting": ("agent", "agent", "daemon"),
-    "draining": ("daemon", "agent", "runner"),
+    "forgetting": ("agent", "agent", "agent", "daemon"),
+    "draining": ("daemon", "agent", "agent", "runner", "runner"),
 }
 PLANTED_WEIGHTS = (1, 3, 3, 3)
 LONGEST_STOP = 15.0

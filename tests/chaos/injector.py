@@ -22,7 +22,7 @@ from tests.store.postgresql import Server
 
 MOMENT_WITHIN = 3.0
 """Seconds that a planted moment is waited for; then it is done at any moment."""
-LOOK = 0.01
+LOOK = 0.03
 INSTEAD: dict[Whom, Whom] = {"mpi": "runner", "runner": "agent"}
 """Who is taken where there is none of those."""
 

@@ -30,7 +30,7 @@ AT_LEAST = 60.0
 stopped just then."""
 ASK_WITHIN = 60.0
 """Seconds in which the daemon must have told of all jobs."""
-MOST_UNFINISHED = 40
+MOST_UNFINISHED = 60
 AT_REST = 20.0
 """Seconds until every node is idle and every spool empty, once all jobs are over."""
 GONE = 45.0
