@@ -57,6 +57,8 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """Of a job or a command, as databases hold it."""
 Bytes = Annotated[int, Field(ge=0, le=2**53)]
+Space = Annotated[int, Field(ge=0, le=2**64 - 1)]
+"""Of a file system, in bytes or files, as the kernel counts."""
 Seconds = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)]
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**32 - 1)]
 """32 bits, with a sign or without."""

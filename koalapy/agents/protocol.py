@@ -27,6 +27,7 @@ from koalapy.agents.bounds import (
     Path,
     Piece,
     Seconds,
+    Space,
     Words,
 )
 
@@ -95,11 +96,11 @@ class Status(Message):
 class DiskReport(Message):
     """Room on one disk, see ``model.disk``."""
 
-    what: str
-    path: str
-    free: int
-    size: int
-    files: int | None = None
+    what: Name
+    path: Path
+    free: Space
+    size: Space
+    files: Space | None = None
 
 
 class Report(Message):
@@ -117,7 +118,7 @@ class Report(Message):
     """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
     lacks: Annotated[list[Words], Field(max_length=1000)] = []
     """Programs that are missing on the agent's host, and that some jobs need."""
-    disks: list[DiskReport] = []
+    disks: Annotated[list[DiskReport], Field(max_length=1000)] = []
     """Where the agent writes."""
 
 
