@@ -194,6 +194,7 @@ class MemoryService:
             "status": "ok",
             "ready": True,
             "problems": [],
+            "disks": [],
             "version": "0",
             "epoch": 1,
             "queued": 0,
