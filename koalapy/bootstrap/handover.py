@@ -1,5 +1,6 @@
 """What the daemon tells the agents that it starts: by a pipe that nobody else can read, and whose end is its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -44,9 +45,10 @@ def take_handover() -> tuple[str, Settings]:
 
 
 def _end_with(pipe: int) -> None:
-    """Wait for the end of a pipe, then end this process."""
-    while os.read(pipe, 1):
-        pass
+    """Wait for the end of a pipe, or of a socket in its place, then end this process."""
+    with contextlib.suppress(OSError):
+        while os.read(pipe, 1):
+            pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(1)

@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import structlog
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds before an agent is started again: each time twice as long, unless the last one lasted."""
@@ -95,31 +98,44 @@ async def _start(
 ) -> tuple[asyncio.subprocess.Process, asyncio.WriteTransport, asyncio.StreamReader]:
     """The process, its standard input and its standard error.
 
-    The pipes are our own: asyncio would wait for their end, too, and others may have them. Raises ``OSError``.
+    These are our own: asyncio would wait for their end, too, and others may have them. Raises ``OSError``.
     """
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as theirs:
-        reading, giving = _pipe(theirs, ours)
-        handover, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, giving)
+        reading, giving = _pair(theirs)
+        handover, _ = await _owned(loop.connect_write_pipe(asyncio.BaseProtocol, giving), giving)
         ours.callback(handover.close)
-        writing, hearing = _pipe(theirs, ours, back=True)
+        writing, hearing = _pair(theirs)
         errors = asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), hearing)
+        transport, _ = await _owned(
+            loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), hearing), hearing
+        )  # fmt: skip
         ours.callback(transport.close)
         child = await asyncio.create_subprocess_exec(
             *command, env=dict(environment), start_new_session=True,
-            stdin=reading, stdout=asyncio.subprocess.DEVNULL, stderr=writing,
+            stdin=reading.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=writing.fileno(),
         )  # fmt: skip
     return child, handover, errors
 
 
-def _pipe(theirs: contextlib.ExitStack, ours: contextlib.AsyncExitStack, back: bool = False) -> tuple[IO[bytes], Any]:
-    """A pipe: their end and ours; ``back``: they write."""
-    ends = [os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
-    their, our = reversed(ends) if back else ends
+def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Their end and ours, which is the transport's from when it is handed to one."""
+    their, our = socket.socketpair()
     theirs.callback(their.close)
-    ours.callback(our.close)
     return their, our
+
+
+async def _owned(connecting: Coroutine[Any, Any, T], our: socket.socket) -> T:
+    """What comes of connecting a transport to our end; when nothing does, the transport has closed that all the same.
+
+    Nobody else may: by then its number may be another file's. For the same reason it is a socket, which uvloop lets go
+    of where it closes other files a second time.
+    """
+    try:
+        return await connecting
+    except BaseException:
+        our.detach()
+        raise
 
 
 def _signal(number: int) -> str:

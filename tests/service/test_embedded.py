@@ -1,6 +1,7 @@
 """Agents that the daemon starts: those that do not run are told with their own words, and tried again ever later."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from koalapy.service import embedded
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
@@ -123,3 +125,26 @@ async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_
             await asyncio.sleep(0.01)
     assert not ended.exists()
     await agents.stop()
+
+
+def test_what_was_opened_since_an_agent_ended_is_not_closed_with_what_was_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the event loop that the daemon has: it closes a file some time after it was asked to."""
+    monkeypatch.setattr(embedded, "FIRST_PAUSE", 0.01)
+    opened: list[int] = []
+    enough = asyncio.Event()
+
+    def tell(cluster: str, why: str) -> None:
+        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
+        if len(opened) >= 24:
+            enough.set()
+
+    async def run() -> None:
+        agents = EmbeddedAgents([AgentProcess("north", (*SHELL, "exit 3"), {"PATH": "/usr/bin:/bin"}, b"{}\n")], tell)
+        agents.start("http://127.0.0.1:1")
+        async with asyncio.timeout(30):
+            await enough.wait()
+        await agents.stop()
+
+    uvloop.run(run())
+    for file in opened:
+        os.close(file)
