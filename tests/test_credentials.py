@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy import credentials
+from koalapy.cli.client import Client
 from koalapy.credentials import Registration, checked_token, find_token, own_token, register_directory
 from koalapy.model.errors import UsageError
 
@@ -148,6 +149,7 @@ def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
 
 KILLED = """
 import os, sys
+from koalapy.cli.client import Client
 from koalapy.credentials import Registration
 registration = Registration(sys.argv[1], [("127.0.0.1", 8642)])
 print("registered", flush=True)
@@ -265,3 +267,17 @@ def test_many_at_once_never_see_half_an_entry() -> None:
     over.set()
     looking.join()
     assert seen <= {*tokens, ""}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_localhost_is_the_daemon_at_a_loopback_address(state: Path, address: str) -> None:
+    """A name could lead anywhere, so that it is asked for at its address."""
+    daemon = Registration(TOKEN, [(address, 8642)])
+    written = "[::1]" if ":" in address else address
+    for host in ("localhost", "LOCALHOST"):
+        client = Client(f"http://{host}:8642/", None)
+        assert (client.url, client._http.headers["Authorization"]) == (f"http://{written}:8642", f"Bearer {TOKEN}")
+    for elsewhere in ("http://localhost:8643", "http://localhost.example:8642", "http://localhost:8642@evil.example"):
+        client = Client(elsewhere, None)
+        assert (client.url, "Authorization" in client._http.headers) == (elsewhere, False)
+    daemon.close()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.credentials import Found, find_token
@@ -22,6 +22,8 @@ LONG_POLL = 20.0
 PATIENCE = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
 LOOPBACK = ("localhost", "127.", "::1")
+LOCALHOST = (("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"))
+"""Its addresses, also as a URL has them."""
 PORTS = {"http": 80, "https": 443}
 
 
@@ -71,11 +73,14 @@ class Client:
             parts = urlsplit(self.url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError("it must begin with http:// or https:// and a host")
-            found = Found(token) if token else find_token(parts.hostname, parts.port or PORTS[parts.scheme])
+            found = Found(token or "")
+            if not token:
+                parts, found = _own_daemon(parts)
+                self.url = parts.geturl()
             self._way_in = _way_in(token, found)
             headers = {"Authorization": f"Bearer {found.token}"} if found.token else {}
             # A proxy of the environment does not know this machine's own addresses, nor may it see our own token.
-            outside = not parts.hostname.startswith(LOOPBACK) and (bool(token) or not found.token)
+            outside = not (parts.hostname or "").startswith(LOOPBACK) and (bool(token) or not found.token)
             self._http = httpx2.Client(
                 base_url=self.url, headers=headers, timeout=LONG_POLL + 20, trust_env=outside,
                 verify=parts.scheme == "https",
@@ -236,6 +241,18 @@ class Client:
         if error.status == HTTPStatus.UNAUTHORIZED:
             error.hint = self._way_in
         return error
+
+
+def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
+    """Where this account's daemon serves that a URL leads to, and its token.
+
+    A name may lead anywhere, so that a token is shown to addresses only. Of ``localhost`` it is known which these are.
+    """
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+    for address, written in LOCALHOST if host == "localhost" else ():
+        if (found := find_token(address, port)).token:
+            return parts._replace(netloc=f"{written}:{port}"), found
+    return parts, find_token(host, port)
 
 
 def _way_in(shown: str | None, found: Found) -> str:

@@ -10,8 +10,6 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 
 Json = dict[str, Any]
-NO_RESTART = ("claim-failed", "preempted")
-"""How the reasons begin for which a job queues again as if it had not been tried."""
 AGAIN = 1.0
 """Seconds until a daemon that is away is asked again."""
 LAST_WORDS = 1.0
@@ -58,22 +56,12 @@ class Telling:
 
 def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:
     """What is worth a line of the entries of a timeline after which a job is as it is."""
-    again = [entry for _, entry in entries if entry["event"] == "requeued"]
-    restart = job["restarts"] - sum(_is_restart(entry) for entry in again)
-    most = "" if job["max_restarts"] is None else f" of {job['max_restarts']}"
     for _, entry in entries:
         reason = entry["reason"]
-        if entry["event"] == "requeued" and _is_restart(entry):
-            restart += 1
-            yield f"job {job['id']}: restart {restart}{most}: {reason}"
-        elif entry["event"] == "requeued":
+        if entry["event"] == "requeued":
             yield f"job {job['id']} queues again: {reason}"
         elif entry["event"] in ("unknown", "held", "released") or reason.endswith(" is back"):
             yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
-
-
-def _is_restart(entry: Json) -> bool:
-    return not entry["reason"].startswith(NO_RESTART)
 
 
 def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, Json]], Json]]:

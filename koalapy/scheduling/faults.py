@@ -71,11 +71,13 @@ class Faults:
         if limit is not None and job.restarts >= limit:
             reason = f"{reason} (gave up after {limit} restarts)"
             return self._claiming.end(job, JobState.FAILED, reason, now, exit_code=exit_code)
-        pause = self._pause_before(job.restarts + 1)
+        number = job.restarts + 1
+        pause = self._pause_before(number)
+        said = f"restart {number}" if limit is None else f"restart {number} of {limit}"
         if pause:
-            reason = f"{reason} (next try after {pause:.3g} s)"
-        job = self._ledger.change(job, restarts=job.restarts + 1, retry_at=now + pause if pause else None)
-        return self._claiming.end(job, JobState.QUEUED, reason, now, exit_code=exit_code)
+            said += f", next try after {pause:.3g} s"
+        job = self._ledger.change(job, restarts=number, retry_at=now + pause if pause else None)
+        return self._claiming.end(job, JobState.QUEUED, f"{reason} ({said})", now, exit_code=exit_code)
 
     def _pause_before(self, restart: int) -> float:
         rules = self._rules

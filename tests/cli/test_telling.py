@@ -8,7 +8,7 @@ from koalapy.cli.telling import changes, lines
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import Koala, Server
 
-MISSING = "infrastructure-failure: north: rsync not found"
+MISSING = "infrastructure-failure: north: rsync not found (restart 3 of 10, next try after 2 s)"
 STORY = [
     (0, TimelineEntry(1, 1.0, "submitted", JobState.QUEUED)),
     (1, TimelineEntry(1, 2.0, "requeued", JobState.QUEUED, MISSING)),
@@ -18,9 +18,9 @@ STORY = [
     (2, TimelineEntry(1, 6.0, "running", JobState.RUNNING, "north is back")),
 ]
 TOLD = [
-    f"koala: job 1: restart 1 of 10: {MISSING}",
+    f"koala: job 1 queues again: {MISSING}",
     "koala: job 1 queues again: claim-failed: local users of north were faster",
-    f"koala: job 1: restart 2 of 10: {MISSING}",
+    f"koala: job 1 queues again: {MISSING}",
     "koala: job 1 is unknown: north is out of reach",
     "koala: job 1 is running: north is back",
 ]
@@ -28,13 +28,13 @@ TOLD = [
 
 def test_who_submits_and_waits_is_told_each_change(koala: Koala, server: Server) -> None:
     server.service.story = STORY
-    done = koala("submit", "--flexible", "1", "--max-restarts", "10", "--wait", "--", "echo", "hello")
+    done = koala("submit", "--flexible", "1", "--wait", "--", "echo", "hello")
     assert (done.code, done.out) == (0, "hello\n")
     assert [line for line in done.err.splitlines() if line.startswith("koala:")] == TOLD
 
 
 def test_who_waits_later_is_told_what_happens_from_then_on(koala: Koala, server: Server) -> None:
-    koala("submit", "--flexible", "1", "--max-restarts", "10", "--", "echo", "hello")
+    koala("submit", "--flexible", "1", "--", "echo", "hello")
     server.service.story = STORY[3:]
     done = koala("wait", "1")
     assert done.code == 0
@@ -56,4 +56,4 @@ def test_events_are_put_together_however_they_are_cut(size: int) -> None:
     data = f"{text}event: job\ndata: {json.dumps(job)}\n\n".encode()
     ((found, then),) = changes(iter([data[at : at + size] for at in range(0, len(data), size)]))
     assert ([number for number, _ in found], then) == ([4, 5], job)
-    assert list(lines(found, then)) == [f"job 7: restart 2: {MISSING}", f"job 7: restart 3: {MISSING}"]
+    assert list(lines(found, then)) == [f"job 7 queues again: {MISSING}"] * 2

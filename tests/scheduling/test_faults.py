@@ -29,7 +29,7 @@ def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -
     cluster = world.site_of(broken).name
     break_component(world, broken)
     assert world.reasons(job, "error") == ["node lost"]
-    assert world.reasons(job, "requeued") == [f"infrastructure-failure: {cluster}: node lost"]
+    assert world.reasons(job, "requeued") == [f"infrastructure-failure: {cluster}: node lost (restart 1 of 10)"]
     assert ("Stop", f"1.1.{1 - index}") in world.commands(job)
     assert world.scheduler.grid[cluster].errors == 1
     assert world.state(job) is JobState.CLAIMING, "tried again at once"

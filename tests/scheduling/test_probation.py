@@ -168,7 +168,10 @@ def test_exit_codes_after_which_a_job_is_tried_again() -> None:
     world.advance(60)
     done = world.job(job)
     assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 2, 75)
-    assert world.reasons(job, "requeued") == ["the program exited with 75"] * 2
+    assert world.reasons(job, "requeued") == [
+        "the program exited with 75 (restart 1 of 2)",
+        "the program exited with 75 (restart 2 of 2)",
+    ]
     assert world.scheduler.grid["north"].errors == 0
     other = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), lasts=5)
     world.advance(60)

@@ -40,7 +40,9 @@ def test_the_first_restart_comes_at_once_and_pauses_double_up_to_the_longest() -
     assert pauses == [0, 4, 8, 16, 20, 20]
     said = "infrastructure-failure: north: node lost"
     assert world.reasons(ident, "requeued")[:3] == [
-        said, f"{said} (next try after 4 s)", f"{said} (next try after 8 s)",
+        f"{said} (restart 1)",
+        f"{said} (restart 2, next try after 4 s)",
+        f"{said} (restart 3, next try after 8 s)",
     ]  # fmt: skip
 
 

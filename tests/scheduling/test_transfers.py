@@ -276,7 +276,7 @@ def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_who
     del site.stages["1.1.1"]
     world.connect("north")
     if failed:
-        assert world.reasons(job, "requeued") == ["infrastructure-failure: north: no space left"]
+        assert world.reasons(job, "requeued") == ["infrastructure-failure: north: no space left (restart 1 of 10)"]
     else:
         assert world.stagings(job) == [("Stage", "north", token) for token in ("1.1.0", "1.1.1", "1.1.1")]
     world.advance(60)
