@@ -96,6 +96,8 @@ class Site:
         self.refuses: Callable[[int], str] = lambda size: ""
         """Whose fault it is that a component of so many nodes is not taken; empty when it is."""
         self._size_of, self._clock = size_of, clock
+        self.delivers_long = False
+        """Whether output is on its way until somebody says that it is there (``delivered``)."""
         self.exits: dict[Token, tuple[float, int]] = {}
         """When each program exited, and with what: the truth, whoever knows it."""
         self._unseen = True
@@ -171,11 +173,18 @@ class Site:
 
     def ends(self, token: Token) -> None:
         """The resource manager has the nodes back."""
-        if not self.runners[token].ended:
-            if self.runners[token].size % 2:
-                self._enter(token, "delivering")  # there is output that the daemon does not have
+        if self.runners[token].phase in ("delivering", "ended"):
+            return
+        if self.runners[token].size % 2:
+            self._enter(token, "delivering")  # there is output that the daemon does not have
+        if not (self.delivers_long and self.runners[token].phase == "delivering"):
             self._enter(token, "ended")
-            self._free(token)
+        self._free(token)
+
+    def delivered(self, token: Token) -> None:
+        """The daemon has all of its output."""
+        if self.runners[token].phase == "delivering":
+            self._enter(token, "ended")
 
     def vanishes(self, token: Token) -> None:
         """Resource manager and agent lose every trace of a component without a word."""
@@ -238,7 +247,7 @@ class Site:
     def _stop(self, token: Token) -> None:
         runner = self.runners.setdefault(token, Runner(token, 0))
         first, runner.stopped = not runner.stopped, True
-        if first and not runner.ended:
+        if first and runner.phase not in ("delivering", "ended"):
             self.ends(token)
         else:
             self.tell(token)

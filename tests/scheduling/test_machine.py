@@ -108,6 +108,8 @@ class Grid(RuleBasedStateMachine):
         self.world = World(
             SIZES, rules, manual=True, now=now, links=LINKS, nonces=lambda: f"{next(nonces):x}"
         )  # fmt: skip
+        for site in self.world.sites.values():
+            site.delivers_long = True
         self.users: dict[str, list[str]] = {name: [] for name in SIZES}
         self.seen: dict[str, ClusterReported] = {}
 
@@ -196,7 +198,7 @@ class Grid(RuleBasedStateMachine):
 
     def unseen(self) -> list[tuple[Site, Token]]:
         """Components of sites whose agent is away."""
-        return [(site, token) for site, token in self.components(*LIVE, "ended") if not site.connected]
+        return [(site, token) for site, token in self.components(*LIVE, "delivering", "ended") if not site.connected]
 
     @precondition(lambda self: self.startable())
     @rule(pick=picks)
@@ -250,6 +252,12 @@ class Grid(RuleBasedStateMachine):
     def component_ends(self, pick: int) -> None:
         site, token = pick_of(self.components(*LIVE), pick)
         site.ends(token)
+
+    @precondition(lambda self: self.components("delivering"))
+    @rule(pick=picks)
+    def output_arrives(self, pick: int) -> None:
+        site, token = pick_of(self.components("delivering"), pick)
+        site.delivered(token)
 
     @precondition(lambda self: self.unseen())
     @rule(pick=picks)
@@ -374,6 +382,8 @@ class Grid(RuleBasedStateMachine):
             for token, runner in list(site.runners.items()):
                 if runner.error or runner.exit_code is not None:
                     site.ends(token)
+                site.delivered(token)
+            site.delivers_long = False
             if not site.connected:
                 world.connect(name)
             site.refuses = lambda asked: ""
