@@ -15,6 +15,7 @@ from koalapy.model.errors import BusyError, ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, Token
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import Request
+from koalapy.model.wording import nodes
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
 from koalapy.scheduling import staging
@@ -416,7 +417,7 @@ class Scheduler:
             return
         if timer.kind is Deadline.STOP:
             self._claiming.stop_components(job)
-        elif timer.kind is Deadline.CLAIM_GRACE and not self._is_overtaken(job, timer):
+        elif timer.kind is Deadline.CLAIM_GRACE and not self._is_overtaken(job, timer, now):
             self._timers.postpone(timer, now + self.rules.claim_grace)
         elif timer.kind is Deadline.WALLTIME and self._news.is_over(job):
             self._timers.postpone(timer, now + RESULT_PAUSE)
@@ -425,19 +426,23 @@ class Scheduler:
         else:
             self._settle_job(self._deadline_passed(job, timer, now), now)
 
-    def _is_overtaken(self, job: Job, timer: Timer) -> bool:
-        """Whether a runner waits for local users: not for jobs that were preempted or end anyway, nor on its own nodes,
-        from where it has not been heard; that has limits of its own."""
+    def _is_overtaken(self, job: Job, timer: Timer, now: float) -> bool:
+        """Whether a runner waits for local users: not for jobs that were preempted or end anyway, unless those never
+        do, nor on its own nodes, from where it has not been heard; that has limits of its own."""
         component = live(job).components[timer.component]
         book = self.grid[component.cluster]
-        return not book.leaving and not book.holds(job.token(component.index))
+        waited = now - (component.submitted_at or now)
+        last = waited + self.rules.claim_grace >= self.rules.barrier_timeout  # after that it is the cluster's error
+        return not book.holds(job.token(component.index)) and (last or not book.leaving)
 
     def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
         attempt = live(job)
         match timer.kind:
             case Deadline.CLAIM_GRACE:
                 component = attempt.components[timer.component]
-                reason = self._trouble([component]) or f"local users of {component.cluster} were faster"
+                cluster, leaving = component.cluster, self.grid[component.cluster].leaving
+                in_the_way = f"{cluster} does not let go of {nodes(leaving)}" if leaving else ""
+                reason = self._trouble([component]) or in_the_way or f"local users of {cluster} were faster"
                 return self._claiming.overtaken(job, component, reason, now)
             case Deadline.CLAIM:
                 return self._claiming.claim_is_due(job, timer.at, now)

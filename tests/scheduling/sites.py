@@ -96,6 +96,8 @@ class Site:
         self.refuses: Callable[[int], str] = lambda size: ""
         """Whose fault it is that a component of so many nodes is not taken; empty when it is."""
         self._size_of, self._clock = size_of, clock
+        self.stuck: set[Token] = set()
+        """Components whose nodes the resource manager does not give back."""
         self.delivers_long = False
         """Whether output is on its way until somebody says that it is there (``delivered``)."""
         self.exits: dict[Token, tuple[float, int]] = {}
@@ -173,7 +175,7 @@ class Site:
 
     def ends(self, token: Token) -> None:
         """The resource manager has the nodes back."""
-        if self.runners[token].phase in ("delivering", "ended"):
+        if self.runners[token].phase in ("delivering", "ended") or token in self.stuck:
             return
         if self.runners[token].size % 2:
             self._enter(token, "delivering")  # there is output that the daemon does not have

@@ -144,6 +144,27 @@ def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> 
     assert world.scheduler.grid["north"].errors == 1
 
 
+def test_what_a_cluster_does_not_let_go_of_is_waited_for_and_no_error_of_its() -> None:
+    """A resource manager may keep a job that was told to end for ever, as where its node is gone."""
+    world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
+    site = world.sites["north"]
+    held = world.submit(fixed(north=2), lasts=1e6)
+    world.advance(1)
+    site.stuck.update(world.tokens(held))
+    world.cancel(held)
+    site.local_user(1)  # not yet reported
+    job = world.submit(fixed(north=2))
+    world.advance(45)
+    assert world.state(job) is JobState.CLAIMING, "they may be free any moment"
+    world.advance(10)
+    assert world.reasons(job, "requeued") == ["claim-failed: north does not let go of 2 nodes"]
+    assert world.scheduler.grid["north"].errors == 0
+    site.stuck.clear()
+    site.ends(world.tokens(held)[0])
+    world.advance(60)
+    assert (world.state(held), world.state(job)) == (JobState.CANCELLED, JobState.SUCCEEDED)
+
+
 def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
     """All are claimed, but one of them cannot be reached: the barrier opens when it can."""
     world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
