@@ -25,8 +25,8 @@ test: $(STAMP)  ## the whole test suite, by two workers
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 chaos: $(STAMP)  ## random kills and stops under 1400 jobs, with SQLite and with PostgreSQL: ten minutes
-	$(BIN)/python -m tests.chaos --minutes 4.5
-	$(BIN)/python -m tests.chaos --minutes 4.5 --postgresql
+	$(BIN)/python -m tests.chaos --minutes 4.3
+	$(BIN)/python -m tests.chaos --minutes 4.3 --postgresql
 
 testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up

@@ -17,7 +17,7 @@ PLANTED: dict[Moment, tuple[Whom, ...]] = {
     "forgetting": ("agent", "agent", "agent", "daemon"),
     "draining": ("daemon", "agent", "agent", "runner", "runner"),
 }
-PLANTED_WEIGHTS = (1, 3, 3, 3)
+PLANTED_WEIGHTS = (1, 4, 4, 4)
 LONGEST_STOP = 15.0
 
 

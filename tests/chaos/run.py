@@ -21,7 +21,7 @@ from tests.chaos.marks import MarkReader
 from tests.chaos.workload import plan_jobs, plan_local_users
 from tests.store.postgresql import Server
 
-FAULTS_SHARE = 0.65
+FAULTS_SHARE = 0.75
 """Of a run's time, in which there are jobs and faults; in the rest the jobs must come to their ends."""
 LATE = 20.0
 """Seconds by which the last of these may be late, on a machine that has much to do."""
