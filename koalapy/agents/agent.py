@@ -261,6 +261,8 @@ class Agent:
         self._reporter.disconnected()
         if self._greeting is not None:
             self._greeting.cancel()
+        for confirming in self._confirming:
+            confirming.cancel()
 
     def _received(self, message: FromDaemon) -> None:
         match message.type:

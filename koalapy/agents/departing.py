@@ -20,6 +20,9 @@ class Departing:
         """Its job has ended."""
         if component.connected and component.name not in self._awaited:
             self._awaited.add(component.name)
+            for node in component.connected:
+                if node.runner is not None:
+                    node.runner.send({"t": "stop"})  # its nodes are others' now
             self._spawn(self._await(component))
 
     async def _await(self, component: Component) -> None:

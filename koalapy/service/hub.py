@@ -116,9 +116,10 @@ class Hub:
             await connection.close(error.message)
             return
         earlier = self._sessions.get(cluster)
-        self._sessions[cluster] = session
         if earlier is not None:
-            self._hang_up(earlier, "its agent has connected anew")
+            self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.silence)
+            self._hang_up(earlier, reason)
+        self._sessions[cluster] = session
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
         session.put([self._memories.welcome(self._lease, self._output_limit)])
         pump = asyncio.create_task(session.pump())

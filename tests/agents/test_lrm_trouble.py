@@ -216,6 +216,49 @@ async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same
         node.transport.abort()
 
 
+async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """Its nodes are given to others: as long as it talked, nobody would hang up."""
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        address = json.loads((tmp_path / "agent.json").read_text())
+        reader, node = await asyncio.open_connection(address["host"], address["port"])
+        node.write(_hello(tmp_path))
+        await daemon.reaches("7.1.0", "claimed")
+        lrm.end("1")
+        lrm.changed.set()
+        async with asyncio.timeout(DEADLINE):
+            while json.loads(await reader.readline())["t"] != "stop":
+                pass
+        node.transport.abort()
+
+
+async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """Both count their questions from 1."""
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        lrm.answering.clear()
+        looks = lrm.looks
+        await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
+        await daemon.until(lambda: lrm.looks > looks, poll=0.01)
+        await daemon.leave()
+        await daemon.listen()
+        await daemon.until(lambda: len(daemon.inventories) > 1)
+        await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
+        await daemon.submit("7.1.0", 1)  # what is said before that has been heard
+        await daemon.until(lambda: bool(daemon.said("status", "7.1.0")))
+        lrm.answering.set()
+        await daemon.until(lambda: bool(daemon.said("confirmed")))
+        await daemon.say("north", {"type": "probe", "sequence": 2, "look": True})
+        await daemon.until(lambda: daemon.said("confirmed")[-1]["sequence"] == 2)
+        assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]
+
+
 def _hello(directory: Path) -> bytes:
     """As the runner says it."""
     [journal] = directory.glob("*/*/journal")

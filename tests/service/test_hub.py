@@ -307,6 +307,21 @@ async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, 
         await serving
 
 
+async def test_an_agent_that_has_come_anew_is_connected_once_it_has_told_what_it_has(tmp_path: Path) -> None:
+    """Before that, as while its resource manager hangs, it is sent nothing, and asked nothing."""
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as first:
+        first.says(wire.Inventory(components=[]), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        second = Attentive()
+        second.says(hello(1))
+        serving = asyncio.create_task(daemon.hub.serve("north", second))
+        await until(daemon, "north", ("unreachable", 4, "its agent has connected anew"))
+        second.says(wire.Inventory(components=[]), report(2))
+        await until(daemon, "north", ("usable", 2, ""))
+        await second.close("")
+        await serving
+
+
 async def test_an_agent_that_hangs_up_while_another_waits_makes_way_at_once(tmp_path: Path) -> None:
     """As one does that was killed and started again: its end may be read after the other's hello."""
     async with running(tmp_path / "koala.db", 1000.0) as daemon, daemon.agent_of("north") as first:
