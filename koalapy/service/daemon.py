@@ -2,16 +2,20 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import structlog
 import uvicorn
 
+from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.service.connections import Connections
+from koalapy.service.database import asked
 from koalapy.service.duties import Duties, Duty
 from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import Engine
@@ -90,6 +94,11 @@ class Daemon:
         await asyncio.wait({server}, timeout=GRACE * 2)
         await self._agents.stop()
         self._engine.stop()
-        await engine
-        await asyncio.to_thread(self._store.release_lease)
+        try:
+            await engine
+            await asked(self._store.release_lease)
+        except StoreUnavailable as error:
+            log.critical("ending as if killed: the database does not answer", action="end", error=error.message)
+            sys.stderr.flush()
+            os._exit(1)  # threads that wait for it would keep us for as long as it hangs
         await server

@@ -144,7 +144,7 @@ class Engine:
                 changed.set()
 
     def stop(self) -> None:
-        """End the loop after what has been handed in is written."""
+        """End the loop after what has been handed in is written; ``StoreUnavailable`` when it cannot be."""
         self._stopping = True
         self._wake.set()
 
@@ -251,9 +251,10 @@ class Engine:
 
     async def _try_to_write(self, work: Callable[[], None]) -> None:
         writing = asyncio.get_running_loop().run_in_executor(self._writer, work)
-        await asyncio.wait({writing}, timeout=SLOW)
-        if not writing.done():
-            self._cannot_write(f"the database has not answered for {SLOW:g} s")
+        while not (await asyncio.wait({writing}, timeout=SLOW))[0]:
+            self._cannot_write(silent := f"the database has not answered for {SLOW:g} s")
+            if self._stopping:
+                raise StoreUnavailable(silent)
         await writing
 
     def _cannot_write(self, reason: str) -> None:

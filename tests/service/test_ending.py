@@ -1,0 +1,57 @@
+"""The end of a daemon whose database hangs: a process of its own, as threads that wait for ever keep it."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from koalapy.scheduling.events import ClusterDrained
+from koalapy.service.connections import Connections
+from koalapy.service.daemon import Daemon
+from koalapy.service.embedded import EmbeddedAgents
+from koalapy.service.engine import Item
+from tests.service.test_hub import Daemon as Parts
+
+DEADLINE = 60.0
+
+
+async def _nothing(*request: object) -> None:
+    pass
+
+
+async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
+    parts = Parts(directory / "koala.db")
+    asked = threading.Event()
+
+    def hang(*args: object) -> None:
+        asked.set()
+        threading.Event().wait()
+
+    parts.store.write = parts.store.renew_lease = parts.store.release_lease = hang  # type: ignore[method-assign]
+
+    def serving(url: str) -> None:
+        parts.engine.post(Item(events=(ClusterDrained("north"),)))
+        threading.Thread(target=lambda: asked.wait() and os.kill(os.getpid(), signal.SIGTERM), daemon=True).start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    agents = EmbeddedAgents([], lambda cluster, why: None)
+    daemon = Daemon(parts.engine, parts.store, parts.hub, _nothing, listener, Connections(1000), agents, serving)
+    await daemon.run()
+
+
+def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    told = subprocess.run(
+        [sys.executable, "-m", __name__, str(tmp_path)], cwd=root, timeout=DEADLINE, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert told.returncode == 1, told.stderr
+    assert "ending as if killed: the database does not answer" in told.stdout + told.stderr
+
+
+if __name__ == "__main__":
+    asyncio.run(_be_told_to_end_while_the_database_hangs(Path(sys.argv[1])))
