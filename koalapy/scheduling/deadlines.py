@@ -1,0 +1,143 @@
+"""What follows from a deadline that has passed."""
+
+from collections.abc import Iterable
+
+from koalapy.model.job import Component, ComponentState, Job, JobState
+from koalapy.model.wording import nodes
+from koalapy.scheduling.claiming import Claiming
+from koalapy.scheduling.components import Components
+from koalapy.scheduling.endings import Endings
+from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.news import News
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.timers import Deadline, Timer, Timers
+from koalapy.scheduling.waiting import Waiting
+
+RESULT_PAUSE = 5.0
+"""Seconds until it is looked again whether the exit code of a program is there that has ended."""
+
+
+class Deadlines:
+    """Looks whether a deadline still matters and whether all is known that it hangs on; then it has consequences."""
+
+    def __init__(
+        self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, news: News, claiming: Claiming,
+        faults: Faults, components: Components, waiting: Waiting, endings: Endings,
+    ) -> None:  # fmt: skip
+        self._rules, self._ledger, self._grid, self._timers, self._news = rules, ledger, grid, timers, news
+        self._claiming, self._faults, self._components = claiming, faults, components
+        self._waiting, self._endings = waiting, endings
+
+    def fire(self, timer: Timer, now: float) -> None:
+        """Do what is to be done about a deadline that has come."""
+        if timer.kind in (Deadline.UNREACHABLE, Deadline.LOST):
+            self._contact_is_overdue(timer, now)
+            return
+        if timer.kind is Deadline.PROBATION:
+            self._faults.begin_probation(timer.cluster, timer.at)
+            return
+        if timer.kind is Deadline.LIMIT:
+            self._faults.lift_limit(timer.cluster, timer.at)
+            return
+        job = self._ledger.get(timer.job)
+        if timer.kind is Deadline.RETRY:
+            if job is not None and job.state is JobState.QUEUED and job.retry_at == timer.at:
+                self._waiting.enqueue(job)
+            return
+        if job is None or job.generation != timer.generation or not job.state.is_active:
+            return
+        if _is_moot(timer, job) or self._news.is_old_for(timer, job):
+            return
+        if timer.kind is Deadline.STOP:
+            self._claiming.stop_components(job)
+        elif timer.kind is Deadline.CLAIM_GRACE and not self._is_overtaken(job, timer, now):
+            self._timers.postpone(timer, now + self._rules.claim_grace)
+        elif timer.kind is Deadline.WALLTIME and self._news.is_over(job):
+            self._timers.postpone(timer, now + RESULT_PAUSE)
+        elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
+            self._timers.postpone(timer, now + self._rules.barrier_timeout)
+        else:
+            self._endings.settle_job(self._deadline_passed(job, timer, now), now)
+
+    def _is_overtaken(self, job: Job, timer: Timer, now: float) -> bool:
+        """Whether a runner waits for local users: not for jobs that were preempted or end anyway, unless those never
+        do, nor on its own nodes, from where it has not been heard; that has limits of its own."""
+        component = live(job).components[timer.component]
+        book = self._grid[component.cluster]
+        waited = now - (component.submitted_at or now)
+        last = waited + self._rules.claim_grace >= self._rules.barrier_timeout  # after that it is the cluster's error
+        return not book.holds(job.token(component.index)) and (last or not book.leaving)
+
+    def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
+        attempt = live(job)
+        match timer.kind:
+            case Deadline.CLAIM_GRACE:
+                component = attempt.components[timer.component]
+                cluster, leaving = component.cluster, self._grid[component.cluster].leaving
+                in_the_way = f"{cluster} does not let go of {nodes(leaving)}" if leaving else ""
+                reason = self._trouble([component]) or in_the_way or f"local users of {cluster} were faster"
+                return self._claiming.overtaken(job, component, reason, now)
+            case Deadline.CLAIM:
+                return self._claiming.claim_is_due(job, timer.at, now)
+            case Deadline.BARRIER:
+                claimed = (ComponentState.CLAIMED, None)
+                late = next((c for c in attempt.gang if (c.state, c.unknown_since) != claimed), attempt.head)
+                error = f"its nodes had not all reported after {self._rules.barrier_timeout:g} s"
+                error = "; ".join(filter(None, (error, self._trouble([late]))))
+                return self._faults.infrastructure_failed(job, late, error, now)
+            case Deadline.LAUNCH:
+                error = f"the program was not launched within {self._rules.barrier_timeout:g} s"
+                error = "; ".join(filter(None, (error, self._trouble(attempt.gang))))
+                return self._faults.infrastructure_failed(job, attempt.head, error, now)
+            case Deadline.WALLTIME:
+                reason = f"walltime of {job.spec.walltime:g} s exceeded"
+                return self._claiming.end(job, JobState.FAILED, reason, now)
+        return job
+
+    def _trouble(self, components: Iterable[Component]) -> str:
+        """What the clusters of components say is the matter with their resource managers."""
+        problems = {c.cluster: self._grid[c.cluster].problem for c in components}
+        return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
+
+    def _contact_is_overdue(self, timer: Timer, now: float) -> None:
+        book = self._grid[timer.cluster]
+        heard = book.last_heard
+        span = self._rules.lost_after if timer.kind is Deadline.LOST else self._rules.unreachable_after
+        if heard is None or not self._news.is_silent_for(book, span, now):
+            return
+        for token in book.awaited:
+            if timer.kind is Deadline.LOST:
+                self._components.lose(token, f"not heard of for {self._rules.lost_after:g} s", now)
+            else:
+                self._components.lose_sight(token, heard, now)
+            self._endings.settle(token, now)
+        self._news.look_again(book.name)
+        if timer.kind is Deadline.UNREACHABLE:
+            self._news.go_on_watching(book, now)
+
+
+def _is_moot(timer: Timer, job: Job) -> bool:
+    """Whether what a deadline was set for has happened, or is not awaited any more."""
+    attempt = live(job)
+    match timer.kind:
+        case Deadline.STOP:
+            return False
+        case Deadline.CLAIM_GRACE:
+            done = attempt.components[timer.component].state is not ComponentState.WAITING
+        case Deadline.BARRIER:
+            done = attempt.barrier_at is not None or timer.component != len(attempt.components)
+        case Deadline.LAUNCH:
+            done = attempt.launched_at is not None
+        case _:
+            done = False
+    return done or job.ending is not None
+
+
+def _only_files_are_missing(job: Job) -> bool:
+    """Whether a gang waits at the barrier for nothing but its files, whose transfers have limits of their own."""
+    gang = live(job).gang
+    return any(c.awaits_files for c in gang) and all(
+        c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang
+    )

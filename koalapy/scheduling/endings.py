@@ -1,0 +1,86 @@
+"""The end of an attempt, and what its job becomes then."""
+
+from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.scheduling import staging
+from koalapy.scheduling.claiming import Claiming
+from koalapy.scheduling.experience import Experience
+from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.waiting import Waiting
+
+
+class Endings:
+    """Brings jobs whose attempts have ended to their final state, or back to the placement queues."""
+
+    def __init__(
+        self, ledger: Ledger, grid: GridBook, timers: Timers, claiming: Claiming, faults: Faults, waiting: Waiting,
+        experience: Experience,
+    ) -> None:  # fmt: skip
+        self._ledger, self._grid, self._timers, self._claiming = ledger, grid, timers, claiming
+        self._faults, self._waiting, self._experience = faults, waiting, experience
+        self.met: set[str] = set()
+        """Applications of which the first run was seen, until somebody takes note of them."""
+
+    def settle(self, token: Token, now: float) -> None:
+        """Of the job whose component a token names."""
+        found = self._ledger.find(token)
+        if found is not None:
+            self.settle_job(found[0], now)
+
+    def settle_job(self, job: Job, now: float) -> None:
+        """When nothing of an ended attempt is left that can be waited for, the job becomes what it was to become."""
+        if job.ending is None or any(_must_be_awaited(job, component) for component in live(job).components):
+            return
+        attempt = live(job)
+        for component in attempt.components:
+            if component.state is not ComponentState.ENDED:
+                self._grid[component.cluster].release(job.token(component.index))
+                if job.ending is not JobState.QUEUED and attempt.launched_at is not None:
+                    what = f"what had not come yet: {component.cluster} is out of reach"
+                    self._claiming.output_is_missing(job, component, what, now)
+        for component in attempt.gang:
+            staging.end(self._ledger, job, component)
+        becomes, reason = job.ending, attempt.end_reason
+        if becomes is JobState.QUEUED:
+            self._requeue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None), now)
+            return
+        # A program that came to its own end was carried there by its clusters, whatever it made of it.
+        if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
+            for component in attempt.gang:
+                self._faults.count_success(component.cluster)
+        event = str(becomes)
+        job = self._ledger.move(
+            job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code,
+            retry_at=None,
+        )  # fmt: skip
+        if met := self._experience.learn(job):
+            self.met.add(met)
+
+    def _requeue(self, job: Job, now: float) -> None:
+        """Back to the placement queue, at once or after the pause that its failures have earned it."""
+        if job.retry_at is None or job.retry_at <= now:
+            self._waiting.enqueue(job)
+        else:
+            self.pause(job, job.retry_at)
+
+    def pause(self, job: Job, until: float) -> None:
+        """A queued job is tried again, but not before then."""
+        self._waiting.pause(job)
+        self._timers.add(until, Deadline.RETRY, job=job.id)
+
+
+def _must_be_awaited(job: Job, component: Component) -> bool:
+    """Whether the job cannot go on before this component has ended.
+
+    One that still sends its output is waited for when the job is about to be over, not when it is to be queued again.
+    One out of reach is not waited for, unless it may be running the program and the job is to be started again: no
+    job may live twice, so that has to wait until the cluster is back or counts as lost.
+    """
+    if component.state is ComponentState.ENDED:
+        return False
+    out_of_reach = component.unknown_since is not None
+    if component.state is ComponentState.DELIVERING:
+        return not out_of_reach and job.ending is not JobState.QUEUED
+    return not out_of_reach or (job.ending is JobState.QUEUED and live(job).barrier_at is not None)
