@@ -6,6 +6,9 @@ from koalapy.model.advice import Advised
 from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
+MOST_STRAYS = 10_000
+"""Of a cluster, to be told to end at a time: what an agent makes up fills no database."""
+
 
 @dataclass(frozen=True, slots=True)
 class SubmitComponent:
@@ -30,6 +33,8 @@ class StopComponent:
     cluster: ClusterName
     token: Token
     reason: str
+    stray: bool = False
+    """Whether it is of no live attempt: when there are very many of those, it is told when it is heard of again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,11 @@ class StageComponent:
 
 @dataclass(frozen=True, slots=True)
 class UnstageComponent:
-    """A stage is not wanted any more: end what is still on its way, and remove its files."""
+    """A stage is not wanted any more: end what is still on its way, and remove its files; ``stray`` as for a stop."""
 
     cluster: ClusterName
     token: Token
+    stray: bool = False
 
 
 Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent | StageComponent | UnstageComponent

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result, telling
-from koalapy.scheduling.commands import ForgetComponent, StopComponent
+from koalapy.scheduling.commands import MOST_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
 
-MOST_STRAYS = 10_000
-"""Of a cluster, to be told to end at a time: what an agent makes up fills no database."""
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 
 
@@ -92,7 +90,7 @@ class Components:
     def _observe(self, job: Job, component: Component, event: ComponentUpdated, now: float) -> Job:
         """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
         changes: dict[str, object] = {}
-        if event.hosts and event.hosts != component.hosts:
+        if len(event.hosts) == component.size and event.hosts != component.hosts:
             changes["hosts"] = event.hosts
         if event.lrm_job is not None and event.lrm_job != component.lrm_job:
             changes["lrm_job"] = event.lrm_job
@@ -121,7 +119,9 @@ class Components:
             self._faults.count_taken(component.cluster)
         if event.state == "waiting" and component.state is ComponentState.SUBMITTED:
             return self._claiming.component_waits(job, component, now)
-        if event.state in ("claimed", "running") and component.state in BEFORE_BARRIER:
+        # The plan of the whole gang is made of the hosts: one for each node, or it has not reported.
+        told_all = len(component.hosts) == component.size
+        if event.state in ("claimed", "running") and component.state in BEFORE_BARRIER and told_all:
             job = self._claiming.component_claimed(job, component, now)
         if event.state == "running":
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
@@ -174,7 +174,7 @@ class Components:
         elif event.token not in (strays := self._strays[event.cluster]) and len(strays) < MOST_STRAYS:
             # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
             strays.add(event.token)
-            self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt"))
+            self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt", stray=True))
 
 
 def _exit_reason(code: int | None, error: str) -> str:

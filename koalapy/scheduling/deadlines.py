@@ -48,7 +48,7 @@ class Deadlines:
             return
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return
-        if _is_moot(timer, job) or self._news.is_old_for(timer, job):
+        if _is_moot(timer, job) or self._news.is_old_for(timer, job, now):
             return
         if timer.kind is Deadline.STOP:
             self._claiming.stop_components(job)
@@ -103,10 +103,14 @@ class Deadlines:
 
     def _contact_is_overdue(self, timer: Timer, now: float) -> None:
         book = self._grid[timer.cluster]
+        if self._news.has_given_up_asking(book, now):
+            self._news.look_again(book.name)
         heard = book.last_heard
         span = self._rules.lost_after if timer.kind is Deadline.LOST else self._rules.unreachable_after
         if heard is None or not self._news.is_silent_for(book, span, now):
             return
+        if timer.kind is Deadline.LOST:
+            book.asked_in_vain_since = None  # whatever of it is asked about next is new
         for token in book.awaited:
             if timer.kind is Deadline.LOST:
                 self._components.lose(token, f"not heard of for {self._rules.lost_after:g} s", now)

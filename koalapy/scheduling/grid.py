@@ -47,6 +47,8 @@ class ClusterBook:
         """All that was known there at this time has been told."""
         self.asked = False
         """Whether it was asked to confirm that, and has not answered yet."""
+        self.asked_in_vain_since: float | None = None
+        """Since when, on whatever connections; moved on by what we slept."""
         self.disconnected_because = "its agent has not connected yet"
         self.agent_failed = ""
         """Why the agent that the daemon runs for it does not run; empty when it does, or the daemon runs none."""

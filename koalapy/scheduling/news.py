@@ -32,22 +32,22 @@ class News:
 
     # What was known when
 
-    def is_old_for(self, timer: Timer, job: Job) -> bool:
+    def is_old_for(self, timer: Timer, job: Job, now: float) -> bool:
         """Whether a deadline that has passed must wait for news; then it comes again when there is some."""
         if timer.kind not in NEEDS_NEWS:
             return False
-        missing = sorted({c.cluster for c in _concerned(timer, job) if not self._has_told(timer, c)})
+        missing = sorted({c.cluster for c in _concerned(timer, job) if not self._has_told(timer, c, now)})
         if not missing:
             return False
         self._waiting[missing[0]].append(timer)
         for cluster in missing:
-            self._ask(cluster)
+            self._ask(cluster, now)
         return True
 
     def confirmed(self, cluster: ClusterName, as_of: float) -> None:
         """A cluster has told all that it knew at a moment."""
         book = self._grid[cluster]
-        book.asked = False
+        book.asked, book.asked_in_vain_since = False, None
         book.confirmed_at = max(book.confirmed_at, as_of)
         self.look_again(cluster)
 
@@ -56,17 +56,32 @@ class News:
         for timer in self._waiting.pop(cluster, ()):
             self._timers.postpone(timer, timer.at)
 
-    def _has_told(self, timer: Timer, component: Component) -> bool:
+    def has_given_up_asking(self, book: ClusterBook, now: float) -> bool:
+        """Whether a cluster is heard of, maybe, but has not once confirmed what it knows for as long as a silent one
+        is waited for; one that comes back at the end of that has some time more."""
+        since, patience = book.asked_in_vain_since, self._rules.lost_after + self._rules.unreachable_after
+        return since is not None and now >= since + patience
+
+    def _has_told(self, timer: Timer, component: Component, now: float) -> bool:
         book = self._grid[component.cluster]
-        if book.confirmed_at >= timer.at:
+        if book.confirmed_at >= timer.at or self.has_given_up_asking(book, now):
             return True
         return timer.kind in EVEN_OUT_OF_REACH and not book.connected and component.unknown_since is not None
 
-    def _ask(self, cluster: ClusterName) -> None:
+    def _ask(self, cluster: ClusterName, now: float) -> None:
         book = self._grid[cluster]
         if book.connected and not book.asked:
             book.asked = True
             self._ledger.confirm(cluster)
+            if book.asked_in_vain_since is None:
+                book.asked_in_vain_since = now
+                self._watch_answer(book)
+
+    def _watch_answer(self, book: ClusterBook) -> None:
+        """Be woken when it has been asked in vain for too long."""
+        if book.asked_in_vain_since is not None:
+            at = book.asked_in_vain_since + self._rules.lost_after + self._rules.unreachable_after
+            self._timers.add(at, Deadline.LOST, cluster=book.name)
 
     # What is on its way
 
@@ -87,6 +102,8 @@ class News:
         book.connected, book.asked = True, False
         book.last_heard = book.silent_since = now
         self.look_again(book.name)
+        if book.asked_in_vain_since is not None:
+            self._ask(book.name, now)  # else it would have been asked in vain for ever, with nothing to wait for
 
     def contact_lost(self, book: ClusterBook, heard: float, now: float) -> None:
         """A cluster was last heard of at that time."""
@@ -103,6 +120,9 @@ class News:
         late = 0.0 if wakeup is None else now - max(wakeup, before)
         if late > NAP:
             for book in self._grid.books():
+                if book.asked_in_vain_since is not None:
+                    book.asked_in_vain_since += late
+                    self._watch_answer(book)
                 if not book.connected and book.silent_since is not None:
                     book.silent_since += late
                     book.patience_until = now + self._rules.unreachable_after

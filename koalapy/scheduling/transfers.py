@@ -5,13 +5,14 @@ end, so that it moves when they turn out to be slower. A stage is named by the r
 same cluster finds the files of the one it stands in for.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming
-from koalapy.scheduling.commands import StageComponent, UnstageComponent
+from koalapy.scheduling.commands import MOST_STRAYS, StageComponent, UnstageComponent
 from koalapy.scheduling.events import InventoryReceived, StageUpdated
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.ledger import Ledger, live
@@ -24,7 +25,7 @@ class Transfers:
         self._ledger = ledger
         self._claiming = claiming
         self._faults = faults
-        self._strays: set[tuple[ClusterName, Token]] = set()
+        self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Stages of no live attempt that were told to end and have not yet."""
 
     def update(self, event: StageUpdated, now: float) -> None:
@@ -49,7 +50,7 @@ class Transfers:
     def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
         """Hold a cluster's inventory against the book: what it does not know of is ordered again."""
         told = {update.token for update in event.stages}
-        self._strays = {stray for stray in self._strays if stray[0] != event.cluster}
+        self._strays.pop(event.cluster, None)
         for update in event.stages:
             self.update(update, now)
         for known in jobs:
@@ -93,6 +94,6 @@ class Transfers:
 
     def _disown(self, event: StageUpdated) -> None:
         """Nothing of an attempt that is over may stay."""
-        if (event.cluster, event.token) not in self._strays:
-            self._strays.add((event.cluster, event.token))
-            self._ledger.command(UnstageComponent(event.cluster, event.token))
+        if event.token not in (strays := self._strays[event.cluster]) and len(strays) < MOST_STRAYS:
+            strays.add(event.token)
+            self._ledger.command(UnstageComponent(event.cluster, event.token, stray=True))

@@ -4,8 +4,8 @@ Whatever comes while a transaction is being written goes into the next one toget
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,14 @@ from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
-from koalapy.scheduling.commands import Command, Effects, ForgetComponent
+from koalapy.scheduling.commands import (
+    MOST_STRAYS,
+    Command,
+    Effects,
+    ForgetComponent,
+    StopComponent,
+    UnstageComponent,
+)
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.catalogue import Catalogue
@@ -199,7 +206,7 @@ class Engine:
     def _batch(self, this: Round, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
-        for command in effects.commands:
+        for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)
             payload = message(command, job, ident, self.epoch, self._profiles, self.catalogue)
@@ -222,6 +229,16 @@ class Engine:
             advised=effects.advised,
         )
         return batch, messages
+
+    def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
+        """All commands but those to strays for which there is no room: each is kept until it is carried out."""
+        strays: Counter[ClusterName] = Counter()
+        for command in commands:
+            if isinstance(command, StopComponent | UnstageComponent) and command.stray:
+                strays[command.cluster] += 1
+                if self.outbox.open(command.cluster) + strays[command.cluster] > MOST_STRAYS:
+                    continue
+            yield command
 
     def _job_of(self, command: Command, effects: Effects) -> Job | None:
         try:

@@ -1,5 +1,6 @@
 """Commands that are written and not yet acknowledged, by cluster, in order."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from koalapy.model.job import Token
@@ -11,7 +12,9 @@ class Outbox:
     """The memory of the outbox table: what must be sent again when a cluster's agent comes back."""
 
     def __init__(self, entries: Iterable[OutboxEntry], epoch: int) -> None:
-        self._entries: dict[int, OutboxEntry] = {entry.id: entry for entry in entries}
+        self._entries: dict[int, OutboxEntry] = {}
+        self._open: Counter[ClusterName] = Counter()
+        self.add(entries)
         self._next = max(self._entries, default=0) + 1
         self.outgrow(epoch)
 
@@ -24,7 +27,13 @@ class Outbox:
         return self._next
 
     def add(self, entries: Iterable[OutboxEntry]) -> None:
-        self._entries.update((entry.id, entry) for entry in entries)
+        for entry in entries:
+            self._entries[entry.id] = entry
+            self._open[entry.cluster] += 1
+
+    def open(self, cluster: ClusterName) -> int:
+        """How many commands a cluster has not acknowledged."""
+        return self._open[cluster]
 
     def acknowledge(self, cluster: ClusterName, ident: int) -> bool:
         """Whether the command was still open, and that cluster's to carry out."""
@@ -32,6 +41,7 @@ class Outbox:
         if known is None or known.cluster != cluster:
             return False
         del self._entries[ident]
+        self._open[cluster] -= 1
         return True
 
     def of(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:

@@ -110,7 +110,7 @@ def test_after_lost_after_a_job_is_started_elsewhere_and_the_old_one_never_joins
     world.connect("north")
     assert not old.runners
     assert world.sent[-2:] == [
-        StopComponent("north", "1.1.0", "not of a live attempt"), ForgetComponent("north", "1.1.0")
+        StopComponent("north", "1.1.0", "not of a live attempt", stray=True), ForgetComponent("north", "1.1.0")
     ]  # fmt: skip
     world.advance(3000)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
@@ -158,7 +158,7 @@ def test_a_stranger_changes_nothing(token: str) -> None:
     before = world.job(job)
     world.step([ComponentUpdated(token, "north", "claimed", hosts=("evil",) * 4)])
     assert world.job(job) is before
-    assert world.sent[-1] == StopComponent("north", token, "not of a live attempt")
+    assert world.sent[-1] == StopComponent("north", token, "not of a live attempt", stray=True)
 
 
 def test_a_cluster_cannot_speak_for_another() -> None:

@@ -135,6 +135,42 @@ def test_an_answer_that_never_comes_is_awaited_as_long_as_the_cluster_is(comes_b
     assert world.reasons(job, "error") == ["not heard of for 60 s"]
 
 
+@pytest.mark.parametrize("flaps", [False, True])
+def test_who_speaks_and_never_confirms_holds_up_no_other_cluster_for_good(flaps: bool) -> None:
+    world, job = running(Launcher.PROCESSES)
+    play(world)
+    while world.job(job).ending is None and world.now < 1000:
+        world.now += 5
+        world.step([ClusterConfirmed("north", world.now)])
+        if flaps:
+            world.disconnect("south")
+            world.connect("south")
+            world.deliver("south")
+    assert world.now == 60 + RULES.lost_after + RULES.unreachable_after
+    assert world.job(job).reason == "walltime of 60 s exceeded"
+
+
+def test_who_came_back_after_a_question_is_waited_for_by_the_next_deadline() -> None:
+    world, job = running(Launcher.PROCESSES)
+    world.now = 60.0
+    world.step()
+    world.disconnect("south")
+    world.submit(fixed(north=1), walltime=5000)
+    world.step([ClusterConfirmed("north", 60.0)])
+    world.cancel(job)
+    world.now = 70.0
+    world.connect("south")
+    play(world)
+    world.take_over()
+    later = world.submit(fixed(south=2), walltime=60)
+    play(world)
+    while world.now < 140:
+        world.now += 1
+        world.step()
+    assert world.state(later) is JobState.RUNNING
+    assert world.job(later).ending is None, "south has not said"
+
+
 def test_a_claim_is_not_given_up_for_a_runner_that_has_come_through_unheard() -> None:
     world = World({"north": 4}, RULES, manual=True)
     play(world)

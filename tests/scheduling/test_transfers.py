@@ -7,7 +7,9 @@ import pytest
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, StageFault
+from koalapy.scheduling import transfers
+from koalapy.scheduling.commands import UnstageComponent
+from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, StageFault, StageUpdated
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.world import START_DELAY, World
@@ -311,3 +313,11 @@ def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
     assert world.job(job).restarts == 0
     world.advance(2)
     assert world.job(job).started_at == 160
+
+
+def test_stages_that_a_cluster_makes_up_are_answered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "MOST_STRAYS", 3)
+    world = world_by_hand()
+    for stage in range(100, 106):
+        world.step([StageUpdated(f"{stage}.1.0", "north", "running", 1, 0)])
+    assert [c.token for c in world.sent if isinstance(c, UnstageComponent)] == ["100.1.0", "101.1.0", "102.1.0"]

@@ -7,10 +7,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from koalapy.agents import protocol as wire
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest
 from koalapy.scheduling.events import JobSubmitted
+from koalapy.service import engine
 from koalapy.service.engine import Item
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -209,3 +212,40 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
             )  # fmt: skip
             await grid.all_taken_in(agent)
         assert listener.learned == []
+
+
+async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MOST_STRAYS", 5)
+    async with Opened(tmp_path / "koala.db") as grid:
+        for turn in range(4):
+            components = [wire.Status(token=f"9{turn}{n}.1.0.77", state="running") for n in range(3)]
+            stages = [wire.StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
+            grid.north.says(wire.Inventory(components=components, stages=stages))
+        await grid.all_taken_in(grid.north)
+        assert grid.daemon.engine.outbox.open("north") == 5
+        head, _ = await grid.submit(1, COUPLED)
+        assert heard(grid.north, "submit", token=head), "what is of live jobs has room"
+        [stop, *_] = heard(grid.north, "stop")
+        grid.north.says(wire.Ack(id=stop["id"]))
+        await grid.all_taken_in(grid.north)
+        assert grid.daemon.engine.outbox.open("north") == 5, "the submit, and one stray fewer"
+
+
+@pytest.mark.parametrize("hosts", [[], ["n1", "n2", "n3"], ["n1"] * 1000])
+async def test_a_component_that_tells_more_or_fewer_hosts_than_it_has_nodes_is_not_claimed(
+    tmp_path: Path, hosts: list[str]
+) -> None:
+    """The plan of the whole gang is made of them, and every other cluster gets it."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        grid.south.says(wire.Status(token=tail, state="claimed", hosts=["s1", "s2"]))
+        grid.north.says(wire.Status(token=head, state="claimed", hosts=hosts))
+        await grid.all_taken_in(grid.north)
+        await grid.all_taken_in(grid.south)
+        assert not heard(grid.south, "open")
+        grid.north.says(wire.Status(token=head, state="claimed", hosts=["n1"]))
+        await when(lambda: heard(grid.south, "open"))
+        [opened] = heard(grid.south, "open")
+        assert [node["host"] for node in opened["nodes"]] == ["n1", "s1", "s2"]
