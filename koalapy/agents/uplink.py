@@ -1,13 +1,14 @@
 """The agent's connection to the daemon: made again after every break, messages in batches and in order."""
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 from websockets import CloseCode
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from koalapy.agents.protocol import FromAgent, FromDaemon, Hello, frame, from_agent, from_daemon
 
@@ -66,7 +67,7 @@ class Uplink:
                     await self._converse(socket, received)
                 self._complain("the daemon hung up")
             except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
-                self._complain(str(error) or type(error).__name__)
+                self._complain(_reason(error))
             finally:
                 self.online.clear()
                 self._queue.clear()
@@ -116,6 +117,17 @@ class Uplink:
                     await self._settled()
                 for each in _frames(batch):
                     await socket.send(each)
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no connection: in the words of the daemon, when it answered that we are not to come in."""
+    if isinstance(error, InvalidStatus):
+        try:
+            problem = json.loads(error.response.body or b"")
+            return f"{problem['detail']}: {problem['hint']}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+    return str(error) or type(error).__name__
 
 
 def _frames(batch: list[FromAgent]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from koalapy.api.problems import problem
 
 log = structlog.get_logger()
 
-REFUSED = 4401
 CLOSED = 4000
 UNAUTHORIZED = 401
 LONGEST_REASON = 123
@@ -60,12 +59,13 @@ def agents_router(hub: AgentHub, tokens: Tokens) -> APIRouter:
 
     @router.websocket("/api/v1/agents/{cluster}/connect")
     async def connect(socket: WebSocket, cluster: str) -> None:
-        await socket.accept()
         if why := refusal(socket, cluster, tokens):
             log.warning("agent refused", action="refuse", cluster=cluster[:100], error=why.reason)
-            await socket.close(REFUSED, _short(f"{why.reason}: {why.hint}"))
-        else:
-            await hub.serve(cluster, AgentConnection(socket))
+            # By HTTP, which is over then: for the end of a WebSocket we would wait, and for any number of strangers'.
+            await socket.send_denial_response(why.answer())
+            return
+        await socket.accept()
+        await hub.serve(cluster, AgentConnection(socket))
 
     @router.get("/api/v1/agents/{cluster}/connect", include_in_schema=False)
     async def would_connect(request: Request, cluster: str) -> Response:

@@ -1,6 +1,7 @@
 """Which agents are let in, on every route that they have."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,9 +12,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from koalapy.api.agents import REFUSED, AgentConnection, agents_router
+from koalapy.agents.uplink import Uplink
+from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
 from koalapy.ports import StoredBundle
 from tests.cli.memory_files import MemoryResults
@@ -80,12 +82,10 @@ async def test_who_is_no_agent_of_a_configured_cluster_stays_outside(
     tmp_path: Path, cluster: str, token: str | None, status: int, why: str
 ) -> None:
     async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False) as http:
-        async with connect(f"ws://{address}/{cluster}/connect", additional_headers=shown(token), proxy=None) as agent:
-            with pytest.raises(ConnectionClosed) as closed:
-                await agent.recv()
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == REFUSED
-            assert closed.value.rcvd.reason.startswith(why)
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://{address}/{cluster}/connect", additional_headers=shown(token), proxy=None)
+        assert refused.value.response.status_code == status
+        assert json.loads(refused.value.response.body)["detail"].startswith(why)
         for answer in (
             await http.get(f"http://{address}/{cluster}/connect", headers=shown(token)),
             await http.get(f"http://{address}/{cluster}/bundles/abc", headers=shown(token)),
@@ -94,6 +94,32 @@ async def test_who_is_no_agent_of_a_configured_cluster_stays_outside(
             assert answer.status_code == status
             assert answer.json()["detail"].startswith(why)
             assert answer.json()["hint"]
+
+
+async def test_a_stranger_holds_no_connection_open_by_asking_for_a_websocket(tmp_path: Path) -> None:
+    """It does not answer the end of one, for which a server waits."""
+    async with served(tmp_path / "bundle") as address:
+        host, port = address.partition("/")[0].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"GET /api/v1/agents/north/connect HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+
+
+async def test_an_agent_that_is_not_let_in_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with served(tmp_path / "bundle") as address:
+        uplink = Uplink(f"ws://{address}/north/connect", "of south", lambda: pytest.fail("was let in"))
+        monkeypatch.setattr(uplink, "_complain", lambda reason: said.done() or said.set_result(reason))
+        running = asyncio.create_task(uplink.run(lambda _: None, lambda: None))
+        async with asyncio.timeout(10):
+            assert (await said).startswith("the token is not that of cluster north: set KOALA_AGENT_TOKEN")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -> None:
