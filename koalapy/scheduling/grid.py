@@ -95,6 +95,8 @@ class ClusterBook:
         self.lacks = lacks
         before = self.available if not self.problem or problem else 0
         self.problem, self.notices = problem, notices
+        if problem and not total:
+            return  # its agent is new and has not seen its nodes yet: what was known of them stands
         # No node is two things, whatever an agent says.
         self.total, self._idle, self.down = total, min(idle, total), min(down, max(0, total - idle))
         self.background = min(background, total - self._idle - self.down)

@@ -6,7 +6,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
 from koalapy.scheduling import components
 from koalapy.scheduling.commands import ForgetComponent, StopComponent
-from koalapy.scheduling.events import ComponentUpdated, InventoryReceived, JobHeld
+from koalapy.scheduling.events import ClusterReported, ComponentUpdated, InventoryReceived, JobHeld
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -417,3 +417,21 @@ def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     assert [parse_token(t)[0] for t in world.tokens(job)] == [1, 1]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool) -> None:
+    """It was started anew while its resource manager hangs."""
+    world = World({"north": 4})
+    job = world.submit(fixed(north=3), lasts=1e6)
+    world.advance(1)
+    world.disconnect("north")
+    if restarted:
+        world.restart()
+        world.scheduler.grid["north"].total = 4  # as it is stored
+    world.step([ClusterReported("north", 0, 0, 0, 0, frozenset(), "not answering")])
+    book = world.scheduler.grid["north"]
+    assert (book.total, book.used, book.why) == (4, 3, "not answering")
+    world.connect("north")
+    world.advance(1)
+    assert (book.total, book.used, book.why, world.state(job)) == (4, 3, "", JobState.RUNNING)
