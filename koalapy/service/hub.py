@@ -91,9 +91,7 @@ class Hub:
 
     def _tell(self, cluster: str, message: wire.Ask | wire.Answer) -> bool:
         session = self._sessions.get(cluster)
-        if session is not None:
-            session.put([message])
-        return session is not None
+        return session is not None and session.offer(message)
 
     async def close(self) -> None:
         """Hang up on every agent; they come back when the daemon does."""
@@ -281,15 +279,18 @@ class Hub:
             pieces.setdefault(message.token, []).append(piece)
         ends = await asyncio.gather(*(self._outputs.take(session.cluster, *each) for each in pieces.items()))
         acks = zip(pieces, ends, strict=True)
-        session.put([wire.OutputAck(token=token, offset=end) for token, end in acks if end is not None])
+        for token, end in acks:
+            if end is not None:
+                session.offer(wire.OutputAck(token=token, offset=end))
 
     def _relay(self, session: Session, message: wire.Relay) -> None:
         """Pass something from one runner to another: of the same attempt, and from the cluster of the first only."""
         target = self._target_of(session.cluster, message)
         if isinstance(target, Session):
-            target.put([message])
-            return
-        session.put([wire.RelayFailed(token=message.sender, node=message.sender_node, reason=target)])
+            if target.offer(message):
+                return
+            target = f"{target.cluster} does not read what it is sent"
+        session.offer(wire.RelayFailed(token=message.sender, node=message.sender_node, reason=target))
 
     def _target_of(self, cluster: ClusterName, message: wire.Relay) -> Session | str:
         find = self._engine.scheduler.find

@@ -11,6 +11,8 @@ LOOKS = 4
 """How often, in the time after which silence means that an agent is gone, it is seen whether it is silent."""
 NAP = 1.0
 """Waking so many seconds later than we wanted to, we were asleep, and it was us who did not listen."""
+MOST_UNREAD = 64 * 1024 * 1024
+"""Characters that wait for an agent to read them, of what may be dropped."""
 _sequence = count(1)
 
 
@@ -41,6 +43,8 @@ class Session:
         self._busy = False
         self._asked: dict[int, float] = {}
         self._queue: list[Any] = []
+        self._offered = self._sending = 0
+        """Characters of what was offered, in the queue and on its way."""
         self._wake = asyncio.Event()
 
     @property
@@ -52,13 +56,24 @@ class Session:
         self._queue.extend(messages)
         self._wake.set()
 
+    def offer(self, message: wire.FromDaemon) -> bool:
+        """Put what is not kept and not repeated; False when too much waits already, as for one who does not read."""
+        size = len(wire.frame(wire.from_daemon, [message]))
+        if self._offered + self._sending + size > MOST_UNREAD:
+            return False
+        self._offered += size
+        self.put([message])
+        return True
+
     async def pump(self) -> None:
         """Send what is put, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             messages, self._queue = self._queue, []
+            self._sending, self._offered = self._offered, 0
             await self.connection.send(wire.frame(wire.from_daemon, wire.from_daemon.validate_python(messages)))
+            self._sending = 0
 
     # Whether it is there
 

@@ -13,7 +13,7 @@ from koalapy.agents import protocol as wire
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest
 from koalapy.scheduling.events import JobSubmitted
-from koalapy.service import engine
+from koalapy.service import engine, session
 from koalapy.service.engine import Item
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -249,3 +249,48 @@ async def test_a_component_that_tells_more_or_fewer_hosts_than_it_has_nodes_is_n
         await when(lambda: heard(grid.south, "open"))
         [opened] = heard(grid.south, "open")
         assert [node["host"] for node in opened["nodes"]] == ["n1", "s1", "s2"]
+
+
+class Deaf(Agent):
+    """Says, and reads only when it likes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def send(self, frame: str) -> None:
+        await self.reads.wait()
+        await super().send(frame)
+
+
+async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_UNREAD", 10_000)
+    deaf = Deaf()
+    async with (
+        running(tmp_path / "koala.db") as daemon,
+        daemon.agent_of("south") as south,
+        daemon.agent_of("north", agent=deaf) as north,
+    ):
+        for name, agent in (("north", north), ("south", south)):
+            agent.says(wire.Inventory(components=[]), report(4))
+            await until(daemon, name, ("usable", 4, ""))
+        grid = Grid(daemon, north, south)
+        head, tail = await grid.submit(1, COUPLED)
+        deaf.reads.clear()
+        for turn in range(20):
+            south.says(
+                relay(head, tail, words="x" * 900),
+                wire.Ask(ident=f"{turn}", what="stat", payload={}, cluster="north"),
+            )
+        north.says(*(wire.Ask(ident=f"{n}" + "x" * 900, what="nothing", payload={}) for n in range(100)))
+        north.says(report(3))
+        await until(daemon, "north", ("usable", 3, ""))
+        await grid.all_taken_in(south)
+        refused = len(heard(south, "relay_failed", reason="north does not read what it is sent"))
+        assert 0 < refused < 20
+        deaf.reads.set()
+        await when(lambda: len(heard(north, "relay")) == 20 - refused)
+        assert len(heard(north, "answer")) < 15
+        south.says(relay(head, tail, words="again"))
+        await when(lambda: heard(north, "relay", payload={"words": "again"}))
