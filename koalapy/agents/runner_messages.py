@@ -24,6 +24,8 @@ class Hello(Said):
     name: Name
     phase: Literal["waiting", "opened", "running", "ending", "ended"]
     lrm_job: Name = ""
+    start: Bytes = 0
+    """Where its output begins."""
 
 
 class Out(Said):

@@ -165,6 +165,8 @@ def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
     """Where on this machine we can be asked."""
     host, port = listener.getsockname()[:2]
     loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
+    if host == "::" and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        loopback["::"] = ["::1"]  # at the other one anybody may listen
     return [(each, port) for each in (host, *loopback.get(host, ()))]
 
 

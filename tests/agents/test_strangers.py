@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents import runners, uplink
+from koalapy.agents import runner_messages, runners, uplink
 from koalapy.agents.agent import AgentSettings, run_agent
 from koalapy.agents.protocol import Relay, from_agent
 from tests.agents.conftest import DEADLINE, FakeDaemon
@@ -254,3 +254,11 @@ def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.M
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
     monkeypatch.setattr(uplink, "LARGEST_FRAME", 100)
     assert len(list(uplink._frames([*relays]))) == 100
+
+
+@pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])
+def test_where_a_runners_output_begins_is_a_number_within_bounds(start: str) -> None:
+    hello = '{"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"'
+    assert runner_messages.understood(f'{hello}, "start": 7}}'.encode())["start"] == 7
+    with pytest.raises(ValueError, match="start"):
+        runner_messages.understood(f'{hello}, "start": {start}}}'.encode())
