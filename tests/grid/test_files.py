@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,12 @@ def stages(grid: Embedded) -> list[Path]:
 
 def transfers(grid: Embedded) -> list[psutil.Process]:
     """rsync where files arrive."""
-    found = [seen for seen in grid.processes("rsync") if "--daemon" not in seen.command and "rsync" in seen.command[0]]
-    return [psutil.Process(seen.pid) for seen in found]
+    found = []
+    for seen in grid.processes("rsync"):
+        if "--daemon" not in seen.command and "rsync" in seen.command[0]:
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found.append(psutil.Process(seen.pid))
+    return found
 
 
 def test_a_script_that_is_sent_along_runs_everywhere_and_what_it_makes_comes_back(

@@ -185,7 +185,10 @@ class World(ABC):
     def programs(self, ident: int) -> list[Seen]:
         """The programs that wait for a gate, not the runners and MPI daemons around them."""
         found = self.workers(f"{ident}.")
-        return [p for p in found if p.command[1:2] == ["-c"] and "sleep 0.05; done" in p.command[2]]
+        shells = [p for p in found if p.command[1:2] == ["-c"] and "sleep 0.05; done" in p.command[2]]
+        known = {(p.node, p.pid) for p in shells}
+        # What a shell is about to start looks like the shell for a moment.
+        return [p for p in shells if (p.node, p.parent) not in known]
 
     @abstractmethod
     def settle(self) -> None:

@@ -197,7 +197,7 @@ class Exports:
             if not secret.exists():
                 secret.touch(mode=0o600)
                 secret.write_text(f"{USER}:{ticket.password}\n")
-            path = f"/proc/{os.getpid()}/fd/{ticket.folder}"
+            path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which is given it: nobody looks into an agent
             text += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
             if ticket.only is not None:
                 text += ONLY.format(pattern=pattern_of(ticket.only))
@@ -243,7 +243,8 @@ class Exports:
                 process = await asyncio.create_subprocess_exec(
                     RSYNC, "--daemon", f"--config={self._directory / 'rsyncd.conf'}", cwd="/",
                     stdin=connection.fileno(), stdout=connection.fileno(), stderr=asyncio.subprocess.DEVNULL,
-                    start_new_session=True, env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                    pass_fds=[ticket.folder for ticket in self._tickets.values()], start_new_session=True,
+                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
                 )  # fmt: skip
             except OSError as error:
                 log.warning("rsync cannot be run", action="export", reason=str(error))
