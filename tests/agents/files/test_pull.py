@@ -387,7 +387,7 @@ async def test_who_was_let_in_may_take_as_long_as_it_takes(
         judged.append(real(pid))
         return judged[-1]
 
-    monkeypatch.setattr(exports, "LOGIN", 1.0)
+    monkeypatch.setattr(exports, "LOGIN", 3.0)
     monkeypatch.setattr(exports, "_has_begun", judging)
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
