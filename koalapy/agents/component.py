@@ -107,9 +107,12 @@ class Component:
 
     @property
     def collecting(self) -> bool:
-        """Whether its results are to be sent before it counts as ended: only a program that ran has any."""
+        """Whether its results are to be sent before it counts as ended: only a program that ran has any.
+
+        Also where a node was lost: the job may have succeeded all the same, and whether it has we are not told.
+        """
         wanted = self.collect and self.stage is not None and not self.collected
-        return bool(self.ended and wanted and self.plan is not None and not self.infrastructure)
+        return bool(self.ended and wanted and self.plan is not None)
 
     @property
     def connected(self) -> list[Node]:
@@ -144,10 +147,15 @@ class Component:
             over=self.program_over,
         )
 
+    @property
+    def may_fail(self) -> bool:
+        """Whether what happens to it now is a failure: the first one counts, and none does once it was told to stop or
+        its program came to a good end."""
+        return not self.error and self.stop is None and self.exit_code != 0
+
     def fail(self, error: str, fault: Fault = "site") -> None:
-        """It cannot go on, by the cluster's fault unless another is named; the first word counts, and none does once
-        it was told to stop."""
-        if not self.error and self.stop is None:
+        """It cannot go on, by the cluster's fault unless another is named."""
+        if self.may_fail:
             self.error, self.infrastructure = error, fault == "site"
             self.refused = "" if fault == "site" else fault
 

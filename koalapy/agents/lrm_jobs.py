@@ -222,7 +222,7 @@ class LrmJobs:
             if component.over(job):
                 component.lrm_ended(job)
                 self._over(component)
-            elif job is not None and (job.lost or job.refused) and not component.error:
+            elif job is not None and (job.lost or job.refused) and component.may_fail:
                 component.fail(job.reason, job.refused or "site")
                 self.end(component)
             elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:

@@ -412,14 +412,18 @@ class Claiming:
         self._grid[component.cluster].release(token)
         self._ledger.command(ForgetComponent(component.cluster, token))
         if missing:
-            self.output_is_missing(job, component, missing, now)
+            self._ledger.note(job, now, "output-missing", f"of its output there is missing {missing}", component)
         ended_at = component.ended_at if component.has_ended else now
         return self._ledger.update_component(
             job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None
         )
 
-    def output_is_missing(self, job: Job, component: Component, what: str, now: float) -> None:
-        self._ledger.note(job, now, "output-missing", f"of its output there is missing {what}", component)
+    def rest_is_lost(self, job: Job, component: Component, why: str, now: float) -> None:
+        """Its program ran, and what there is of it that has not come is not waited for."""
+        if live(job).launched_at is not None:
+            kinds = "output and results" if job.spec.collect else "output"
+            what = f"of its {kinds} there is missing what had not come yet: {why}"
+            self._ledger.note(job, now, "output-missing", what, component)
 
 
 def telling(job: Job) -> tuple[Component, ...]:

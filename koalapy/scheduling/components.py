@@ -66,8 +66,8 @@ class Components:
             return
         job, component = found
         delivers = component.state is ComponentState.DELIVERING
-        what = f"what had not come yet: {error}" if live(job).launched_at is not None else ""
-        job = self._claiming.component_ended(job, component, now, what)
+        self._claiming.rest_is_lost(job, component, error, now)
+        job = self._claiming.component_ended(job, component, now)
         if job.ending is None and not component.superseded and not delivers:
             self._faults.infrastructure_failed(job, component, error, now)
 

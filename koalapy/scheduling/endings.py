@@ -37,9 +37,8 @@ class Endings:
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
                 self._grid[component.cluster].release(job.token(component.index))
-                if job.ending is not JobState.QUEUED and attempt.launched_at is not None:
-                    what = f"what had not come yet: {component.cluster} is out of reach"
-                    self._claiming.output_is_missing(job, component, what, now)
+                if job.ending is not JobState.QUEUED:
+                    self._claiming.rest_is_lost(job, component, f"{component.cluster} is out of reach", now)
         for component in attempt.gang:
             staging.end(self._ledger, job, component)
         becomes, reason = job.ending, attempt.end_reason

@@ -216,6 +216,30 @@ async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same
         node.transport.abort()
 
 
+async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_failure(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        address = json.loads((tmp_path / "agent.json").read_text())
+        reader, node = await asyncio.open_connection(address["host"], address["port"])
+        node.write(_hello(tmp_path))
+        await daemon.reaches("7.1.0", "claimed")
+        await daemon.open(["true"], "7.1.0")
+        await _told(reader, "open")
+        said = {"t": "exit", "code": 0, "error": "", "infrastructure": False, "stopped": False}
+        node.write(json.dumps(said).encode() + b"\n")
+        await daemon.until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
+        lrm.fails("1", "NODE_FAIL")
+        lrm.changed.set()
+        await _told(reader, "stop")  # it is still there when its loss is seen
+        node.transport.abort()
+        status = await daemon.reaches("7.1.0", "ended")
+        assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
+
+
 async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
@@ -230,9 +254,7 @@ async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
         await daemon.reaches("7.1.0", "claimed")
         lrm.end("1")
         lrm.changed.set()
-        async with asyncio.timeout(DEADLINE):
-            while json.loads(await reader.readline())["t"] != "stop":
-                pass
+        await _told(reader, "stop")
         node.transport.abort()
 
 
@@ -266,3 +288,10 @@ def _hello(directory: Path) -> bytes:
     secret = next(entry["submit"]["secret"] for entry in entries if "submit" in entry)
     who = {"component": f"koala-{journal.parent.parent.name}-{journal.parent.name}", "secret": secret, "node": 0}
     return json.dumps({"t": "hello", **who, "host": "10.0.0.1", "name": "a", "phase": "waiting"}).encode() + b"\n"
+
+
+async def _told(runner: asyncio.StreamReader, word: str) -> None:
+    """Wait until a runner is told so."""
+    async with asyncio.timeout(DEADLINE):
+        while json.loads(await runner.readline())["t"] != word:
+            pass

@@ -76,6 +76,20 @@ def test_a_cluster_that_goes_away_is_not_waited_for_and_that_is_told() -> None:
     ]
 
 
+def test_results_that_are_not_waited_for_are_told_too() -> None:
+    world = World({"north": 4}, Rules(unreachable_after=5))
+    job = world.submit(fixed(north=4), lasts=1e6, collect=("*",))
+    world.advance(1)
+    (token,) = world.tokens(job)
+    world.take_in(world.scheduler.step([delivers(token, program_exit=0)], world.now))
+    world.disconnect("north")
+    world.advance(6)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.reasons(job, "output-missing") == [
+        "of its output and results there is missing what had not come yet: north is out of reach"
+    ]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_an_agent_that_knows_nothing_of_it_any_more_ends_it(restarted: bool) -> None:
     world = World({"north": 4})

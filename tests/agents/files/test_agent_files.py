@@ -105,6 +105,15 @@ async def test_results_that_are_refused_are_lost_but_no_failure(
     assert daemon.output[T].decode() == f"koala: {why}\n"
 
 
+async def test_results_come_though_a_node_is_lost(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
+    """The agent cannot know whether the job succeeded all the same, as when a node is lost after ``mpirun`` ended."""
+    await daemon.stage(S)
+    await daemon.staged(S)
+    end = await run(daemon, ["sh", "-c", "echo one > a; kill -9 $PPID; exec sleep 1000"], collect=["*"])
+    assert end["infrastructure"]
+    assert names(depot.results[S]) == {"a": b"one\n"}
+
+
 async def test_nothing_is_collected_of_what_never_ran(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["*"])
