@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Query
 
 from koalapy.api.advisor_schemas import AdvisorRecord, AdvisorView
 from koalapy.api.conversion import moment
+from koalapy.api.fields import Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.api.schemas import Text
 from koalapy.model.advice import Advised, Option
 from koalapy.service.advisor import ApplicationRecord
 

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import WithJsonSchema
 
-from koalapy.api.schemas import Input, Output, Positive, Seconds
+from koalapy.api.fields import Positive, Seconds
+from koalapy.api.schemas import Input, Output
 
 LONGEST = 600.0
 """Seconds that one background job may run."""

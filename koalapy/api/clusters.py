@@ -4,7 +4,7 @@ from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from koalapy.api import grid_schemas, schemas
+from koalapy.api import fields, grid_schemas, schemas
 from koalapy.api.conversion import cluster_view, metrics_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
@@ -14,8 +14,8 @@ from koalapy.ports import ClusterRecord, JobService
 
 SHORTEST = 0.001
 """Seconds: a shorter span ends where it begins, as far as clocks can tell."""
-Name = Annotated[schemas.Cluster, Path(description="the cluster's name")]
-Since = Annotated[float, Query(ge=SHORTEST, le=schemas.LONGEST, allow_inf_nan=False, description="seconds until now")]
+Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
+Since = Annotated[float, Query(ge=SHORTEST, le=fields.LONGEST, allow_inf_nan=False, description="seconds until now")]
 
 
 def clusters_router(service: JobService) -> APIRouter:

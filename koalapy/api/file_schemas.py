@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from koalapy.api.schemas import Cluster, FileName, Input, LogicalName, Output
+from koalapy.api.fields import Cluster, FileName, LogicalName
+from koalapy.api.schemas import Input, Output
 from koalapy.model.replica import ReplicaState
 
 

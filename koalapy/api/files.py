@@ -12,10 +12,10 @@ from starlette.requests import ClientDisconnect
 from koalapy.api import file_schemas as schemas
 from koalapy.api.agents import Tokens, refusal
 from koalapy.api.conversion import moment
+from koalapy.api.fields import Text
 from koalapy.api.jobs import LARGEST_PAGE, Id
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
-from koalapy.api.schemas import Text
 from koalapy.model.replica import Replica
 from koalapy.ports import BundleService, FileService, ResultService, StoredBundle, Verified
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from koalapy.api import schemas
+from koalapy.api import fields, schemas
 from koalapy.api.conversion import attempt_view, job_view, spec_of, timeline_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
@@ -19,12 +19,12 @@ LONGEST_WAIT = 60.0
 LARGEST_PAGE = 1000
 LARGEST_ID = 2**63 - 1
 
-Key = Annotated[schemas.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
+Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
 States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
-Owner = Annotated[schemas.Name, Query(description="only jobs of this owner")]
-Named = Annotated[schemas.Name, Query(description="only jobs of this name")]
-Where = Annotated[schemas.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
+Owner = Annotated[fields.Name, Query(description="only jobs of this owner")]
+Named = Annotated[fields.Name, Query(description="only jobs of this name")]
+Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
 Id = Annotated[int, Path(ge=-LARGEST_ID, le=LARGEST_ID, description="the job's id")]
 Before = Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Path, Query
 
 from koalapy.api.conversion import moment
+from koalapy.api.fields import Cluster
 from koalapy.api.network_schemas import LinkHistory, MeasureOrder, MeasuringView, NetworkView
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.api.schemas import Cluster
 from koalapy.model.errors import UsageError
 from koalapy.ports import Measurement
 from koalapy.service.links import Pair, pair_of

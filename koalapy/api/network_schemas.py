@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from koalapy.api.schemas import Input, Output, Text
+from koalapy.api.fields import Text
+from koalapy.api.schemas import Input, Output
 from koalapy.ports import MeasurementKind
 from koalapy.service.links import LinkState
 

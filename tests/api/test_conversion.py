@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.api.conversion import attempt_view, job_view, spec_of
-from koalapy.api.schemas import JobSubmission, seconds
+from koalapy.api.fields import seconds
+from koalapy.api.schemas import JobSubmission
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobRecord
