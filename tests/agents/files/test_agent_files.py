@@ -84,7 +84,8 @@ async def test_results_come_before_the_end_is_told(depot: FakeDepot, site: Site,
     script = "echo one > a.txt; mkdir sub; echo two > sub/b; ln -s /etc/passwd c.txt; echo no > d.log; exit 3"
     await daemon.open(["sh", "-c", script], T)
     assert await asyncio.to_thread(depot.answered.wait, 30)
-    assert daemon.status(T)["state"] == "running"
+    await daemon.reaches(T, "delivering")
+    assert not [said for said in daemon.said("status", T) if said["state"] == "ended"]
     depot.away = False
     end = await daemon.reaches(T, "ended")
     assert (end["program_exit"], end["error"]) == (3, "")
