@@ -24,7 +24,7 @@ demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 test: $(STAMP)  ## the whole test suite, by two workers
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-chaos: $(STAMP)  ## random kills and stops under 1400 jobs, with SQLite and with PostgreSQL: ten minutes
+chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite and with PostgreSQL: ten minutes
 	$(BIN)/python -m tests.chaos --minutes 4.3
 	$(BIN)/python -m tests.chaos --minutes 4.3 --postgresql
 

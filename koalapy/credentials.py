@@ -102,7 +102,7 @@ class Registration:
         try:
             for host, port in addresses:
                 entry = json.dumps({"token": token, "machine": _machine()})
-                name = _name(host, port)
+                name = address_of(host, port)
                 self._entries[name] = write_private(name, self._folder, entry, before=_lock)
         except BaseException:
             self.close()
@@ -142,11 +142,11 @@ def find_token(host: str, port: int) -> Found:
     try:
         folder = _open(directory)
     except FileNotFoundError:
-        return Found(why=f"no daemon of this account serves at {_name(host, port)}")
+        return Found(why=f"no daemon of this account serves at {address_of(host, port)}")
     except (OSError, ValueError) as error:
         return Found(why=f"{directory} {error.strerror if isinstance(error, OSError) else error}")
     try:
-        return _find(_name(host, port), folder)
+        return _find(address_of(host, port), folder)
     finally:
         os.close(folder)
 
@@ -195,8 +195,8 @@ def _open(directory: Path) -> int:
     return folder
 
 
-def _name(host: str, port: int) -> str:
-    """Of an entry; an address has one only, however it is written."""
+def address_of(host: str, port: int) -> str:
+    """As a URL has them, and the name of their entry: an address has one only, however it is written."""
     try:
         address = ip_address(host)
     except ValueError:

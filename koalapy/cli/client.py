@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
-from koalapy.credentials import Found, find_token
+from koalapy.credentials import Found, address_of, find_token
 from koalapy.model.text import is_utf8
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ LONG_POLL = 20.0
 PATIENCE = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
 LOOPBACK = ("localhost", "127.", "::1")
-LOCALHOST = (("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"))
-"""Its addresses, also as a URL has them."""
+LOCALHOST = ("127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
 
 
@@ -249,9 +248,9 @@ def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
     A name may lead anywhere, so that a token is shown to addresses only. Of ``localhost`` it is known which these are.
     """
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    for address, written in LOCALHOST if host == "localhost" else ():
+    for address in LOCALHOST if host == "localhost" else ():
         if (found := find_token(address, port)).token:
-            return parts._replace(netloc=f"{written}:{port}"), found
+            return parts._replace(netloc=address_of(address, port)), found
     return parts, find_token(host, port)
 
 
