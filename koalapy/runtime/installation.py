@@ -64,14 +64,18 @@ class Installation:
         found = re.search(r"\d+\.\d+\.\S+", asked.stdout.decode(errors="replace"))
         return found[0] if found else str(self.series)
 
-    def options(self, launch_agent: str) -> list[str]:
-        """Options that make mpirun start its daemons by our launch agent; they depend on the series."""
+    def options(self, launch_agent: str, nodes: int) -> list[str]:
+        """Options that make mpirun start its daemons, on so many nodes, by our launch agent; they depend on the series.
+
+        Daemons that stay attached must all be launched at once: mpirun refuses more than are allowed to be.
+        """
         if self.series >= 5:
             options = {
                 "plm": "ssh",
                 "ras": "^slurm,gridengine",
                 "plm_ssh_agent": launch_agent,
                 "plm_ssh_no_tree_spawn": "1",
+                "plm_ssh_num_concurrent": str(nodes),
             }
             # Its launch threads lose track of a process that ends at once, and mpirun then hangs (seen in 5.0.11).
             options["odls_base_max_threads"] = "0"
@@ -82,6 +86,7 @@ class Installation:
                 "ras": "^slurm,gridengine",
                 "plm_rsh_agent": launch_agent,
                 "plm_rsh_no_tree_spawn": "1",
+                "plm_rsh_num_concurrent": str(nodes),
             }
             flag, more = "--mca", ["--mca", "orte_leave_session_attached", "1"]
         return [*(word for k, v in options.items() for word in (flag, k, v)), *more, "--bind-to", "none"]

@@ -187,7 +187,7 @@ class Head:
     def _start_mpirun(self, folder: str) -> None:
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._desk = Desk(self._runner.loop, folder, list(self._by_host), self._asked)
-        options = self._installation.options(self._desk.agent)
+        options = self._installation.options(self._desk.agent, len(self._plan.nodes))
         contexts = self._plan.mpirun_contexts(before_rank(self._runner.environment))
         self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *contexts])
 
