@@ -15,17 +15,17 @@ from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, L
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.sge_check import findings
 from koalapy.agents.lrm.sge_commands import Layout, SgeCommands, read_layout
-from koalapy.agents.lrm.sge_ledger import Known, Ledger, active_job, unreachable_hosts
+from koalapy.agents.lrm.sge_ledger import Ledger, active_job, unreachable_hosts
 from koalapy.agents.lrm.sge_refusals import fault_of
-from koalapy.agents.lrm.sge_states import DELETED, End, Record, end_of, is_broken, job_state, standing
+from koalapy.agents.lrm.sge_settling import Settling
+from koalapy.agents.lrm.sge_states import DELETED, is_broken, job_state, standing
 from koalapy.agents.lrm.sge_xml import Instance, Job, Look, read_look
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 LAYOUT_HOLDS = 60.0
 """Seconds after which parallel environment and queues are looked at again."""
-GRACE = 5.0
-"""Seconds in which it may still become known how a job ended: the accounting is written with a delay."""
-ASK_EVERY = 1.0
+TROUBLE_PATIENCE = 5.0
+"""Seconds for which a look waits to hear why a job will not start."""
 SETTLING = 10.0
 """Seconds after which the master has taken what it was sent, or has lost it."""
 
@@ -50,6 +50,7 @@ class SgeLrm:
         self._commands = SgeCommands()
         self._polling = Polling(settings.poll_interval)
         self._ledger = Ledger(prefix, pwd.getpwuid(os.geteuid()).pw_name)
+        self._settling = Settling(self._commands, self._ledger, control, self._polling.soon)
         self._layout: Layout | None = None
         self._layout_read = 0.0
         self._looked = False
@@ -61,6 +62,7 @@ class SgeLrm:
 
     async def close(self) -> None:
         self._polling.close()
+        await self._settling.close()
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
@@ -115,8 +117,7 @@ class SgeLrm:
         look = await self._look(which)
         ended = self._ledger.see(look, began)
         self._looked = True
-        for known in ended:
-            await self._settle(known, began)
+        await self._settling.settle(ended)
         silent = unreachable_hosts(look)
         shown = [await self._active(job, silent) for job in self._ledger.active(look)]
         jobs = (*shown, *self._ledger.unsettled(), *self._ledger.ended())
@@ -168,42 +169,13 @@ class SgeLrm:
         return active_job(job, known, silent)
 
     async def _trouble(self, job: str) -> str:
-        """Why a job is in an error state, in Grid Engine's words."""
-        answer = await self._commands.run("qstat", "-j", job)
+        """Why a job is in an error state, in Grid Engine's words; empty while it does not say."""
+        try:
+            answer = await self._commands.run("qstat", "-j", job, patience=TROUBLE_PATIENCE)
+        except SiteUnavailable:
+            return ""
         lines = answer.output.decode(errors="replace").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("error reason")), "")
-
-    async def _settle(self, known: Known, now: float) -> None:
-        """Find out how a job that is no longer shown has ended, or wait a little longer for that to be known."""
-        ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl) else None
-        if ending is not None and ending.exit_code is not None and ending.signal_number is None and not known.cancelled:
-            self._ledger.settle(known, End(ending.exit_code))
-            return
-        if known.cancelled and not known.nodes:  # it never ran
-            self._ledger.settle(known, End(None, reason="cancelled"))
-            return
-        # Of a killed job the library says "aborted" at best; the accounting knows why.
-        records = await self._accounted(known, now)
-        if records:
-            self._ledger.settle(known, end_of(records[-1], cancelled=known.cancelled))
-        elif known.gone is not None and now - known.gone < GRACE:
-            self._polling.soon(1.0)
-        elif known.cancelled:
-            self._ledger.settle(known, End(None, reason="cancelled"))
-        elif ending is not None and (ending.aborted or ending.signal):
-            self._ledger.settle(known, End(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
-        else:
-            self._ledger.settle(known, End(None, reason="Grid Engine does not say how it ended"))
-
-    async def _accounted(self, known: Known, now: float) -> Sequence[Record]:
-        """What the accounting holds of it, asked once a second at most."""
-        if now < known.asked + ASK_EVERY:
-            return []
-        known.asked = now
-        found = await self._commands.accounting(self._ledger.owner, known.id)
-        own = [each for each in found if each.name == known.name]
-        # What ran on further hosts has records of its own; the job's is that of the host where it was started.
-        return [each for each in own if each.host == known.nodes[0]] if known.nodes else own
 
 
 def counted(look: Look, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...]) -> LrmSnapshot:

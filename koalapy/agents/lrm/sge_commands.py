@@ -14,6 +14,8 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 FORCING = 90.0
 """Seconds that ``qdel -f`` may take: it waits for the hosts first, as long as it takes to give them up."""
+ACCOUNTING_PATIENCE = 60.0
+"""Seconds that ``qacct`` may take: it reads the accounting of all that ever ran."""
 _OUT_OF_REACH = re.compile(r"commlib|qmaster|communication|cannot connect|can't connect|timeout", re.IGNORECASE)
 
 
@@ -73,7 +75,7 @@ class SgeCommands:
 
     async def accounting(self, owner: str, what: str) -> Sequence[Record]:
         """What is written of a job (by id or name), oldest first; nothing where there is no accounting yet."""
-        answer = await self.run("qacct", "-o", owner, "-j", what)
+        answer = await self.run("qacct", "-o", owner, "-j", what, patience=ACCOUNTING_PATIENCE)
         if answer.code != 0:
             return []
         found = read_accounting(answer.output.decode(errors="replace"))

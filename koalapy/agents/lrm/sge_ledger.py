@@ -25,7 +25,9 @@ class Known:
     gone: float | None = None
     """Since when it is not shown any more."""
     asked: float = 0.0
-    """When the accounting was last asked about it."""
+    """When the accounting was last asked about it, and had answered or was given up."""
+    unanswered_since: float | None = None
+    """Since when the accounting is asked about it and has not answered once."""
     trouble: str = ""
     """Why it will not start, once asked for."""
 

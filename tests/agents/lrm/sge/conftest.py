@@ -2,7 +2,7 @@
 
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,21 @@ class FakeGridEngine:
         (self.folder / command).write_text(text)
         if code:
             (self.folder / f"{command}.code").write_text(str(code))
+
+    def hangs(self, command: str) -> Callable[[], None]:
+        """Have a command say nothing until what is returned is called."""
+        program = self.folder / "bin" / command
+        before, pipe = program.read_text(), self.folder / f"{command}.pipe"
+        os.mkfifo(pipe)
+        program.write_text(before.replace("\nfor", f"\nread _ < {pipe}\nfor", 1))
+        # Open for both, so that a word said before anyone reads it is kept.
+        said = os.open(pipe, os.O_RDWR)
+
+        def release() -> None:
+            program.write_text(before)
+            os.write(said, b"\n" * 100)
+
+        return release
 
     def shows(self, recorded: str, **changes: str) -> None:
         """Have qstat give a recorded answer, with the jobs of koala as ours."""

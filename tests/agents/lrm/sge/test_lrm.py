@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm import sge
+from koalapy.agents.lrm import sge_settling
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -152,9 +152,56 @@ async def test_an_end_of_which_nothing_is_said_is_waited_for_a_little(
     engine.shows("idle.xml")
     engine.accounts(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
     assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.RUNNING
-    monkeypatch.setattr(sge, "GRACE", 0.0)
+    monkeypatch.setattr(sge_settling, "GRACE", 0.0)
     over = await ended(lrm, "koala-m")
     assert (over.exit_code, over.lost, over.reason) == (None, False, "Grid Engine does not say how it ended")
+
+
+async def test_a_slow_accounting_keeps_nothing_waiting_but_its_own_job(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+    engine.shows("busy.xml")
+    before = named(await lrm.snapshot(), "koala-m")
+    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    release = engine.hangs("qacct")
+    engine.shows("idle.xml")
+    async with asyncio.timeout(20):
+        for _ in range(3):
+            seen = await lrm.snapshot()
+            assert seen.idle == 4
+            assert named(seen, "koala-m").state is LrmJobState.RUNNING
+    release()
+    assert (await ended(lrm, "koala-m")).exit_code == 7
+
+
+async def test_an_accounting_that_never_answers_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, lrm: SgeLrm, engine: FakeGridEngine
+) -> None:
+    engine.shows("busy.xml")
+    await lrm.snapshot()
+    engine.hangs("qacct")
+    engine.shows("idle.xml")
+    monkeypatch.setattr(sge_settling, "SILENCE", 0.0)
+    seen = await lrm.snapshot()
+    over = {job.state for job in seen.jobs}
+    assert over == {LrmJobState.ENDED}
+    assert "its accounting has not answered" in named(seen, "koala-m").reason
+
+
+async def test_an_accounting_that_fails_is_asked_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+    engine.shows("busy.xml")
+    before = named(await lrm.snapshot(), "koala-m")
+    engine.answers("qacct", "error: commlib error: got read error\n", 1)
+    engine.shows("idle.xml")
+    seen = await lrm.snapshot()
+    assert (seen.idle, named(seen, "koala-m").state) == (4, LrmJobState.RUNNING)
+    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    assert (await ended(lrm, "koala-m")).exit_code == 7
+
+
+async def test_a_job_in_trouble_of_which_nothing_is_said_fails_no_look(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+    engine.shows("troubled.xml")
+    engine.answers("qstat -j 95", "error: commlib error: got read error\n", 1)
+    seen = await lrm.snapshot()
+    assert (seen.total, named(seen, "koala-err").lost) == (4, True)
 
 
 async def test_a_job_is_handed_in_on_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
