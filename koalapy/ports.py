@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from koalapy.model.advice import Advised, Run
 from koalapy.model.cluster import Drain
+from koalapy.model.errors import KoalaError
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, Token
 from koalapy.model.replica import Replica
@@ -54,6 +55,15 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Acted:
+    """What became of one of several jobs that were acted on together: the job as it is, or what stood against it."""
+
+    job: JobId
+    record: JobRecord | None = None
+    error: KoalaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobChange:
     """A job after something changed, and the lines that its timeline has since, numbered from 1."""
 
@@ -71,6 +81,8 @@ class JobFilter:
     cluster: str = ""
     before: JobId | None = None
     limit: int = 100
+    ids: tuple[JobId, ...] | None = None
+    """Only these; None means any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +430,10 @@ class JobService(Protocol):
         ...
 
     async def cancel(self, job: JobId, reason: str) -> JobRecord: ...
+
+    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[Acted]:
+        """Of each job once, in their order; one that is cancelled already is as it should be."""
+        ...
 
     async def hold(self, job: JobId, reason: str) -> JobRecord: ...
 

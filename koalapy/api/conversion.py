@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from koalapy.api import schemas
+from koalapy.api.problems import told
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, TimelineEntry
 from koalapy.model.request import (
     Bundle,
@@ -17,7 +18,7 @@ from koalapy.model.request import (
     NonFixedRequest,
     Request,
 )
-from koalapy.ports import ClusterRecord, JobRecord, Metrics
+from koalapy.ports import Acted, ClusterRecord, JobRecord, Metrics
 
 
 def spec_of(submission: schemas.JobSubmission) -> JobSpec:
@@ -150,6 +151,12 @@ def job_view(record: JobRecord) -> dict[str, Any]:
         "claiming_tries": job.claiming_tries,
         "components": [_component_view(c) for c in _components(job)],
     }
+
+
+def acted_view(acted: Acted) -> dict[str, Any]:
+    """What became of one of several jobs as ``schemas.CancelledJob``."""
+    state = acted.record.job.state if acted.record else None
+    return {"job": acted.job, "state": state, "problem": told(acted.error) if acted.error else None}
 
 
 def _components(job: Job) -> tuple[Component, ...]:

@@ -10,6 +10,9 @@ MOST_WORDS = 10_000
 """Words of a command, or variables of an environment."""
 MOST_ENTRIES = 1000
 """Inputs of a component, or patterns of files."""
+MOST_JOBS = 1000
+"""Jobs that may be acted on at once."""
+LARGEST_ID = 2**63 - 1
 MOST_OPTIONS = 100
 """Options of a policy, or ways to split a request."""
 
@@ -93,6 +96,8 @@ Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31),
 Positive = Annotated[Number, _number(1)]
 NotNegative = Annotated[Number, _number(0)]
 ExitCode = Annotated[Number, _number(1, 255)]
+
+JobId = Annotated[int, Field(strict=True, ge=-LARGEST_ID, le=LARGEST_ID)]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A number; its bounds are checked with a better message later."""

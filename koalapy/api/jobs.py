@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from koalapy.api import fields, schemas
-from koalapy.api.conversion import attempt_view, job_view, spec_of, timeline_view
+from koalapy.api.conversion import acted_view, attempt_view, job_view, spec_of, timeline_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.job import FINAL_STATES, JobState
@@ -17,7 +17,6 @@ from koalapy.ports import JobFilter, JobRecord, JobService
 
 LONGEST_WAIT = 60.0
 LARGEST_PAGE = 1000
-LARGEST_ID = 2**63 - 1
 
 Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
@@ -25,8 +24,8 @@ States = Annotated[list[JobState], Query(description="only jobs in one of these 
 Owner = Annotated[fields.Name, Query(description="only jobs of this owner")]
 Named = Annotated[fields.Name, Query(description="only jobs of this name")]
 Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
-Id = Annotated[int, Path(ge=-LARGEST_ID, le=LARGEST_ID, description="the job's id")]
-Before = Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="only jobs with smaller ids")]
+Id = Annotated[int, Path(ge=-fields.LARGEST_ID, le=fields.LARGEST_ID, description="the job's id")]
+Before = Annotated[int | None, Query(ge=1, le=fields.LARGEST_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
@@ -95,6 +94,15 @@ def jobs_router(service: JobService) -> APIRouter:
         return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
 
     acted = declared(400, 401, 404, 409, 413, 422, 503)
+
+    @router.post("/cancel", response_model=schemas.CancelledJobs, operation_id="cancel_jobs",
+                 response_model_exclude_unset=True, responses=declared(400, 401, 413, 422, 503))  # fmt: skip
+    async def cancel_all(order: schemas.CancelOrder) -> Any:
+        """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
+
+        One that is cancelled already is told as such, so that the same request may be sent again.
+        """
+        return {"jobs": [acted_view(done) for done in await service.cancel_all(order.jobs, order.reason)]}
 
     @router.post("/{job}/cancel", response_model=schemas.JobView, operation_id="cancel_job",
                  response_model_exclude_unset=True, responses=acted)  # fmt: skip

@@ -64,7 +64,18 @@ def problem(
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     """A response that says what is wrong, where, and the way out."""
-    body = {
+    body = _problem(status, detail, field, value, hint)
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def told(error: KoalaError) -> dict[str, Any]:
+    """What is wrong with one of several things, where an answer tells of all."""
+    return _problem(_status(error), error.message, error.field, error.value, error.hint)
+
+
+def _problem(status: int, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
+    """As ``schemas.Problem``."""
+    return {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
@@ -73,7 +84,10 @@ def problem(
         "value": _told(value),
         "hint": hint,
     }
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def _status(error: KoalaError) -> int:
+    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
 
 
 def _told(value: object) -> object:
@@ -106,7 +120,7 @@ def install(app: FastAPI) -> None:
 
 async def _koala_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, KoalaError)
-    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
+    status = _status(error)
     after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER if status == 503 else None
     headers = None if after is None else {"Retry-After": str(max(1, round(after)))}
     return problem(status, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
@@ -145,9 +159,11 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     if first["type"] == "json_invalid":
         return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
     bodies: dict[str, type[BaseModel]] = {
-        "jobs": schemas.JobSubmission, "explain": schemas.JobSubmission, "drain": schemas.DrainOrder,
-        "background": BackgroundOrder, "replicas": ReplicaOrder, "verify": ReplicaChoice,
-        "measure": MeasureOrder,
+        "/jobs": schemas.JobSubmission, "/explain": schemas.JobSubmission, "/drain": schemas.DrainOrder,
+        "/background": BackgroundOrder, "/replicas": ReplicaOrder, "/verify": ReplicaChoice,
+        "/measure": MeasureOrder, "/jobs/cancel": schemas.CancelOrder,
     }  # fmt: skip
-    found = explain(error.errors(), bodies.get(request.url.path.rstrip("/").rpartition("/")[2], schemas.Why))
+    path = request.url.path.rstrip("/")
+    model = next((model for end, model in bodies.items() if path.endswith(end)), schemas.Why)
+    found = explain(error.errors(), model)
     return problem(422, found.detail, field=found.field, value=found.value, hint=found.hint)

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from koalapy.api.fields import (
     MOST_ENTRIES,
+    MOST_JOBS,
     MOST_OPTIONS,
     Cluster,
     Coallocation,
@@ -13,6 +14,7 @@ from koalapy.api.fields import (
     Environment,
     ExitCode,
     FileName,
+    JobId,
     LogicalName,
     Name,
     NotNegative,
@@ -163,6 +165,12 @@ class Why(Input):
     """Why somebody acts on a job."""
 
     reason: Reason = ""
+
+
+class CancelOrder(Why):
+    """Which jobs are to end, and why."""
+
+    jobs: Annotated[list[JobId], Field(min_length=1, max_length=MOST_JOBS)]
 
 
 class DrainOrder(Input):
@@ -383,3 +391,17 @@ class Problem(BaseModel):
     field: str = ""
     value: Any = None
     hint: str = ""
+
+
+class CancelledJob(Output):
+    """What became of one job: its state now, or what stood against it."""
+
+    job: int
+    state: JobState | None
+    """``cancelled``, or what it is until all its nodes are given back; null where there is a problem."""
+    problem: Problem | None
+
+
+class CancelledJobs(Output):
+    jobs: list[CancelledJob]
+    """Each job once, in the order that they were given in."""

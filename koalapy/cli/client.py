@@ -114,6 +114,12 @@ class Client:
             time.sleep(pause)
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
 
+    def cancel(self, jobs: list[int], reason: str) -> Iterator[Json]:
+        """What becomes of each, some at a time."""
+        for start in range(0, len(jobs), LARGEST_PAGE):
+            order = {"jobs": jobs[start : start + LARGEST_PAGE], "reason": reason}
+            yield from self.post("/api/v1/jobs/cancel", order)["jobs"]
+
     def wait(self, job: int, deadline: float | None) -> Json:
         """The job when it is over; ``CliError`` when that is not so at ``deadline`` (monotonic seconds).
 
@@ -288,13 +294,19 @@ def _odd_text(value: object, field: str) -> tuple[str, str] | None:
 def _refusal(answer: "httpx2.Response") -> CliError:
     """A problem+json answer as an error."""
     try:
-        problem = answer.json()
-        detail, hint, field = str(problem["detail"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
+        error = refused({**answer.json(), "status": answer.status_code})
     except (ValueError, KeyError, TypeError):
         return CliError(f"HTTP status {answer.status_code}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
     pause = answer.headers.get("Retry-After", "")
     if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and pause:
-        hint = f"{hint or 'try again'} (in {pause} s)"
-    error = CliError(detail, CODE_OF_STATUS.get(answer.status_code, Exit.FAILED), hint, field)
-    error.status, error.retry_after = answer.status_code, float(pause) if pause.isdecimal() else 0.0
+        error.hint = f"{error.hint or 'try again'} (in {pause} s)"
+    error.retry_after = float(pause) if pause.isdecimal() else 0.0
+    return error
+
+
+def refused(problem: Json) -> CliError:
+    """A problem of the daemon's as an error."""
+    status, hint, field = int(problem["status"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
+    error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
+    error.status = status
     return error

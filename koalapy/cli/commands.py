@@ -24,7 +24,7 @@ from koalapy.cli import (
     transfers,
     workload,
 )
-from koalapy.cli.client import FINAL, Absence, Client
+from koalapy.cli.client import FINAL, Absence, Client, refused
 from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import EPILOG, CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, Why, show_json
@@ -358,7 +358,16 @@ def _wait_for(client: Client, job: int, deadline: float | None) -> dict[str, Any
 @app.command()
 def cancel(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> None:
     """End jobs; a running one gives all its nodes back."""
-    _act("cancel", jobs, {"reason": reason}, Client(url, token))
+    worst = Exit.OK
+    for one in Client(url, token).cancel(jobs, reason):
+        if problem := one["problem"]:
+            error = refused(problem)
+            print(f"koala: {error}", file=sys.stderr)
+            worst = max(worst, error.code)
+        else:
+            print(f"job {one['job']} {'cancelled' if one['state'] in FINAL else 'is being cancelled'}")
+    if worst is not Exit.OK:
+        raise typer.Exit(worst)
 
 
 @app.command()
@@ -385,8 +394,7 @@ def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Clie
             if error.code is Exit.UNREACHABLE:
                 break
         else:
-            done = now["state"] if now["state"] in (*FINAL, "held", "queued") else "is being cancelled"
-            print(f"job {job} {done}")
+            print(f"job {job} {now['state']}")
     if worst is not Exit.OK:
         raise typer.Exit(worst)
 

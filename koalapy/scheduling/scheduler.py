@@ -213,8 +213,9 @@ class Scheduler:
                 self._faults.clear(event.cluster)
                 self.grid[event.cluster].grew = True
             case ev.ClusterDrained():
-                self.grid[event.cluster].drained = Drain(now, event.by, event.reason)
-                self._ledger.cluster_changed(event.cluster)
+                if event.reason or self.grid[event.cluster].drained is None:
+                    self.grid[event.cluster].drained = Drain(now, event.by, event.reason)
+                    self._ledger.cluster_changed(event.cluster)
             case ev.ClusterResumed():
                 book = self.grid[event.cluster]
                 book.drained, book.grew = None, True

@@ -15,7 +15,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check, check_size
-from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Store, Submitted
+from koalapy.ports import Acted, ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Store, Submitted
 from koalapy.scheduling.events import (
     ClusterCleared,
     ClusterDrained,
@@ -129,9 +129,25 @@ class Jobs:
     async def _act(self, job: JobId, event: Event) -> JobRecord:
         if self._engine.scheduler.job(job) is None:
             over = (await self.get(job)).job
-            raise ConflictError(f"job {job} is {over.state} already", field="job", value=job)
+            raise _over_already(over)
         await self._commit(Item(events=(event,)))
         return await self.get(job)
+
+    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[Acted]:
+        """End several in one transaction, each once; what stands against one of them keeps no other from it."""
+        wanted = list(dict.fromkeys(jobs))
+        scheduler = self._engine.scheduler
+
+        def prepare() -> tuple[Event, ...]:
+            return tuple(JobCancelled(job, reason or "cancelled") for job in wanted if scheduler.job(job) is not None)
+
+        if any(scheduler.job(job) is not None for job in wanted):
+            await self._commit(Item(prepare=prepare))
+        known = {job: self._record(found) for job in wanted if (found := scheduler.job(job)) is not None}
+        over = tuple(job for job in wanted if job not in known)
+        if over:
+            known |= {found.job.id: found for found in await self.list(JobFilter(limit=len(over), ids=over))}
+        return [_cancelled(job, known.get(job)) for job in wanted]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self._check_cluster(cluster)
@@ -166,7 +182,7 @@ class Jobs:
         known = self._engine.scheduler.job(job)
         found = known or await asked(self._store.job, job)
         if found is None:
-            raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+            raise _no_job(job)
         return self._record(found)
 
     async def list(self, which: JobFilter) -> Sequence[JobRecord]:
@@ -288,6 +304,22 @@ class Jobs:
             "active": self._engine.stored.active,
             "clusters": states,
         }
+
+
+def _no_job(job: JobId) -> NotFoundError:
+    return NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+
+
+def _over_already(job: Job) -> ConflictError:
+    return ConflictError(f"job {job.id} is {job.state} already", field="job", value=job.id)
+
+
+def _cancelled(job: JobId, now: JobRecord | None) -> Acted:
+    if now is None:
+        return Acted(job, error=_no_job(job))
+    if now.job.state in (JobState.SUCCEEDED, JobState.FAILED):
+        return Acted(job, error=_over_already(now.job))
+    return Acted(job, now)
 
 
 async def _as_it_is(spec: JobSpec) -> JobSpec:

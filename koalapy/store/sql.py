@@ -166,6 +166,8 @@ class SqlStore:
             )
         if which.before is not None:
             query = query.where(tables.jobs.c.id < which.before)
+        if which.ids is not None:
+            query = query.where(tables.jobs.c.id.in_(which.ids))
         with self._reading() as connection:
             return self._jobs(connection, query)
 

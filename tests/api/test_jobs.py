@@ -113,6 +113,37 @@ async def test_hold_release_cancel(open_api: Open, body: Body) -> None:
     assert again.json()["detail"] == "job 1 is cancelled already"
 
 
+async def test_many_are_cancelled_in_one_request_each_by_itself(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    for _ in range(200):
+        await api.post("/api/v1/jobs", json=body)
+    await api.post("/api/v1/jobs/2/cancel")
+    order = {"jobs": [*range(1, 201), 1, 999, -1], "reason": "no more"}
+    answer = await api.post("/api/v1/jobs/cancel", json=order)
+    assert answer.status_code == 200
+    done = answer.json()["jobs"]
+    assert [one["job"] for one in done] == [*range(1, 201), 999, -1]
+    assert all((one["state"], one["problem"]) == ("cancelled", None) for one in done[:200])
+    missing = [(one["state"], one["problem"]["status"], one["problem"]["detail"]) for one in done[200:]]
+    assert missing == [(None, 404, "there is no job 999"), (None, 404, "there is no job -1")]
+    assert (await api.post("/api/v1/jobs/cancel", json=order)).json()["jobs"] == done
+    reasons = [(await api.get(f"/api/v1/jobs/{job}")).json()["reason"] for job in (1, 2, 200)]
+    assert reasons == ["no more", "cancelled", "no more"]
+
+
+async def test_how_many_are_cancelled_at_once_has_bounds(open_api: Open) -> None:
+    api = await open_api()
+    wrong = {
+        "jobs": [[], list(range(1001)), None, "1"], "jobs[1]": [[1, "2"], [1, 2**63], [1, True]], "reson": [[1]],
+    }  # fmt: skip
+    for field, values in wrong.items():
+        for value in values:
+            more = {"reson": "x"} if field == "reson" else {}
+            answer = await api.post("/api/v1/jobs/cancel", json={"jobs": value} | more)
+            assert (answer.status_code, answer.json()["field"]) == (422, field), value
+    assert answer.json()["hint"] == "did you mean reason? known: jobs, reason"
+
+
 async def test_waiting_ends_with_the_job(open_api: Open, body: Body) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)

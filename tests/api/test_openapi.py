@@ -79,6 +79,8 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post("/api/v1/explain", json=change)
     for action in ("hold", "hold", "release", "cancel", "cancel"):
         await api.post(f"/api/v1/jobs/1/{action}")
+    for order in ({"jobs": [1, 2, 9]}, {"jobs": []}, {"jbos": [1]}):
+        await api.post("/api/v1/jobs/cancel", json=order)
     for path in ("/jobs/1/events", "/jobs/9/events"):
         await api.get(f"/api/v1{path}")
     await api.post("/api/v1/jobs/1/cancel", content=b"{", headers={"content-type": "application/json"})

@@ -21,7 +21,7 @@ from koalapy.model.job import (
 )
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Usage, Waiting
+from koalapy.ports import Acted, ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Usage, Waiting
 
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
@@ -86,6 +86,18 @@ class MemoryService:
             raise ConflictError(f"job {job} is over already", field="job", value=job)
         return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
 
+    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[Acted]:
+        done = []
+        for job in dict.fromkeys(jobs):
+            try:
+                done.append(Acted(job, await self.cancel(job, reason)))
+            except ConflictError as error:
+                known = self._record(job)
+                done.append(Acted(job, known) if known.job.state is JobState.CANCELLED else Acted(job, error=error))
+            except NotFoundError as error:
+                done.append(Acted(job, error=error))
+        return done
+
     async def hold(self, job: JobId, reason: str) -> JobRecord:
         await self.get(job)
         return await self._change(job, state=JobState.HELD, reason=reason)
@@ -99,7 +111,8 @@ class MemoryService:
         return self.south
 
     async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
-        self.south = replace(self.south, state="drained", drained=Drain(1000.0, by, reason), used=2)
+        if reason or self.south.drained is None:
+            self.south = replace(self.south, state="drained", drained=Drain(1000.0, by, reason), used=2)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:

@@ -142,6 +142,8 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     world.step([ClusterDrained("north", "ops", "new disks")])
     book = world.scheduler.grid["north"]
     assert (book.state, book.why) == (ClusterState.DRAINED, "by ops: new disks")
+    world.step([ClusterDrained("north", "somebody", "")])
+    assert book.why == "by ops: new disks", "an order that gives no reason takes none away"
     waiting = world.submit(fixed(north=1))
     elsewhere = world.submit(flexible(2))
     world.advance(60)
