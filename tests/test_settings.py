@@ -73,7 +73,7 @@ def test_a_rule_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, v
 
 def test_rules_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_RULES__CLAIM_FACTOR", "1.5")
-    with pytest.raises(UsageError, match=r"^rules\.claim_factor is 1\.5, but must be between 0 and 1"):
+    with pytest.raises(UsageError, match=r"^rules\.claim_factor is 1\.5, but must be at least 0\.01 and below 1"):
         load(None)
 
 

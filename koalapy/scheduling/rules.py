@@ -10,6 +10,11 @@ QueueMode = Literal["scan", "head", "fcfs"]
 QueueOrder = Literal["fcfs", "narrowest-first"]
 Preemption = Literal["never", "claiming", "placement"]
 
+SHORTEST = 0.001
+"""Seconds; far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
+LEAST_FACTOR = 0.01
+"""Of what is left until the start: with less, claims would be tried thousands of times before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -59,26 +64,31 @@ class Rules:
     probation_pause_max: float = 3600.0
 
     def __post_init__(self) -> None:
-        positive = (
-            "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after",
-            "probation_pause", "probation_pause_max", "assumed_bandwidth",
+        durations = (
+            "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after", "claim_epsilon",
+            "probation_pause", "probation_pause_max",
         )  # fmt: skip
+        finite = ("claim_epsilon", "restart_pause", "restart_pause_max", "probation_pause", "probation_pause_max")
         at_least_one = (
             "high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold",
             "max_placement_tries", "max_claiming_tries", "aging_tries",
         )  # fmt: skip
-        not_negative = ("claim_epsilon", "restart_pause", "restart_pause_max")
+        not_negative = ("restart_pause", "restart_pause_max")
         fractions = ("claim_factor", "claim_factor_min")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in positive and not value > 0:
-                raise _out_of_range(field.name, value, "greater than 0")
+            if field.name in durations and not value >= SHORTEST:
+                raise _out_of_range(field.name, value, f"at least {SHORTEST:g}")
             if field.name in at_least_one and value is not None and value < 1:
                 raise _out_of_range(field.name, value, "at least 1")
-            if field.name in not_negative and not 0 <= value < float("inf"):
+            if field.name in not_negative and not value >= 0:
                 raise _out_of_range(field.name, value, "at least 0")
-            if field.name in fractions and not 0 < value < 1:
-                raise _out_of_range(field.name, value, "between 0 and 1, and neither")
+            if field.name in finite and value == float("inf"):
+                raise _out_of_range(field.name, value, "finite")
+            if field.name in fractions and not LEAST_FACTOR <= value < 1:
+                raise _out_of_range(field.name, value, f"at least {LEAST_FACTOR:g} and below 1")
+        if not self.assumed_bandwidth > 0:
+            raise _out_of_range("assumed_bandwidth", self.assumed_bandwidth, "greater than 0")
         if not 0 <= self.claim_threshold <= 1:
             raise _out_of_range("claim_threshold", self.claim_threshold, "from 0 to 1")
         if not 0 <= self.claim_factor_step < 1:

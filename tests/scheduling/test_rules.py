@@ -7,13 +7,17 @@ from koalapy.scheduling.rules import Rules
 
 
 @pytest.mark.parametrize(
-    "field", ["scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after"]
-)
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_times_are_positive(field: str, value: float) -> None:
+    "field",
+    [
+        "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after", "claim_epsilon",
+        "probation_pause", "probation_pause_max",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [0.0, 1e-9, -1.0, float("nan")])
+def test_times_are_long_enough_to_be_told_from_none(field: str, value: float) -> None:
     with pytest.raises(UsageError) as error:
         Rules(**{field: value})  # type: ignore[arg-type]
-    assert error.value.message == f"{field} is {value}, but must be greater than 0"
+    assert error.value.message == f"{field} is {value}, but must be at least 0.001"
     assert error.value.field == field
 
 
@@ -34,8 +38,9 @@ def test_restarts_may_be_forbidden_but_not_owed() -> None:
     assert Rules(restart_pause=0, restart_pause_max=0).restart_pause == 0
     with pytest.raises(UsageError, match="restart_pause is -1, but must be at least 0"):
         Rules(restart_pause=-1)
-    with pytest.raises(UsageError, match="restart_pause_max is inf, but must be at least 0"):
-        Rules(restart_pause_max=float("inf"))
+    for field in ("restart_pause_max", "probation_pause", "claim_epsilon"):
+        with pytest.raises(UsageError, match=f"{field} is inf, but must be finite"):
+            Rules(**{field: float("inf")})  # type: ignore[arg-type]
     assert Rules(max_restarts=None).max_restarts is None
     with pytest.raises(UsageError, match="max_restarts is -1, but must be at least 0, or left out for no limit"):
         Rules(max_restarts=-1)
