@@ -111,12 +111,13 @@ class Deadlines:
             return
         if timer.kind is Deadline.LOST:
             book.asked_in_vain_since = None  # whatever of it is asked about next is new
-        for token in book.awaited:
-            if timer.kind is Deadline.LOST:
-                self._components.lose(token, f"not heard of for {self._rules.lost_after:g} s", now)
-            else:
-                self._components.lose_sight(token, heard, now)
-            self._endings.settle(token, now)
+        with self._faults.one_event(book.name):
+            for token in book.awaited:
+                if timer.kind is Deadline.LOST:
+                    self._components.lose(token, f"not heard of for {self._rules.lost_after:g} s", now)
+                else:
+                    self._components.lose_sight(token, heard, now)
+                self._endings.settle(token, now)
         self._news.look_again(book.name)
         if timer.kind is Deadline.UNREACHABLE:
             self._news.go_on_watching(book, now)

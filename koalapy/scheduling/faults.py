@@ -1,6 +1,10 @@
 """Whose fault was it, and what follows: errors counted per cluster, jobs restarted (semantics 6)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from koalapy.model.job import Component, Job, JobState
+from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming
 from koalapy.scheduling.grid import GridBook, Limit
 from koalapy.scheduling.ledger import Ledger
@@ -23,6 +27,8 @@ class Faults:
         self._ledger = ledger
         self._grid = grid
         self._claiming = claiming
+        self._counted: dict[ClusterName, bool] = {}
+        """Of clusters where all that goes wrong at the moment is one event: whether it was counted."""
 
     def infrastructure_failed(self, job: Job, component: Component, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
@@ -83,7 +89,21 @@ class Faults:
         rules = self._rules
         return _doubled(rules.restart_pause, restart - 2, rules.restart_pause_max) if restart > 1 else 0.0
 
-    def count_error(self, cluster: str, error: str, now: float) -> None:
+    @contextmanager
+    def one_event(self, cluster: ClusterName) -> Iterator[None]:
+        """Whatever goes wrong there meanwhile has one cause, and is one error."""
+        self._counted[cluster] = False
+        try:
+            yield
+        finally:
+            del self._counted[cluster]
+
+    def count_error(self, cluster: ClusterName, error: str, now: float) -> None:
+        """One more in a row; those of one event count once."""
+        if self._counted.get(cluster):
+            return
+        if cluster in self._counted:
+            self._counted[cluster] = True
         book = self._grid[cluster]
         book.errors += 1
         if book.probation:
@@ -106,6 +126,7 @@ class Faults:
         """The pause is over: components may be tried there, one at a time."""
         book = self._grid[cluster]
         if book.unusable and book.probation_at == at:
+            book.forget_trials()
             book.probation, book.grew = True, True
             self._ledger.cluster_changed(cluster)
 
@@ -126,6 +147,7 @@ class Faults:
         book = self._grid[cluster]
         book.errors, book.unusable, book.probation, book.trials, book.note = 0, False, False, 0, ""
         book.probation_at = None
+        book.forget_trials()
         book.limit, book.limits = None, 0
         self._ledger.cluster_changed(cluster)
 

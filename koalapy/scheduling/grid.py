@@ -115,6 +115,10 @@ class ClusterBook:
         if self.probation:
             self._trials.add(token)
 
+    def forget_trials(self) -> None:
+        """What was tried here before is no trial of what comes next, however long it goes on."""
+        self._trials.clear()
+
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
         if token in self.live:

@@ -52,7 +52,8 @@ class Scheduler:
         self._ledger = Ledger()
         self._timers = Timers()
         placer = Placer({book.name: book.profile for book in self.grid.books()})
-        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, Relocation(placer, policies), nonces)
+        relocation = Relocation(placer, policies, rules.assumed_bandwidth)
+        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, relocation, nonces)
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
         self._news = News(rules, self._ledger, self.grid, self._timers)
@@ -294,9 +295,10 @@ class Scheduler:
         self._ledger.cluster_changed(book.name)
         for told in event.components:
             self._news.told(told)
-        for token in self._components.reconcile(event, now):
-            self._endings.settle(token, now)
-        self._transfers.reconcile(event, self.jobs(), now)
+        with self._faults.one_event(book.name):
+            for token in self._components.reconcile(event, now):
+                self._endings.settle(token, now)
+            self._transfers.reconcile(event, self.jobs(), now)
         for update in event.stages:
             self._endings.settle(update.token, now)
 

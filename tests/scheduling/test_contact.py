@@ -435,3 +435,23 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
     world.connect("north")
     world.advance(1)
     assert (book.total, book.used, book.why, world.state(job)) == (4, 3, "", JobState.RUNNING)
+
+
+@pytest.mark.parametrize("told", ["in an inventory", "by a long silence"])
+def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
+    world = World({"north": 6}, Rules(error_threshold=3, unreachable_after=5, lost_after=60))
+    jobs = [world.submit(fixed(north=2), lasts=1000) for _ in range(3)]
+    world.advance(1)
+    world.disconnect("north")
+    for job in jobs:
+        world.sites["north"].vanishes(f"{job}.1.0")
+    if told == "by a long silence":
+        world.advance(61)
+    world.connect("north")
+    book = world.scheduler.grid["north"]
+    assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
+    assert (book.errors, book.state) == (1, ClusterState.USABLE)
+    world.disconnect("north")
+    world.sites["north"].vanishes("1.2.0")
+    world.connect("north")
+    assert book.errors == 2, "another moment is another one"

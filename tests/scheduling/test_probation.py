@@ -190,3 +190,39 @@ def test_a_clock_that_goes_back_changes_nothing() -> None:
     low = world.submit(fixed(north=1))
     entry = next(entry for entry in world.timeline if entry.job == low)
     assert entry.at >= world.job(job).started_at  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("cleared", ["by its start", "by an operator"])
+def test_a_trial_of_before_keeps_no_later_one_out(cleared: str) -> None:
+    """What was tried then may run for days."""
+    world = given_up()
+    world.now += 61
+    world.step()
+    assert world.state(1) is JobState.CLAIMING
+    if cleared == "by an operator":
+        world.step([ClusterCleared("north")])
+    world.advance(1)
+    assert (world.state(1), state(world)) == (JobState.RUNNING, ClusterState.USABLE)
+    other = world.submit(fixed(north=1), lasts=50)
+    while state(world) is ClusterState.USABLE:
+        world.advance(1)
+        break_component(world, world.tokens(other)[0])
+    world.advance(65)
+    assert world.state(1) is JobState.RUNNING, "its program takes a thousand seconds"
+    assert (world.state(other), state(world)) == (JobState.RUNNING, ClusterState.USABLE)
+
+
+def test_a_failed_trial_that_does_not_end_keeps_the_next_one_out_for_its_pause_only() -> None:
+    world = given_up()
+    world.now += 61
+    world.step()
+    world.settle()
+    token = world.tokens(1)[0]
+    world.sites["north"].stuck.add(token)
+    world.sites["north"].fails(token, "node lost")
+    world.settle()
+    assert state(world) is ClusterState.UNUSABLE
+    other = world.submit(fixed(north=1), lasts=50)
+    world.advance(125)
+    assert world.state(other) is JobState.RUNNING
+    assert state(world) is ClusterState.USABLE
