@@ -59,13 +59,14 @@ class CloseToFiles:
 
 
 def closest_site(
-    size: int, files: Sequence[InputFile], grid: GridView, within: float | None = None
+    size: int, files: Sequence[InputFile], grid: GridView, within: float | None = None, assumed: float | None = None
 ) -> tuple[ClusterName, Transfer] | None:
     """The cluster with enough idle nodes and the shortest transfer, of at most ``within`` seconds, if there is one.
 
     Ties go to the most idle nodes, then to the first name. For placing one component anew while it is being claimed.
+    Links of unknown bandwidth count as ``assumed`` bytes per second, or not at all.
     """
-    found = _closest(size, _reach(tuple(files), grid), {})
+    found = _closest(size, _reached(tuple(files), grid, assumed), {})
     if found is None or (within is not None and found[1].seconds > within):
         return None
     return found[0].name, found[1]
@@ -75,8 +76,8 @@ def _reach(files: tuple[InputFile, ...], grid: GridView) -> Reach:
     return grid.once(("reach", files), lambda grid: _reached(files, grid))
 
 
-def _reached(files: tuple[InputFile, ...], grid: GridView) -> Reach:
-    found = [(cluster, transfer_to(cluster.name, files, grid)) for cluster in grid.by_idle]
+def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
+    found = [(cluster, transfer_to(cluster.name, files, grid, assumed)) for cluster in grid.by_idle]
     reach = [(cluster, transfer) for cluster, transfer in found if transfer is not None]
     return sorted(reach, key=lambda pair: pair[1].seconds)
 

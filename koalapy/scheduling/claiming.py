@@ -43,10 +43,23 @@ class Try:
     blocked: list[Component] = field(default_factory=list)
     preempting: list[Component] = field(default_factory=list)
     """Of those that can start: those that wait for others to be preempted."""
+    one_each: frozenset[ClusterName] = frozenset()
+    """Clusters on probation, where one component may be tried at a time."""
 
     def take(self, component: Component) -> None:
         self.free[component.cluster] -= component.size
         self.startable.append(component)
+
+    def untake(self, component: Component) -> None:
+        """It goes elsewhere."""
+        self.free[component.cluster] += component.size
+        self.startable.remove(component)
+
+    def room(self, cluster: ClusterName) -> int | None:
+        """Nodes that are left for another component; None where there may be none."""
+        if cluster in self.one_each and any(taken.cluster == cluster for taken in self.startable):
+            return None
+        return self.free.get(cluster)
 
 
 class Claiming:
@@ -174,22 +187,19 @@ class Claiming:
 
     def _look(self, job: Job) -> Try:
         """Which components could start where they are; for a job of high priority also by preemption."""
-        this = Try({book.name: book.available for book in self._grid.books() if book.is_open})
-        on_trial: set[ClusterName] = set()
+        books = [book for book in self._grid.books() if book.is_open]
+        on_trial = () if self._grid.is_all_on_trial else (book.name for book in books if book.probation)
+        this = Try({book.name: book.available for book in books}, one_each=frozenset(on_trial))
         waiting = [component for component in live(job).gang if component.state is ComponentState.PLACED]
         for component in sorted(waiting, key=lambda c: (-c.size, c.rank)):
-            name = component.cluster
-            allowed = name in this.free and (name not in on_trial or self._grid.is_all_on_trial)
-            if allowed and component.size <= this.free[name]:
+            room = this.room(component.cluster)
+            if room is not None and component.size <= room:
                 this.take(component)
-            elif allowed and self._may_preempt(job) and self._could_preempt(this, component):
+            elif room is not None and self._may_preempt(job) and self._could_preempt(this, component):
                 this.preempting.append(component)
                 this.take(component)
             else:
                 this.blocked.append(component)
-                continue
-            if self._grid[name].probation:
-                on_trial.add(name)
         return this
 
     def _may_preempt(self, job: Job) -> bool:
@@ -215,9 +225,8 @@ class Claiming:
             return job
         attempt = live(job)
         left = max(0.0, (attempt.start_estimate or now) - now)
-        free = this.free
         for component in wanted:
-            view = self._grid.view(lambda book: free.get(book.name, 0))
+            view = self._grid.view(lambda book: this.room(book.name) or 0)
             found = self._relocate(job, component, view, left)
             if found is None:
                 continue
@@ -234,8 +243,7 @@ class Claiming:
                 this.blocked.remove(component)
             else:
                 this.preempting.remove(component)
-                this.startable.remove(component)
-                this.free[component.cluster] += component.size
+                this.untake(component)
             this.take(moved)
         return job
 
@@ -263,10 +271,11 @@ class Claiming:
         return job
 
     def _next_try(self, job: Job, now: float) -> float | None:
-        """The JCT that follows on one at this moment; None when it is as good as the JST."""
+        """The JCT that follows on one at this moment; None when it is as good as the JST, or no later than now."""
         start_estimate = live(job).start_estimate or now
         following = now + self._factor(job) * (start_estimate - now)
-        return following if start_estimate - following >= self._rules.claim_epsilon else None
+        later = following > now and start_estimate - following >= self._rules.claim_epsilon
+        return following if later else None
 
     def give_up(self, job: Job, reason: str, now: float) -> Job:
         """The JST has come and a component is not started: all are aborted, L is lowered, and the job queues again."""

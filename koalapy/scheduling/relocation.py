@@ -14,9 +14,10 @@ from koalapy.scheduling.placing import Placer
 class Relocation:
     """Finds new pairs of execution site and file site by close-to-files, on clusters where the job may run."""
 
-    def __init__(self, placer: Placer, policies: Registry) -> None:
+    def __init__(self, placer: Placer, policies: Registry, assumed_bandwidth: float) -> None:
         self._placer = placer
         self._policies = policies
+        self._assumed = assumed_bandwidth
 
     def __call__(
         self, job: Job, component: Component, view: GridView, within: float
@@ -32,7 +33,9 @@ class Relocation:
             if cluster.idle >= component.size and cluster.name != component.cluster
             and self._placer.allows(job.spec, frozenset({cluster.name, *others}), view)
         )  # fmt: skip
-        return closest_site(component.size, files, view.only(open_to_it), within) if open_to_it else None
+        if not open_to_it:
+            return None
+        return closest_site(component.size, files, view.only(open_to_it), within, self._assumed)
 
     def _kept_together(self, job: Job) -> bool:
         """Whether the policy chose the clusters for each other."""

@@ -313,3 +313,48 @@ def test_jcts_rise_to_the_jst_and_never_pass_it(factor: float, transfer: int, ep
         assert after == pytest.approx(before + factor * (transfer - before))
     assert (1 - factor) * (transfer - times[-1]) < epsilon
     assert world.state(job) is JobState.QUEUED
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_one_component_at_a_time_is_re_placed_on_a_cluster_on_probation(trusted: bool) -> None:
+    """Two have no room where they are, and one cluster has room for both, which is being tried again."""
+    names = ("north", "south", "west", "files")
+    links = {("files", name): Link(None, 100.0) for name in names[:2]} | {("files", "west"): Link(None, 1e6)}
+    world = World({"north": 4, "south": 4, "west": 8, "files": 0}, incremental(), links=links)
+    world.step([ClusterDrained("west")])
+    job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
+    for name in names[:2]:
+        world.sites[name].local_user(4)
+    world.step([ClusterResumed("west")])
+    for name in names if not trusted else ("west",):
+        book = world.scheduler.grid[name]
+        book.unusable = book.probation = True
+    world.advance(12.05)
+    moved = [c.cluster for c in world.job(job).attempt.gang if c.cluster == "west"]  # type: ignore[union-attr]
+    assert len(moved) == (1 if trusted else 2)
+
+
+def test_re_placement_assumes_a_bandwidth_where_none_is_known() -> None:
+    grid = {"north": 4, "south": 4, "west": 4, "files": 0}
+    links = {("files", name): Link(None, 100.0) for name in ("north", "south")}
+    for assumed, site in ((1000.0, "west"), (200.0, "south")):
+        world = World(grid, incremental(assumed_bandwidth=assumed), links=links)
+        world.step([ClusterDrained("west")])
+        job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
+        world.step([ClusterResumed("west")])
+        world.sites["south"].local_user(1)
+        world.advance(12.05)
+        moved = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
+        assert moved.cluster == site, "within the four seconds that are left"
+        if site == "west":
+            assert (moved.file_site, moved.transfer_time) == ("files", 1.6)
+
+
+def test_claims_are_given_up_when_the_next_try_would_not_be_later_than_this_one() -> None:
+    """So late that a clock's number tells no two moments apart that are less than an eighth of a second apart."""
+    world = World(GRID, incremental(claim_factor=0.01, claim_factor_min=0.01), links=LINKS, now=1e15)
+    job = world.submit(with_input(fixed(north=4, south=4), size=10_000))
+    world.sites["south"].local_user(1)
+    world.advance(99)
+    assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
+    assert world.job(job).claiming_tries < 1000
