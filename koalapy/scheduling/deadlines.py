@@ -62,31 +62,30 @@ class Deadlines:
             self._endings.settle_job(self._deadline_passed(job, timer, now), now)
 
     def _is_overtaken(self, job: Job, timer: Timer, now: float) -> bool:
-        """Whether a runner waits for local users: not for jobs that were preempted or end anyway, unless those never
-        do, nor on its own nodes, from where it has not been heard; that has limits of its own."""
+        """Whether a runner waits for local users: not for the jobs whose nodes it was promised, unless those never
+        let go, nor on its own nodes, from where it has not been heard; that has limits of its own."""
         component = live(job).components[timer.component]
-        book = self._grid[component.cluster]
+        book, token = self._grid[component.cluster], job.token(component.index)
         waited = now - (component.submitted_at or now)
-        last = waited + self._rules.claim_grace >= self._rules.barrier_timeout  # after that it is the cluster's error
-        return not book.holds(job.token(component.index)) and (last or not book.leaving)
+        last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
+        return not book.holds(token) and (last or not book.still_to_leave(token))
 
     def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
         attempt = live(job)
         match timer.kind:
             case Deadline.CLAIM_GRACE:
-                component = attempt.components[timer.component]
-                cluster, leaving = component.cluster, self._grid[component.cluster].leaving
-                in_the_way = f"{cluster} does not let go of {nodes(leaving)}" if leaving else ""
-                reason = self._trouble([component]) or in_the_way or f"local users of {cluster} were faster"
-                return self._claiming.overtaken(job, component, reason, now)
+                return self._overtaken(job, attempt.components[timer.component], now)
             case Deadline.CLAIM:
                 return self._claiming.claim_is_due(job, timer.at, now)
             case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
-                late = next((c for c in attempt.gang if (c.state, c.unknown_since) != claimed), attempt.head)
+                late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed] or [attempt.head]
+                silent = [c for c in late if not self._is_queued(job, c)]
+                if not silent:
+                    return self._overtaken(job, late[0], now)
                 error = f"its nodes had not all reported after {self._rules.barrier_timeout:g} s"
-                error = "; ".join(filter(None, (error, self._trouble([late]))))
-                return self._faults.infrastructure_failed(job, late, error, now)
+                error = "; ".join(filter(None, (error, self._trouble(silent[:1]))))
+                return self._faults.infrastructure_failed(job, silent[0], error, now)
             case Deadline.LAUNCH:
                 error = f"the program was not launched within {self._rules.barrier_timeout:g} s"
                 error = "; ".join(filter(None, (error, self._trouble(attempt.gang))))
@@ -95,6 +94,19 @@ class Deadlines:
                 reason = f"walltime of {job.spec.walltime:g} s exceeded"
                 return self._claiming.end(job, JobState.FAILED, reason, now)
         return job
+
+    def _is_queued(self, job: Job, component: Component) -> bool:
+        """Whether a component has no nodes because its resource manager has not given it any."""
+        waits = component.state is ComponentState.WAITING and component.unknown_since is None
+        return waits and not self._grid[component.cluster].holds(job.token(component.index))
+
+    def _overtaken(self, job: Job, component: Component, now: float) -> Job:
+        """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
+        cluster = component.cluster
+        kept = self._grid[cluster].still_to_leave(job.token(component.index))
+        in_the_way = f"{cluster} does not let go of {nodes(kept)}" if kept else ""
+        reason = self._trouble([component]) or in_the_way or f"local users of {cluster} were faster"
+        return self._claiming.overtaken(job, component, reason, now)
 
     def _trouble(self, components: Iterable[Component]) -> str:
         """What the clusters of components say is the matter with their resource managers."""

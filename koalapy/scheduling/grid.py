@@ -85,6 +85,8 @@ class ClusterBook:
         self._holding: frozenset[Token] = frozenset()
         self._promised = 0
         self._leaving: dict[Token, int] = {}
+        self._promised_of: dict[Token, frozenset[Token]] = {}
+        """The components that were leaving when others were promised nodes that were not idle: theirs."""
         self._trials: set[Token] = set()
 
     def report(
@@ -109,6 +111,8 @@ class ClusterBook:
 
     def promise(self, token: Token, size: int) -> None:
         """Nodes are given to a component; they stop being available now, not when the cluster says so."""
+        if size > self.idle:
+            self._promised_of[token] = frozenset(self._leaving)
         self.live[token] = size
         if token not in self._holding:
             self._promised += size
@@ -139,6 +143,7 @@ class ClusterBook:
         before = self.available
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
+        self._promised_of.pop(token, None)
         self.over.discard(token)
         if token not in self._holding:
             self._promised -= size
@@ -172,6 +177,10 @@ class ClusterBook:
     def leaving(self) -> int:
         """Nodes of components that are ending, or have ended since the last report."""
         return sum(self._leaving.values())
+
+    def still_to_leave(self, token: Token) -> int:
+        """Nodes that a component was promised of others that were leaving, and that these have not given back yet."""
+        return sum(self._leaving.get(other, 0) for other in self._promised_of.get(token, ()))
 
     @property
     def expected(self) -> int:

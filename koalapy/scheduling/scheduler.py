@@ -95,6 +95,7 @@ class Scheduler:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._endings.pause(job, job.retry_at)
+        self._restore_nodes()
         for book in self.grid.books():
             self._lose_contact(book, now, now)
             if book.unusable:
@@ -332,15 +333,24 @@ class Scheduler:
         for job in sorted(waiting, key=lambda job: job.queue_seq):
             self._waiting.restore(self._waiting.leave(job))
 
+    def _restore_nodes(self) -> None:
+        """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""
+        held: list[tuple[ClusterBook, Token, int]] = []
+        for job in (job for job in self.jobs() if job.state.is_active):
+            for component in live(job).components:
+                book, token = self.grid[component.cluster], job.token(component.index)
+                if component.state is ComponentState.DELIVERING:
+                    book.deliver(token)
+                elif component.state is ComponentState.STOPPING:
+                    book.promise(token, component.size)
+                    book.leave(token)
+                elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
+                    held.append((book, token, component.size))
+        for book, token, size in held:
+            book.promise(token, size)
+
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)
-        for component in attempt.components:
-            if component.state is ComponentState.DELIVERING:
-                self.grid[component.cluster].deliver(job.token(component.index))
-            elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
-                self.grid[component.cluster].promise(job.token(component.index), component.size)
-            if component.state is ComponentState.STOPPING:
-                self.grid[component.cluster].leave(job.token(component.index))
         at = now + self.rules.barrier_timeout
         if job.ending is not None:
             self._timers.add(at, Deadline.STOP, job=job.id, generation=job.generation)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.model.job import ComponentState, JobState, Launcher
+from koalapy.model.job import ComponentState, JobState, Launcher, Priority
 from koalapy.scheduling.events import ClusterConfirmed, ComponentUpdated
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
@@ -144,25 +144,66 @@ def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> 
     assert world.scheduler.grid["north"].errors == 1
 
 
-def test_what_a_cluster_does_not_let_go_of_is_waited_for_and_no_error_of_its() -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_nodes_that_were_promised_are_waited_for_and_are_no_error_of_the_cluster(restarted: bool) -> None:
     """A resource manager may keep a job that was told to end for ever, as where its node is gone."""
     world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
     site = world.sites["north"]
     held = world.submit(fixed(north=2), lasts=1e6)
     world.advance(1)
     site.stuck.update(world.tokens(held))
-    world.cancel(held)
     site.local_user(1)  # not yet reported
-    job = world.submit(fixed(north=2))
-    world.advance(45)
+    job = world.submit(fixed(north=3), priority=Priority.HIGH)
+    world.advance(5)
+    if restarted:
+        world.restart()
+        world.connect("north")
+    world.advance(40)
+    assert world.job(held).ending is JobState.QUEUED, "preempted"
     assert world.state(job) is JobState.CLAIMING, "they may be free any moment"
-    world.advance(10)
+    assert world.job(job).generation == 1
+    world.advance(20)
     assert world.reasons(job, "requeued") == ["claim-failed: north does not let go of 2 nodes"]
-    assert world.scheduler.grid["north"].errors == 0
+    assert (world.scheduler.grid["north"].errors, world.job(job).restarts) == (0, 0)
     site.stuck.clear()
     site.ends(world.tokens(held)[0])
+    site.local_user_leaves("user-1")
     world.advance(60)
-    assert (world.state(held), world.state(job)) == (JobState.CANCELLED, JobState.SUCCEEDED)
+    assert (world.state(held), world.state(job)) == (JobState.RUNNING, JobState.SUCCEEDED)
+
+
+def test_nodes_that_leave_for_others_do_not_prolong_a_claim() -> None:
+    """On a busy cluster some are leaving at any moment, or for ever: a runner that was promised idle ones has nothing
+    to do with them."""
+    world = World({"north": 8}, Rules(claim_grace=10, barrier_timeout=60))
+    site = world.sites["north"]
+    others = [world.submit(fixed(north=2), lasts=1e6) for _ in range(2)]
+    world.advance(1)
+    site.stuck.update(world.tokens(others[0]))
+    world.cancel(others[0])
+    site.local_user(2)  # not yet reported
+    job = world.submit(fixed(north=3))
+    world.advance(5)
+    assert world.scheduler.grid["north"].leaving == 2
+    world.cancel(others[1])
+    world.advance(6)
+    assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
+    assert (world.scheduler.grid["north"].errors, world.job(job).restarts) == (0, 0)
+
+
+def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None:
+    """Whoever has longer patience with local users than with the barrier."""
+    world = World({"north": 4, "south": 4}, Rules(claim_grace=200, barrier_timeout=60))
+    user = world.sites["south"].local_user(2)  # not yet reported
+    job = world.submit(fixed(north=4, south=4))
+    world.advance(59)
+    assert world.state(job) is JobState.CLAIMING
+    world.advance(2)
+    assert world.reasons(job, "requeued") == ["claim-failed: local users of south were faster"]
+    assert ([world.scheduler.grid[n].errors for n in world.sites], world.job(job).restarts) == ([0, 0], 0)
+    world.sites["south"].local_user_leaves(user)
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
 
 
 def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
