@@ -179,7 +179,7 @@ def test_nodes_that_leave_for_others_do_not_prolong_a_claim() -> None:
     site = world.sites["north"]
     others = [world.submit(fixed(north=2), lasts=1e6) for _ in range(2)]
     world.advance(1)
-    site.stuck.update(world.tokens(others[0]))
+    site.stuck.update(token for other in others for token in world.tokens(other))
     world.cancel(others[0])
     site.local_user(2)  # not yet reported
     job = world.submit(fixed(north=3))
