@@ -2,14 +2,12 @@
 
 import asyncio
 import getpass
-import hashlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 from koalapy import __version__
+from koalapy.model.digest import digest_of, has_digest
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
@@ -69,11 +67,10 @@ class Jobs:
 
     async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
         async with self._keys.setdefault(key, asyncio.Lock()):
-            digest = _digest(spec)
             first = await asked(self._store.submitted, key)
             if first is None:
-                return await self._store_new(spec, (key, digest)), True
-            if first.digest != digest:
+                return await self._store_new(spec, (key, digest_of(spec))), True
+            if not has_digest(spec, first.digest):
                 raise ConflictError(
                     f"the Idempotency-Key was used for job {first.job}, which is not the same job",
                     field="Idempotency-Key", value=key, hint="use a new key for a new job",
@@ -324,13 +321,3 @@ def _cancelled(job: JobId, now: JobRecord | None) -> Acted:
 
 async def _as_it_is(spec: JobSpec) -> JobSpec:
     return spec
-
-
-def _digest(spec: JobSpec) -> str:
-    """What makes two submissions the same."""
-    text = json.dumps(_plain(spec), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(spec: JobSpec) -> dict[str, Any]:
-    return {name: repr(getattr(spec, name)) for name in JobSpec.__slots__}

@@ -1,0 +1,42 @@
+"""What makes two submissions the same, by which a repeated one is known again (``Idempotency-Key``)."""
+
+import hashlib
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from koalapy.model.job import JobSpec
+
+FORM = "2:"
+"""How digests begin; those of before there was this form are bare."""
+FIELDS_OF_BEFORE = (
+    "request", "command", "name", "owner", "environment", "priority", "policy", "policy_options", "coallocation",
+    "speed_ratio_min", "claiming", "claim_threshold", "launcher", "processes_per_node", "workdir", "output", "walltime",
+    "max_restarts", "max_placement_tries", "max_claiming_tries", "retry_on_exit", "inputs", "bundle", "collect",
+    "application", "communication",
+)  # fmt: skip
+
+
+def digest_of(spec: JobSpec) -> str:
+    """Of what was sent, without what is as it would be by itself: a field that a later version adds changes none."""
+    text = json.dumps(_plain(spec), sort_keys=True)
+    return FORM + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:60]
+
+
+def has_digest(spec: JobSpec, digest: str) -> bool:
+    """Whether a submission is the one that a digest was made of, in whichever form that is."""
+    return digest == (digest_of(spec) if digest.startswith(FORM) else _digest_of_before(spec))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        told = {"type": value.type} if hasattr(value, "type") else {}
+        given = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+        return told | {name: _plain(one) for name, (one, default) in given.items() if one != default}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _digest_of_before(spec: JobSpec) -> str:
+    """As earlier versions made it, for keys that were used with one of them."""
+    text = json.dumps({name: repr(getattr(spec, name)) for name in FIELDS_OF_BEFORE}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
