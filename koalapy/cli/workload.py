@@ -28,6 +28,7 @@ def generate(
     preset: Annotated[str | None, typer.Option(help="m05, s10-vi or s10-vii: the papers' workloads")] = None,
     swf: Annotated[Path | None, typer.Option(help="arrivals, sizes and run times of a trace; also .gz and .xz")] = None,
     status: Annotated[int | None, typer.Option(help="of a trace: only jobs of this status; 1: completed")] = None,
+    keep_zero: Annotated[bool, typer.Option("--keep-zero", help="of a trace: jobs of run time 0, too")] = False,
     clusters: Annotated[str | None, typer.Option(help="for which grid: north:4,south:4; default: the daemon's")] = None,
     seed: Annotated[int, typer.Option(help="the same seed gives the same workload")] = 1,
     jobs: Annotated[int | None, typer.Option(help="how many")] = None,
@@ -55,6 +56,7 @@ def generate(
     """Make a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
     from koalapy.cli.workload_options import recipe_of
     from koalapy.workload import plan
+    from koalapy.workload.swf import ZERO
 
     given = {
         "jobs": jobs, "duration": duration, "rate": rate, "utilisation": utilisation, "sizes": sizes,
@@ -66,7 +68,7 @@ def generate(
         raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
     try:
         recipe = recipe_of(preset, given, is_trace=swf is not None)
-        made = _make(recipe, swf, status, _grid(clusters, recipe, url, token), seed)
+        made = _make(recipe, swf, (status, keep_zero), _grid(clusters, recipe, url, token), seed)
     except KoalaError as error:
         raise of_koala(error) from error
     header = {"preset": preset, **made.header} if preset else made.header
@@ -77,15 +79,21 @@ def generate(
         _write(output, text)
     span = f"{made.lasts:.0f} s" if made.lasts < 7200 else f"{made.lasts / 3600:.1f} h"
     print(f"{len(made.jobs)} jobs over {span}{f' in {output}' if output else ''}", file=sys.stderr)
+    if left_out := made.header.get("trace", {}).get("left_out"):
+        told = ", ".join(f"{number} {why}" for why, number in left_out.items())
+        hint = "; --keep-zero keeps those of run time 0" if ZERO in left_out else ""
+        print(f"koala: of {swf} are left out: {told}{hint}", file=sys.stderr)
 
 
-def _make(recipe: Any, swf: Path | None, status: int | None, grid: Any, seed: int) -> "Workload":
+def _make(recipe: Any, swf: Path | None, which: tuple[int | None, bool], grid: Any, seed: int) -> "Workload":
+    """``which`` jobs of a trace: their status, and whether those of run time 0."""
     from koalapy.workload.generate import from_trace, generate
     from koalapy.workload.swf import read
 
     if swf is None:
         return generate(recipe, grid, seed)
-    return from_trace(recipe, read(swf), grid, seed, status=status, name=swf.name)
+    status, keep_zero = which
+    return from_trace(recipe, read(swf), grid, seed, status=status, keep_zero=keep_zero, name=swf.name)
 
 
 def _grid(clusters: str | None, recipe: Any, url: str, token: str | None) -> Any:

@@ -18,7 +18,7 @@ from koalapy.model.validation import ClusterLimits, check
 from koalapy.workload.plan import Arrival, Json, Workload, nodes_of
 from koalapy.workload.programs import PROGRAMS, SLEEP
 from koalapy.workload.recipe import GridSize, Recipe, scale_of
-from koalapy.workload.swf import Trace, usable
+from koalapy.workload.swf import Trace, sort
 
 MOST = 1_000_000
 """Jobs in one workload."""
@@ -48,24 +48,33 @@ def generate(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
 
 
 def from_trace(
-    recipe: Recipe, trace: Trace, grid: GridSize, seed: int, *, status: int | None = None, name: str = ""
-) -> Workload:
-    """Arrivals, sizes and run times of a trace; sizes are as large a part of this grid as of the trace's machine."""
+    recipe: Recipe, trace: Trace, grid: GridSize, seed: int, *, status: int | None = None, keep_zero: bool = False,
+    name: str = "",
+) -> Workload:  # fmt: skip
+    """Arrivals, sizes and run times of a trace; sizes are as large a part of this grid as of the trace's machine.
+
+    The header tells how many jobs of the trace are left out, and why.
+    """
     recipe.check()
     maker = _Maker(recipe, grid, seed)
     scale = recipe.scale or (grid.total / trace.processors if grid.total else 1.0)
-    found = list(usable(trace.jobs, status))
-    if not found:
-        raise UsageError(f"{name or 'the trace'} has no job that ran", field="--swf", hint="see --status")
-    first = found[0].submitted
+    sorted_jobs = sort(trace.jobs, status, keep_zero=keep_zero)
+    if not sorted_jobs.usable:
+        others = ", ".join(f"{number} {why}" for why, number in sorted_jobs.left_out.items())
+        hint = "see --status and --keep-zero"
+        raise UsageError(f"{name or 'the trace'} has no job that ran ({others})", field="--swf", hint=hint)
+    first = sorted_jobs.usable[0].submitted
     jobs: list[Arrival] = []
-    for old, index in zip(found, _numbers(recipe), strict=False):
+    for old, index in zip(sorted_jobs.usable, _numbers(recipe), strict=False):
         at = (old.submitted - first) / recipe.compress
         if recipe.duration is not None and at > recipe.duration:
             break
         size = max(1, round(old.processors * scale))
         jobs.append(maker.job(index, at, min(size, grid.total or size), old.ran / recipe.compress))
-    told = {"file": name, "jobs": len(trace.jobs), "used": len(jobs), "processors": trace.processors}
+    told = {
+        "file": name, "jobs": len(trace.jobs), "used": len(jobs), "processors": trace.processors,
+        "left_out": sorted_jobs.left_out,
+    }  # fmt: skip
     return _finish(recipe, grid, seed, jobs, {"arrivals": "trace", "trace": told, "scale": round(scale, 6)})
 
 

@@ -4,7 +4,7 @@ import gzip
 import lzma
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from koalapy.model.errors import UsageError
 FIELDS = 18
 PARTS = (2, 3, 4)
 """Statuses of lines that tell of a part of a job, from one checkpoint to the next; another line tells of all of it."""
+ZERO = "of run time 0"
 NAMES = {
     0: "job number", 1: "submit time", 2: "wait time", 3: "run time", 4: "allocated processors",
     7: "requested processors", 10: "status",
@@ -104,9 +105,33 @@ def _number(words: list[str], place: int, where: str) -> float:
     return value
 
 
-def usable(jobs: Iterable[TraceJob], status: int | None) -> Iterator[TraceJob]:
-    """Those of which is known how wide they were and how long they ran; ``status`` 1 are the completed ones."""
+@dataclass(slots=True)
+class Sorted:
+    """The jobs of a trace that a workload may be made of, and how many others there are, by why they are left out."""
+
+    usable: list[TraceJob] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def sort(jobs: Iterable[TraceJob], status: int | None = None, *, keep_zero: bool = False) -> Sorted:
+    """Usable are those of which is known how wide they were and how long they ran; ``status`` 1 are the completed ones.
+
+    Of a run time of 0 many were, that ended within their first second or failed at once: ``keep_zero``.
+    """
+    found = Sorted()
     for job in jobs:
-        is_wanted = job.status not in PARTS if status is None else job.status == status
-        if job.processors > 0 and job.ran > 0 and job.submitted >= 0 and is_wanted:
-            yield job
+        if why := _why_not(job, status, keep_zero):
+            found.left_out[why] = found.left_out.get(why, 0) + 1
+        else:
+            found.usable.append(job)
+    return found
+
+
+def _why_not(job: TraceJob, status: int | None, keep_zero: bool) -> str:
+    if job.status in PARTS if status is None else job.status != status:
+        return "parts of jobs" if status is None else "of another status"
+    if job.processors <= 0:
+        return "of no known size"
+    if job.ran < 0 or job.submitted < 0:
+        return "of no known time"
+    return ZERO if job.ran == 0 and not keep_zero else ""

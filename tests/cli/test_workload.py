@@ -63,13 +63,18 @@ def test_every_option_is_heard(koala: Koala, tmp_path: Path) -> None:
 def test_a_trace_is_read(koala: Koala, tmp_path: Path) -> None:
     trace = tmp_path / "t.swf.gz"
     row = "{} {} -1 60 4 -1 -1 4 -1 -1 1 1 1 -1 1 -1 -1 -1\n"
-    trace.write_bytes(gzip.compress(("; MaxProcs: 8\n" + row.format(1, 0) + row.format(2, 600)).encode()))
+    zero = row.replace("60", "0").format(3, 900)
+    trace.write_bytes(gzip.compress(("; MaxProcs: 8\n" + row.format(1, 0) + row.format(2, 600) + zero).encode()))
     options = ("--swf", str(trace), "--compress", "60", "--policy", "cluster-minimization")
     done = koala("workload", "generate", *GRID, *options)
     jobs = [json.loads(line) for line in done.out.splitlines()[1:]]
     assert [(j["at"], nodes_of(j["job"]), j["job"]["command"]) for j in jobs] == [
         (0.0, 4, ["sleep", "1.000"]), (10.0, 4, ["sleep", "1.000"]),
     ]  # fmt: skip
+    left_out = f"koala: of {trace} are left out: 1 of run time 0; --keep-zero keeps those of run time 0\n"
+    assert done.err.endswith(left_out)
+    kept = koala("workload", "generate", *GRID, *options, "--keep-zero")
+    assert (len(kept.out.splitlines()), "left out" in kept.err) == (1 + 3, False)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,12 @@ def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
     found = sorted((j.submitted, j.number, j.ran, j.processors, j.status) for j in trace.jobs)
     assert found == expected
     assert [j.submitted for j in trace.jobs] == sorted(j.submitted for j in trace.jobs)
-    for job in swf.usable(trace.jobs, None):
-        assert job.processors > 0
-        assert job.ran > 0
+    for keep_zero in (False, True):
+        sorted_jobs = swf.sort(trace.jobs, keep_zero=keep_zero)
+        assert len(sorted_jobs.usable) + sum(sorted_jobs.left_out.values()) == len(trace.jobs)
+        for job in sorted_jobs.usable:
+            assert job.processors > 0
+            assert job.ran > 0 or (keep_zero and job.ran == 0)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,19 @@ def test_parts_of_a_job_between_checkpoints_are_no_jobs() -> None:
     """The archive's logs tell of the whole job in a line of its own, with status 0, 1 or 5."""
     text = [LINE.replace("4 -1 -1 1 1 1", f"4 -1 -1 {status} 1 1") for status in (1, 2, 3, 4, 5, 0, -1)]
     trace = swf.parse(text, "x")
-    assert [job.status for job in swf.usable(trace.jobs, None)] == [1, 5, 0, -1]
-    assert [job.status for job in swf.usable(trace.jobs, 3)] == [3]
+    assert [job.status for job in swf.sort(trace.jobs).usable] == [1, 5, 0, -1]
+    assert [job.status for job in swf.sort(trace.jobs, 3).usable] == [3]
+
+
+def test_what_is_left_out_is_counted_by_why() -> None:
+    ran = [LINE.replace("60", seconds) for seconds in ("0", "0", "60", "-1")]
+    trace = swf.parse([*ran, LINE.replace("4 -1 -1 1", "4 -1 -1 3"), LINE.replace(" 4 ", " -1 ")], "x")
+    sorted_jobs = swf.sort(trace.jobs)
+    assert sorted_jobs.left_out == {
+        "of run time 0": 2, "of no known time": 1, "parts of jobs": 1, "of no known size": 1
+    }  # fmt: skip
+    assert [job.ran for job in sorted_jobs.usable] == [60]
+    assert [job.ran for job in swf.sort(trace.jobs, keep_zero=True).usable] == [0, 0, 60]
 
 
 @given(st.text())

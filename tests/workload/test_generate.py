@@ -161,7 +161,12 @@ def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
     assert [(a.at, nodes_of(a.job), a.job["command"]) for a in made.jobs] == [
         (0.0, 20, ["sleep", "6.000"]), (6.0, 1, ["sleep", "3.000"]), (30.0, 40, ["sleep", "12.000"]),
     ]  # fmt: skip
-    assert made.header["trace"] == {"file": "a.swf", "jobs": 4, "used": 3, "processors": 128}
+    assert made.header["trace"] == {
+        "file": "a.swf", "jobs": 4, "used": 3, "processors": 128, "left_out": {"of run time 0": 1},
+    }  # fmt: skip
+    kept = from_trace(recipe, trace, GRID, 1, keep_zero=True)
+    assert [a.job["command"] for a in kept.jobs] == [["sleep", f"{s}.000"] for s in (6, 3, 0, 12)]
+    assert kept.header["trace"]["left_out"] == {}
     completed = from_trace(recipe, trace, GRID, 1, status=1)
     assert len(completed.jobs) == 2
     assert len(from_trace(replace(recipe, duration=10.0), trace, GRID, 1).jobs) == 2
