@@ -15,7 +15,7 @@ from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
-from koalapy.model.validation import MOST_COMPONENTS
+from koalapy.model.validation import MOST_COMPONENTS, MOST_PROCESSES
 from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules
 
@@ -120,7 +120,7 @@ class ClusterSection(Section):
     """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
     network: str | None = None
     """First three bytes of the nodes' loopback addresses; by default 127.0.K for the K-th cluster."""
-    processes_per_node: int = Field(default=1, ge=1)
+    processes_per_node: int = Field(default=1, ge=1, le=MOST_PROCESSES)
     speed: float = Field(default=1.0, gt=0)
     token: Secret | None = None
     """What the cluster's agent must show to be let in."""

@@ -31,7 +31,7 @@ from koalapy.api.fields import (
 )
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Launcher, Priority
 from koalapy.model.request import Distribution
-from koalapy.model.validation import MOST_COMPONENTS
+from koalapy.model.validation import MOST_COMPONENTS, MOST_PROCESSES
 
 
 class Input(BaseModel):
@@ -142,7 +142,7 @@ class JobSubmission(Input):
     claiming: ClaimingMode | None = None
     claim_threshold: Share | None = None
     launcher: Launcher = Launcher.OPENMPI
-    processes_per_node: Positive | None = None
+    processes_per_node: Annotated[Number, _number(1, MOST_PROCESSES)] | None = None
     workdir: FileName | None = None
     output: FileName | None = None
     walltime: Seconds | None = None

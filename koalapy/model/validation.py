@@ -25,6 +25,8 @@ MOST_COMPONENTS = 10_000
 """Components of one job that no configuration can allow more of."""
 MOST_INPUTS = 10_000
 """Inputs of all components of a job together."""
+MOST_PROCESSES = 8192
+"""Processes on a node: Linux knows no machine with more processors."""
 LARGEST_PLAN = 256 * 1024 * 1024
 """Characters of commands and variables that are sent for one job: each component is told those of all."""
 
@@ -95,6 +97,9 @@ def check(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> None:
 
 def _check_options(spec: JobSpec) -> None:
     _check_least("processes_per_node", spec.processes_per_node, 1)
+    if (processes := spec.processes_per_node) is not None and processes > MOST_PROCESSES:
+        problem = f"is {processes}, more than any node has processors"
+        refuse("processes_per_node", processes, problem, f"give at most {MOST_PROCESSES}, or leave it out")
     _check_least("max_restarts", spec.max_restarts, 0)
     _check_least("max_placement_tries", spec.max_placement_tries, 1)
     _check_least("max_claiming_tries", spec.max_claiming_tries, 1)

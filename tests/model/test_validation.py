@@ -40,6 +40,8 @@ def refusal(spec: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID) -> UsageE
 
 
 WRONG_OPTIONS = [
+    (spec(one(), processes_per_node=10_000), "processes_per_node", 10_000,
+     " is 10000, more than any node has processors", "give at most 8192, or leave it out"),
     (spec(one(), processes_per_node=0), "processes_per_node", 0, " is 0", "give at least 1, or leave it out"),
     (spec(one(), max_restarts=-1), "max_restarts", -1, " is -1", "give at least 0, or leave it out"),
     (spec(one(), max_placement_tries=0), "max_placement_tries", 0, " is 0", "give at least 1, or leave it out"),
