@@ -97,7 +97,9 @@ Positive = Annotated[Number, _number(1)]
 NotNegative = Annotated[Number, _number(0)]
 ExitCode = Annotated[Number, _number(1, 255)]
 
-JobId = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-LARGEST_ID, le=LARGEST_ID)]
+JobId = Annotated[
+    int, BeforeValidator(_whole), Field(strict=True, ge=-LARGEST_ID, le=LARGEST_ID), _number(-LARGEST_ID, LARGEST_ID)
+]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A number; its bounds are checked with a better message later."""

@@ -27,9 +27,9 @@ class Declared:
     async def check(self, answer: httpx2.Response) -> None:
         await answer.aread()
         request = answer.request
-        operation = next(
-            ops[request.method.lower()] for path, ops in self._paths.items() if path.fullmatch(request.url.path)
-        )
+        method = request.method.lower()
+        there = (ops for path, ops in self._paths.items() if path.fullmatch(request.url.path))
+        operation = next(ops[method] for ops in there if method in ops)
         self.seen.add(operation["operationId"])
         where = f"{operation['operationId']} {answer.status_code}: {answer.text}"
         assert str(answer.status_code) in operation["responses"], where
