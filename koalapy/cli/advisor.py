@@ -4,30 +4,16 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Annotated, Any
 
-import typer
-
+from koalapy.cli.arguments import Group, Option
 from koalapy.cli.client import Client
-from koalapy.cli.grid import InnerToken, InnerUrl
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.cli.tables import table
 
 Json = dict[str, Any]
 
-advisor_app = typer.Typer(
-    help="Show what the policy auto has learned, or its record.", invoke_without_command=True, rich_markup_mode=None
-)
 
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(advisor_app, name="advisor")
-
-
-@advisor_app.callback()
-def advisor(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def advisor(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
     """Show how long applications run on one cluster and on several, and what is decided for them."""
-    context.obj = (url, token)
-    if context.invoked_subcommand is not None:
-        return
     answer = Client(url, token).get("/api/v1/advisor")
     if as_json:
         show_json(answer)
@@ -35,19 +21,15 @@ def advisor(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_
         print(applications_table(answer["applications"]))
 
 
-@advisor_app.command()
 def record(
-    context: typer.Context,
-    application: Annotated[str, typer.Option("--application", help="of this application only")] = "",
-    limit: Annotated[int, typer.Option("--limit", help="how many, the newest", min=1, max=1000)] = 20,
+    application: Annotated[str, Option("--application", help="of this application only")] = "",
+    limit: Annotated[int, Option("--limit", help="how many, the newest", min=1, max=1000)] = 20,
     as_json: AsJson = False,
-    url: InnerUrl = None,
-    token: InnerToken = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
 ) -> None:
     """Show what was advised, predicted against actual."""
-    outer_url, outer_token = context.obj
-    client = Client(url or outer_url, token or outer_token)
-    answer = client.get("/api/v1/advisor/record", application=application, limit=limit)
+    answer = Client(url, token).get("/api/v1/advisor/record", application=application, limit=limit)
     if as_json:
         show_json(answer)
     else:
@@ -94,3 +76,6 @@ def _seconds(seconds: float | None) -> str:
 
 def _percent(error: float | None) -> str:
     return "-" if error is None else f"{error:+.0%}"
+
+
+advisor_group = Group("Show what the policy auto has learned, or its record.", {"record": record}, default=advisor)

@@ -3,8 +3,6 @@
 import os
 from typing import Any
 
-import typer
-
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
@@ -15,10 +13,6 @@ from koalapy.cli.tables import table
 Json = dict[str, Any]
 HISTORY = 10
 """Lines of the history that are shown; ``--json`` has more."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(explain)
 
 
 def explain(job: Job, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:

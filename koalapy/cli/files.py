@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from koalapy.cli import unpacking
+from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import FINAL, LARGEST_PAGE, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
@@ -14,22 +13,12 @@ from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
 
 Json = dict[str, Any]
-Name = Annotated[str, typer.Argument(help="the logical file")]
-OptionalName = Annotated[str | None, typer.Argument(help="the logical file; default: all")]
-Cluster = Annotated[str | None, typer.Option("--cluster", help="only on this cluster")]
-Place = Annotated[
-    str, typer.Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")
-]
-
-replicas_app = typer.Typer(help="Where input files are.", no_args_is_help=True, rich_markup_mode=None)
+Name = Annotated[str, Argument(help="the logical file")]
+OptionalName = Annotated[str | None, Argument(help="the logical file; default: all")]
+Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster")]
+Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(replicas_app, name="replicas")
-    app.command()(fetch)
-
-
-@replicas_app.command()
 def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
     """Enter a file or folder on a cluster in the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
     cluster, colon, path = place.partition(":")
@@ -45,7 +34,6 @@ def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_UR
     print(printable(said))
 
 
-@replicas_app.command("list")
 def list_(name: OptionalName = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
     """Show the catalogue, in order of name and cluster."""
     replicas = _catalogue(Client(url, token), name)
@@ -67,7 +55,6 @@ def _catalogue(client: Client, name: str | None) -> list[Json]:
         after = {"after": found[-1]["name"], "after_cluster": found[-1]["cluster"]}
 
 
-@replicas_app.command()
 def verify(
     name: OptionalName = None, cluster: Cluster = None,
     as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None,
@@ -85,7 +72,6 @@ def verify(
         raise CliError(f"not all are good: {told}", Exit.FAILED, "see the reasons above" if not as_json else "")
 
 
-@replicas_app.command()
 def remove(
     name: Name, cluster: Cluster = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
 ) -> None:  # fmt: skip
@@ -116,8 +102,8 @@ def _entries(count: int) -> str:
 
 def fetch(
     job: Job,
-    to: Annotated[Path | None, typer.Option(help="folder for the files; default: job-JOB")] = None,
-    force: Annotated[bool, typer.Option("--force", help="overwrite files that are there")] = False,
+    to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
+    force: Annotated[bool, Option("--force", help="overwrite files that are there")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -155,3 +141,6 @@ def _is_taken(folder: Path) -> bool:
         return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except OSError as error:
         raise CliError(f"cannot look into {folder}: {error.strerror}", Exit.USAGE, "give another --to") from error
+
+
+replicas_group = Group("Where input files are.", {"add": add, "list": list_, "verify": verify, "remove": remove})

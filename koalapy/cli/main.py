@@ -1,45 +1,72 @@
 """The ``koala`` command."""
 
+import errno
 import os
 import sys
-from io import TextIOWrapper
-from typing import cast
 
-from koalapy.cli.errors import CliError, Exit
+from koalapy import __version__
+from koalapy.cli.arguments import Group, Lazy
+from koalapy.cli.arguments.dispatch import COMPLETES, complete, run
+from koalapy.cli.errors import EPILOG, CliError, Exit
+from koalapy.cli.streams import OutputLost, give_up_standard_streams, open_standard_streams
+
+KOALA = Group(
+    "One parallel job over several clusters at the same moment.",
+    {
+        name: Lazy(f"koalapy.cli.{where}")
+        for name, where in {
+            "submit": "submit:submit",
+            "queue": "queue:queue",
+            "show": "commands:show",
+            "logs": "waiting:logs",
+            "wait": "waiting:wait",
+            "cancel": "commands:cancel",
+            "hold": "commands:hold",
+            "release": "commands:release",
+            "explain": "explain:explain",
+            "clusters": "grid:clusters_group",
+            "metrics": "grid:metrics",
+            "network": "network:network_group",
+            "advisor": "advisor:advisor_group",
+            "replicas": "files:replicas_group",
+            "fetch": "files:fetch",
+            "serve": "processes:serve",
+            "agent": "processes:agent",
+            "check": "processes:check",
+            "local-run": "processes:local_run",
+            "demo": "processes:demo",
+            "workload": "workload:workload_group",
+        }.items()
+    },
+    epilog=EPILOG,
+)
 
 
 def main() -> None:
     """Run a command; whatever goes wrong is one line on standard error and a documented exit code."""
-    import typer
-
-    from koalapy.cli.commands import app
-
-    # Typer brings its own copy of click in newer releases; both have this exception above BadParameter.
-    click_exception = cast(type[Exception], typer.BadParameter.__mro__[2])
-    code: object = Exit.OK
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    open_standard_streams()
     try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="koala", standalone_mode=False)
+        code = _run()
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = Exit.INTERRUPTED
+    except OutputLost as error:
+        give_up_standard_streams()
+        # Who has closed a pipe wants no more of it, and no complaint either.
+        if error.errno != errno.EPIPE:
+            print(f"koala: cannot write what is to be printed: {(error.strerror or '').lower()}", file=sys.stderr)
+        code = Exit.FAILED
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        if os.environ.get(COMPLETES):
+            return complete("koala", KOALA)
+        return run("koala", KOALA, sys.argv[1:], __version__)
     except CliError as error:
         print(f"koala: {error}", file=sys.stderr)
-        code = error.code
-    except (KeyboardInterrupt, typer.Abort):
-        code = Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read has gone; what is still buffered goes nowhere, so that no complaint follows at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = Exit.FAILED
-    except click_exception as error:
-        print(f"koala: {_message(error)}; see koala --help", file=sys.stderr)
-        code = Exit.USAGE
-    sys.exit(code if isinstance(code, int) else Exit.OK)
-
-
-def _message(error: Exception) -> str:
-    """What Typer has against the arguments, in one line."""
-    return " ".join(str(getattr(error, "format_message", lambda: error)()).split()).rstrip(".")
+        return error.code
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ import time
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import typer
-
+from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
-from koalapy.cli.grid import InnerToken, InnerUrl
 from koalapy.cli.matrix import history_table, in_words, network_page
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
 from koalapy.cli.width import room
@@ -21,22 +19,9 @@ POLL = 0.5
 AWAY = 60.0
 """Seconds for which the daemon may be away while it is waited for."""
 
-network_app = typer.Typer(
-    help="Show what is known of the network between clusters, or have it measured.",
-    invoke_without_command=True, rich_markup_mode=None,
-)  # fmt: skip
 
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(network_app, name="network")
-
-
-@network_app.callback()
-def network(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def network(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
     """Show bandwidth and latency between and within the clusters, as they are known."""
-    context.obj = (url, token)
-    if context.invoked_subcommand is not None:
-        return
     answer = Client(url, token).get("/api/v1/network")
     if as_json:
         show_json(answer)
@@ -45,29 +30,22 @@ def network(context: typer.Context, as_json: AsJson = False, url: Url = DEFAULT_
         print(network_page(answer, terminal[0] if terminal else None))
 
 
-def _client(context: typer.Context, url: str | None, token: str | None) -> Client:
-    outer_url, outer_token = context.obj
-    return Client(url or outer_url, token or outer_token)
-
-
-@network_app.command()
 def measure(
-    context: typer.Context,
-    clusters: Annotated[list[str] | None, typer.Argument(help="the links among these; default: all")] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="until all is measured")] = True,
+    clusters: Annotated[list[str] | None, Argument(help="the links among these; default: all")] = None,
+    wait: Annotated[bool, Option("--wait/--no-wait", help="until all is measured")] = True,
     timeout: Timeout = None,
     as_json: AsJson = False,
-    url: InnerUrl = None,
-    token: InnerToken = None,
-) -> None:
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> int:
     """Measure the links within and between clusters by MPI ping-pongs, which are jobs of low priority."""
-    client = _client(context, url, token)
+    client = Client(url, token)
     deadline = None if timeout is None else time.monotonic() + timeout
     order = {"clusters": clusters} if clusters else None
     asked = client.post("/api/v1/network/measure", order)
     if not wait:
         _tell_asked(asked, as_json=as_json)
-        return
+        return Exit.OK
     try:
         found = _follow(client, asked, deadline, quiet=as_json)
     except KeyboardInterrupt:
@@ -75,7 +53,8 @@ def measure(
     if as_json:
         show_json({"since": asked["since"], "links": found})
     if any(link["result"] is None or link["result"]["error"] for link in found if not link["reason"]):
-        raise typer.Exit(Exit.FAILED)
+        return Exit.FAILED
+    return Exit.OK
 
 
 def _tell_asked(asked: Json, *, as_json: bool) -> None:
@@ -126,18 +105,16 @@ def _result(client: Client, link: Json, since: str) -> Json | None:
     return next((line for line in lines if line["kind"] != "transfer" and line["at"] >= since), None)
 
 
-@network_app.command()
 def history(
-    context: typer.Context,
-    one: Annotated[str, typer.Argument(help="a cluster")],
-    other: Annotated[str, typer.Argument(help="another, or the same for the network within it")],
-    limit: Annotated[int, typer.Option(help="how many lines at most", min=1, max=1000)] = 20,
+    one: Annotated[str, Argument(help="a cluster")],
+    other: Annotated[str, Argument(help="another, or the same for the network within it")],
+    limit: Annotated[int, Option(help="how many lines at most", min=1, max=1000)] = 20,
     as_json: AsJson = False,
-    url: InnerUrl = None,
-    token: InnerToken = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
 ) -> None:
     """What was measured between two clusters, newest first."""
-    client = _client(context, url, token)
+    client = Client(url, token)
     answer = client.get(_history(one, other), limit=limit)
     if as_json:
         show_json(answer)
@@ -153,3 +130,9 @@ def _history(one: str, other: str) -> str:
 
 def _name(link: Json) -> str:
     return f"{link['one']} - {link['other']}"
+
+
+network_group = Group(
+    "Show what is known of the network between clusters, or have it measured.",
+    {"measure": measure, "history": history}, default=network,
+)  # fmt: skip

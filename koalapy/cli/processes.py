@@ -5,29 +5,20 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.options import DEFAULT_URL
 from koalapy.concealment import OWN, conceal
 
-Config = Annotated[Path | None, typer.Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
+Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command()(agent)
-    app.command()(check)
-    app.command(name="local-run", context_settings={"allow_interspersed_args": False})(local_run)
-    app.command()(demo)
-
-
 def serve(
-    port: Annotated[int, typer.Option(help="0: any free one", min=0, max=65535)] = 8642,
-    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    data_dir: Annotated[Path, typer.Option(envvar="KOALA_DATA_DIR", help="database and embedded clusters")] = DATA,
+    port: Annotated[int, Option(help="0: any free one", min=0, max=65535)] = 8642,
+    host: Annotated[str, Option(help="address to listen on")] = "127.0.0.1",
+    data_dir: Annotated[Path, Option(envvar="KOALA_DATA_DIR", help="database and embedded clusters")] = DATA,
     config: Config = None,
 ) -> None:
     """Run the daemon; without a configuration with the embedded clusters north and south, 4 nodes each."""
@@ -49,11 +40,11 @@ def _announce(url: str, directory: Path) -> None:
 
 
 def agent(
-    cluster: Annotated[str, typer.Argument(help="the cluster, as the configuration names it")],
-    url: Annotated[str, typer.Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
-    directory: Annotated[Path | None, typer.Option(help="what must survive a restart; default: in the data")] = None,
+    cluster: Annotated[str, Argument(help="the cluster, as the configuration names it")],
+    url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    directory: Annotated[Path | None, Option(help="what must survive a restart; default: in the data")] = None,
     config: Config = None,
-    embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
+    embedded: Annotated[bool, Option("--embedded", hidden=True)] = False,
 ) -> None:
     """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
     conceal()
@@ -68,12 +59,12 @@ def agent(
 
 
 def check(
-    cluster: Annotated[str, typer.Argument(help="the cluster, as the configuration names it")],
-    url: Annotated[str, typer.Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
-    directory: Annotated[Path | None, typer.Option(help="the agent's; default: in the data")] = None,
+    cluster: Annotated[str, Argument(help="the cluster, as the configuration names it")],
+    url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    directory: Annotated[Path | None, Option(help="the agent's; default: in the data")] = None,
     config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the findings, for programs")] = False,
-) -> None:
+    as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,
+) -> int:
     """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
     from koalapy import bootstrap
     from koalapy.model.errors import KoalaError
@@ -92,17 +83,17 @@ def check(
             print(f"{'ok  ' if finding.ok else 'FAIL'}  {printable(f'{finding.what}: {finding.found}')}")
             if finding.hint:
                 print(f"      {printable(finding.hint)}")
-    raise typer.Exit(Exit.OK if well else Exit.FAILED)
+    return Exit.OK if well else Exit.FAILED
 
 
 def local_run(
-    cluster: Annotated[str, typer.Argument(help="an embedded cluster")],
-    nodes: Annotated[int, typer.Argument(help="how many nodes")],
-    command: Annotated[list[str], typer.Argument(help="the program and its arguments")],
-    user: Annotated[str | None, typer.Option(help="who runs it; default: you")] = None,
-    url: Annotated[str, typer.Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
-    token: Annotated[str | None, typer.Option(envvar="KOALA_TOKEN", show_default=False)] = None,
-) -> None:
+    cluster: Annotated[str, Argument(help="an embedded cluster")],
+    nodes: Annotated[int, Argument(help="how many nodes")],
+    command: Annotated[list[str], Argument(help="the program and its arguments", rest=True)],
+    user: Annotated[str | None, Option(help="who runs it; default: you")] = None,
+    url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    token: Annotated[str | None, Option(envvar="KOALA_TOKEN")] = None,
+) -> int:
     """Run something on an embedded cluster as its local users do, past the scheduler."""
     import getpass
 
@@ -120,13 +111,13 @@ def local_run(
         code = run(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
     except KoalaError as error:
         raise of_koala(error) from error
-    raise typer.Exit(code)
+    return code
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="leave the daemon running, and say where")] = False,
-) -> None:
+    keep: Annotated[bool, Option("--keep", help="leave the daemon running, and say where")] = False,
+) -> int:
     """Show one MPI program running as a single job over two clusters, from beginning to end."""
     from koalapy.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(keep))
+    return run_demo(keep)

@@ -4,12 +4,15 @@ import getpass
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from koalapy.cli.errors import CliError, Exit
 
 Json = dict[str, Any]
+STANDARD_INPUT = "-"
+"""As a file's name."""
 
 
 def _number(text: str) -> int | None:
@@ -172,13 +175,15 @@ def _here() -> str | None:
 
 
 def _read(file: Path) -> Json:
+    """A job as a file has it, or as it comes from standard input."""
     import yaml
 
     try:
-        body = yaml.safe_load(file.read_text(encoding="utf-8"))
+        told = sys.stdin.buffer.read() if str(file) == STANDARD_INPUT else file.read_bytes()
+        body = yaml.safe_load(told.decode("utf-8"))
     except OSError as error:
         raise CliError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise CliError(f"cannot read {file}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
     if not isinstance(body, dict):
         raise CliError(f"{file} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")

@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
@@ -16,40 +15,33 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-workload_app = typer.Typer(help="Make workloads, run them, and tell how it went.", rich_markup_mode=None)
 
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(workload_app, name="workload")
-
-
-@workload_app.command()
 def generate(
-    preset: Annotated[str | None, typer.Option(help="m05, s10-vi or s10-vii: the papers' workloads")] = None,
-    swf: Annotated[Path | None, typer.Option(help="arrivals, sizes and run times of a trace; also .gz and .xz")] = None,
-    status: Annotated[int | None, typer.Option(help="of a trace: only jobs of this status; 1: completed")] = None,
-    keep_zero: Annotated[bool, typer.Option("--keep-zero", help="of a trace: jobs of run time 0, too")] = False,
-    clusters: Annotated[str | None, typer.Option(help="for which grid: north:4,south:4; default: the daemon's")] = None,
-    seed: Annotated[int, typer.Option(help="the same seed gives the same workload")] = 1,
-    jobs: Annotated[int | None, typer.Option(help="how many")] = None,
-    duration: Annotated[float | None, typer.Option(help="seconds of arrivals")] = None,
-    rate: Annotated[float | None, typer.Option(help="jobs per second, on average")] = None,
-    utilisation: Annotated[float | None, typer.Option(help="fraction of the grid to use, in place of a rate")] = None,
-    sizes: Annotated[str | None, typer.Option(help="nodes of a job, drawn from: 8,16,32")] = None,
-    components: Annotated[str | None, typer.Option(help="nonfixed: how many components, drawn from: 3,4,6")] = None,
-    least: Annotated[int | None, typer.Option(help="nonfixed: nodes of a component, at least")] = None,
-    request: Annotated[str | None, typer.Option(help="nonfixed or flexible; default: as the policy serves")] = None,
-    policy: Annotated[str | None, typer.Option(help="placement policy of every job")] = None,
-    priorities: Annotated[str | None, typer.Option(help="drawn from, with weights: high:1,low:3")] = None,
-    applications: Annotated[str | None, typer.Option(help="drawn from, with weights: prime:2,wave")] = None,
-    arguments: Annotated[list[str] | None, typer.Option(help="of an application: wave='--steps 400'")] = None,
-    estimate: Annotated[list[str] | None, typer.Option(help="seconds an application takes: wave=6")] = None,
-    run_times: Annotated[str | None, typer.Option(help="seconds of sleep, uniformly: 30-192")] = None,
-    inputs: Annotated[str | None, typer.Option(help="logical files, of which each job reads one: a,b")] = None,
-    scale: Annotated[float | None, typer.Option(help="times the sizes; default: as large a part of the grid")] = None,
-    compress: Annotated[float | None, typer.Option(help="how many times as fast everything goes")] = None,
-    field: Annotated[list[str] | None, typer.Option(help="of every submission: claiming=incremental")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="the file; default: standard output")] = None,
+    preset: Annotated[str | None, Option(help="m05, s10-vi or s10-vii: the papers' workloads")] = None,
+    swf: Annotated[Path | None, Option(help="arrivals, sizes and run times of a trace; also .gz and .xz")] = None,
+    status: Annotated[int | None, Option(help="of a trace: only jobs of this status; 1: completed")] = None,
+    keep_zero: Annotated[bool, Option("--keep-zero", help="of a trace: jobs of run time 0, too")] = False,
+    clusters: Annotated[str | None, Option(help="for which grid: north:4,south:4; default: the daemon's")] = None,
+    seed: Annotated[int, Option(help="the same seed gives the same workload")] = 1,
+    jobs: Annotated[int | None, Option(help="how many")] = None,
+    duration: Annotated[float | None, Option(help="seconds of arrivals")] = None,
+    rate: Annotated[float | None, Option(help="jobs per second, on average")] = None,
+    utilisation: Annotated[float | None, Option(help="fraction of the grid to use, in place of a rate")] = None,
+    sizes: Annotated[str | None, Option(help="nodes of a job, drawn from: 8,16,32")] = None,
+    components: Annotated[str | None, Option(help="nonfixed: how many components, drawn from: 3,4,6")] = None,
+    least: Annotated[int | None, Option(help="nonfixed: nodes of a component, at least")] = None,
+    request: Annotated[str | None, Option(help="nonfixed or flexible; default: as the policy serves")] = None,
+    policy: Annotated[str | None, Option(help="placement policy of every job")] = None,
+    priorities: Annotated[str | None, Option(help="drawn from, with weights: high:1,low:3")] = None,
+    applications: Annotated[str | None, Option(help="drawn from, with weights: prime:2,wave")] = None,
+    arguments: Annotated[list[str] | None, Option(help="of an application: wave='--steps 400'")] = None,
+    estimate: Annotated[list[str] | None, Option(help="seconds an application takes: wave=6")] = None,
+    run_times: Annotated[str | None, Option(help="seconds of sleep, uniformly: 30-192")] = None,
+    inputs: Annotated[str | None, Option(help="logical files, of which each job reads one: a,b")] = None,
+    scale: Annotated[float | None, Option(help="times the sizes; default: as large a part of the grid")] = None,
+    compress: Annotated[float | None, Option(help="how many times as fast everything goes")] = None,
+    field: Annotated[list[str] | None, Option(help="of every submission: claiming=incremental")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="the file; default: standard output")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
@@ -113,25 +105,24 @@ def _grid(clusters: str | None, recipe: Any, url: str, token: str | None) -> Any
     return GridSize({cluster["name"]: cluster["total"] for cluster in found if cluster["total"]})
 
 
-@workload_app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="a workload, made with koala workload generate")],
-    directory: Annotated[Path | None, typer.Option(help="for the report; default: FILE.report")] = None,
-    background: Annotated[float, typer.Option(help="fraction of nodes for local users, as 0.2", min=0, max=0.9)] = 0.0,
-    background_seconds: Annotated[float, typer.Option(help="mean run time of their jobs", min=1, max=200)] = 20.0,
-    background_nodes: Annotated[int | None, typer.Option(help="most nodes of one; default: a quarter", min=1)] = None,
-    policy: Annotated[str | None, typer.Option(help="placement policy for every job, in place of the file's")] = None,
-    seed: Annotated[int, typer.Option(help="of the background load")] = 1,
-    interval: Annotated[float, typer.Option(help="seconds between two looks", min=0.1)] = 1.0,
-    patience: Annotated[float, typer.Option(help="seconds for which the daemon may be away", min=0)] = 600.0,
-    timeout: Annotated[float | None, typer.Option(help="seconds for the whole run", min=0)] = None,
-    cancel_on_interrupt: Annotated[bool, typer.Option("--cancel-on-interrupt", help="on Ctrl-C, end its jobs")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="even if there is a report")] = False,
-    plots: Annotated[str, typer.Option(help="png, svg or none")] = "png",
+    file: Annotated[Path, Argument(help="a workload, made with koala workload generate")],
+    directory: Annotated[Path | None, Option(help="for the report; default: FILE.report")] = None,
+    background: Annotated[float, Option(help="fraction of nodes for local users, as 0.2", min=0, max=0.9)] = 0.0,
+    background_seconds: Annotated[float, Option(help="mean run time of their jobs", min=1, max=200)] = 20.0,
+    background_nodes: Annotated[int | None, Option(help="most nodes of one; default: a quarter", min=1)] = None,
+    policy: Annotated[str | None, Option(help="placement policy for every job, in place of the file's")] = None,
+    seed: Annotated[int, Option(help="of the background load")] = 1,
+    interval: Annotated[float, Option(help="seconds between two looks", min=0.1)] = 1.0,
+    patience: Annotated[float, Option(help="seconds for which the daemon may be away", min=0)] = 600.0,
+    timeout: Annotated[float | None, Option(help="seconds for the whole run", min=0)] = None,
+    cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="on Ctrl-C, end its jobs")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="even if there is a report")] = False,
+    plots: Annotated[str, Option(help="png, svg or none")] = "png",
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
-) -> None:
+) -> int:
     """Run a workload against the daemon, and write a report: koala workload run wave.jsonl --background 0.2"""
     from koalapy.cli.workload_reports import check_form, ended_with, save
     from koalapy.cli.workload_run import Screen, over_rest
@@ -165,14 +156,13 @@ def run(
     else:
         print(text, end="")
     print(f"koala: the report is in {folder}", file=sys.stderr)
-    raise typer.Exit(ended_with(report))
+    return ended_with(report)
 
 
-@workload_app.command()
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="reports of runs; the first is the base")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="folder to write it to, with plots")] = None,
-    plots: Annotated[str, typer.Option(help="png, svg or none")] = "png",
+    directories: Annotated[list[Path], Argument(metavar="DIR...", help="reports of runs; the first is the base")],
+    output: Annotated[Path | None, Option("-o", "--output", help="folder to write it to, with plots")] = None,
+    plots: Annotated[str, Option(help="png, svg or none")] = "png",
     as_json: AsJson = False,
 ) -> None:
     """Show the report of a run again, or compare several: koala workload report wf.report fcm.report -o compared"""
@@ -205,3 +195,8 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CliError(f"cannot write {path}: {error.strerror}", Exit.USAGE, "give another -o") from error
+
+
+workload_group = Group(
+    "Make workloads, run them, and tell how it went.", {"generate": generate, "run": run, "report": report}
+)

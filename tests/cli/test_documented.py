@@ -3,25 +3,35 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
-from koalapy.cli.commands import app
+from koalapy.cli.arguments import Command, Group, Option
+from koalapy.cli.main import KOALA
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-COMMANDS = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-for group in [name for name, command in COMMANDS.items() if hasattr(command, "commands")]:
-    COMMANDS |= {f"{group} {name}": command for name, command in COMMANDS[group].commands.items()}
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_and_option_is_documented(name: str) -> None:
-    assert f"koala {name}" in DOCS
-    options = {o for p in COMMANDS[name].params if not p.hidden for o in p.opts if o.startswith("-")} - {"--help", "-h"}  # type: ignore[union-attr]
-    undocumented = {o for o in options if not re.search(rf"`[^`]*{re.escape(o)}\b", DOCS)}
-    assert undocumented == set()
+def commands_of(path: str, group: Group) -> Iterator[Command]:
+    """All below a group, with what the group does by itself."""
+    if group.default:
+        yield Command(path, group.default)
+    for name in group.commands:
+        found = group.find(path, name)
+        yield from commands_of(f"{path} {name}", found) if isinstance(found, Group) else [found]
+
+
+COMMANDS = {command.path: command for command in commands_of("koala", KOALA)}
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS))
+def test_every_command_and_option_is_documented(path: str) -> None:
+    assert path in DOCS
+    options = [p for p in COMMANDS[path].parameters() if isinstance(p.spec, Option) and not p.spec.hidden]
+    names = {name for option in options for name in (*option.names, *option.opposites)}
+    assert {name for name in names if not re.search(rf"`[^`]*{re.escape(name)}\b", DOCS)} == set()
 
 
 def test_the_command_starts_without_the_daemons_libraries() -> None:

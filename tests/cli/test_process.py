@@ -56,6 +56,25 @@ def test_an_interrupt_says_that_the_job_goes_on(server: Server, command: list[st
     assert server.service.records[job].state == "running"
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line(server: Server, unbuffered: str) -> None:
+    more = environment(server.url, PYTHONUNBUFFERED=unbuffered)
+    for command in (["clusters"], ["queue", "--json"], ["--version"], ["--help"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([*KOALA, *command], stdout=full, stderr=subprocess.PIPE, timeout=60, env=more)
+        said = b"koala: cannot write what is to be printed: no space left on device\n"
+        assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_output_that_was_closed_holds_up_nothing(server: Server) -> None:
+    words = " ".join([*KOALA, "submit", "--flexible", "2", "--", "start", "x"])
+    done = subprocess.run(["sh", "-c", f"{words} >&- 2>&- <&-"], timeout=60, env=environment(server.url))
+    assert (done.returncode, len(server.service.records)) == (0, 1)
+    missing = subprocess.run(["sh", "-c", f"{' '.join(KOALA)} show 9 2>&-"], stdout=subprocess.PIPE, timeout=60,
+                             env=environment(server.url))  # fmt: skip
+    assert (missing.returncode, missing.stdout) == (3, b"")
+
+
 def test_a_reader_that_goes_away_is_no_error_to_complain_of(server: Server) -> None:
     reading, writing = os.pipe()
     os.close(reading)

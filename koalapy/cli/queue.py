@@ -1,0 +1,51 @@
+"""``koala queue``."""
+
+import json
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+from koalapy.cli import tables
+from koalapy.cli.arguments import Option
+from koalapy.cli.client import Client
+from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.submission import current_user
+from koalapy.model.job import JobState
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    NDJSON = "ndjson"
+
+
+def queue(
+    everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
+    user: Annotated[str | None, Option(help="jobs of this user; default: you")] = None,
+    state: Annotated[list[JobState] | None, Option(help="jobs in this state, final ones too")] = None,
+    name: Annotated[str | None, Option(help="jobs of this name")] = None,
+    cluster: Annotated[str | None, Option(help="jobs with a component there")] = None,
+    limit: Annotated[int, Option(help="how many at most", min=1)] = 100,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
+    form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """List jobs, newest first: yours that are not over, or what the options ask for."""
+    owner = user or ("" if everyone else current_user())
+    query = {"owner": owner, "state": state, "name": name, "cluster": cluster}
+    jobs, more = Client(url, token).jobs(limit, active=None if state else True, **query)
+    if as_json or form is Format.JSON:
+        show_json({"jobs": jobs})
+    elif form is Format.NDJSON:
+        for job in jobs:
+            print(json.dumps(job))
+    elif quiet:
+        for job in jobs:
+            print(job["id"])
+    else:
+        print(tables.queue(jobs, wide=form is Format.WIDE))
+    if more:
+        print(f"koala: only the newest {limit} are shown; --limit shows more", file=sys.stderr)
