@@ -13,6 +13,8 @@ MOST_ENTRIES = 1000
 MOST_JOBS = 1000
 """Jobs that may be acted on at once."""
 LARGEST_ID = 2**63 - 1
+EXACT = 2**53
+"""Whole numbers beyond it are not the same to everybody who reads JSON."""
 MOST_OPTIONS = 100
 """Options of a policy, or ways to split a request."""
 
@@ -97,9 +99,7 @@ Positive = Annotated[Number, _number(1)]
 NotNegative = Annotated[Number, _number(0)]
 ExitCode = Annotated[Number, _number(1, 255)]
 
-JobId = Annotated[
-    int, BeforeValidator(_whole), Field(strict=True, ge=-LARGEST_ID, le=LARGEST_ID), _number(-LARGEST_ID, LARGEST_ID)
-]
+JobId = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-EXACT, le=EXACT), _number(-EXACT, EXACT)]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A number; its bounds are checked with a better message later."""
