@@ -395,7 +395,7 @@ class Agent:
         if component is None or component.size == 0:
             return f"there is no component {message.token}"
         if component.plan is None:
-            self._barrier.open(component, message.model_dump(exclude={"type", "id", "epoch"}))
+            self._barrier.open(component, message.plan())
         return ""
 
     def _stop(self, message: Stop) -> str | None:

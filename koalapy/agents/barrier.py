@@ -22,6 +22,8 @@ log = structlog.get_logger()
 
 RECONNECT_WITHIN = 5.0
 """Seconds after which a runner that lost its connection counts as lost."""
+AT_ONCE = 64
+"""Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
 RECALL_WITHIN = 15.0
 """Seconds that runners have to find an agent that was restarted."""
 
@@ -52,9 +54,11 @@ class Barrier:
         if component.plan is not None or component.stop is not None or component.ended:
             return
         component.plan = plan
-        for node in component.connected:
+        for count, node in enumerate(component.connected, 1):
             if node.runner is not None and node.phase == "waiting":
-                node.runner.send({"t": "open", **plan})
+                node.runner.send_line(component.opening)
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def fail(self, component: Component, error: str) -> None:
         """It cannot go on for a reason of ours."""
@@ -119,7 +123,7 @@ class Barrier:
         if component.stop is not None or component.error:
             runner.send({"t": "stop"})
         elif component.plan is not None and node.phase == "waiting":
-            runner.send({"t": "open", **component.plan})
+            runner.send_line(component.opening)
         self._reporter.publish(component)
         return True
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agents.outputlog import LIMIT, OutputLog
 from koalapy.agents.protocol import ReportedState, Status
-from koalapy.agents.runners import RunnerConnection
+from koalapy.agents.runners import RunnerConnection, encode
 from koalapy.agents.spool import Folder
 
 KILLED_BY_TERM = 128 + 15
@@ -69,6 +69,7 @@ class Component:
     output: OutputLog = field(init=False)
     told: Status | None = None
     """The last status the daemon was sent on this connection."""
+    _opening: bytes = b""
 
     def __post_init__(self) -> None:
         self.nodes = [Node() for _ in range(self.size)]
@@ -99,6 +100,13 @@ class Component:
             for node, host in zip(own.nodes, end["hosts"], strict=False):
                 node.host = host
         return own
+
+    @property
+    def opening(self) -> bytes:
+        """Its plan as its runners are told it, the same for all: encoded once, for they may be many and it is long."""
+        if not self._opening and self.plan is not None:
+            self._opening = encode({"t": "open", **self.plan})
+        return self._opening
 
     @property
     def leads(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
+from typing_extensions import TypedDict
 
 from koalapy.agents.bounds import (
     MOST_LISTED,
@@ -274,8 +275,8 @@ class Submit(Message):
     """Patterns of files in that folder to be handed to the daemon before the component counts as ended."""
 
 
-class PlanNode(Message):
-    """One node of the whole gang."""
+class PlanNode(TypedDict):
+    """One node of the whole gang; a plain dictionary, for there may be many thousands."""
 
     host: Host
     cluster: Name
@@ -285,7 +286,7 @@ class PlanNode(Message):
     slots: Count
 
 
-class PlanContext(Message):
+class PlanContext(TypedDict):
     """One component's program. ``nodes`` are indices into the plan's nodes."""
 
     token: Name
@@ -309,6 +310,10 @@ class Open(Message):
     head: Name
     nodes: Annotated[list[PlanNode], Field(max_length=MOST_NODES)]
     contexts: list[PlanContext]
+
+    def plan(self) -> dict[str, Any]:
+        """What the runners are told; the lists are not copied."""
+        return {name: value for name, value in self if name not in ("type", "id", "epoch")}
 
 
 class Stop(Message):
@@ -427,3 +432,9 @@ def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
     except PydanticSerializationError:
         plain = speaker.dump_python(messages)
         return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()
+
+
+def commands_frame(messages: Sequence[dict[str, Any] | Message]) -> str:
+    """The daemon's messages as they are sent; those that it keeps are dictionaries, and right by how they were made."""
+    text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"), default=Message.model_dump)
+    return text.encode(errors="replace").decode()

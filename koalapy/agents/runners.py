@@ -36,6 +36,11 @@ BREATH = 0.002
 """Seconds in which the event loop goes round."""
 
 
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as it is sent."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
 class Desk(Protocol):
     """Who deals with what runners say."""
 
@@ -111,8 +116,12 @@ class RunnerConnection(asyncio.Protocol):
             self._desk.gone(self)
 
     def send(self, message: dict[str, Any]) -> None:
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Send what is encoded already, for many runners."""
         if self._transport is not None:
-            self._transport.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            self._transport.write(line)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -227,8 +236,9 @@ class RunnerServer:
             await connection.hear_out()
 
     def send_all(self, message: dict[str, Any]) -> None:
+        line = encode(message)
         for runner in self._guests.runners:
-            runner.send(message)
+            runner.send_line(line)
 
     def close(self) -> None:
         if self._server is not None:

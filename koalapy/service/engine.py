@@ -32,7 +32,7 @@ from koalapy.service.clock import steady_clock
 from koalapy.service.database import SLOW, Database
 from koalapy.service.outbox import Outbox
 from koalapy.service.tally import Tally
-from koalapy.service.wire import message
+from koalapy.service.wire import Plans, message
 
 log = structlog.get_logger()
 
@@ -206,10 +206,11 @@ class Engine:
     def _batch(self, this: Round, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
+        plans: Plans = {}
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)
-            payload = message(command, job, ident, self.epoch, self._profiles, self.catalogue)
+            payload = message(command, job, ident, self.epoch, self._profiles, self.catalogue, plans)
             messages.setdefault(command.cluster, []).append(payload)
             # To forget is told again at each inventory that still shows the component: it needs no outbox.
             if not isinstance(command, ForgetComponent):

@@ -72,7 +72,7 @@ class Session:
             self._wake.clear()
             messages, self._queue = self._queue, []
             self._sending, self._offered = self._offered, 0
-            await self.connection.send(wire.frame(wire.from_daemon, wire.from_daemon.validate_python(messages)))
+            await self.connection.send(wire.commands_frame(messages))
             self._sending = 0
 
     # Whether it is there

@@ -5,7 +5,6 @@ from typing import Any
 
 from koalapy.agents.protocol import (
     Forget,
-    Open,
     PlanContext,
     PlanNode,
     Stage,
@@ -15,7 +14,7 @@ from koalapy.agents.protocol import (
     Submit,
     Unstage,
 )
-from koalapy.model.job import Component, Job, parse_token
+from koalapy.model.job import Component, Job, JobId, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.scheduling.commands import (
@@ -35,12 +34,17 @@ STARTUP_ALLOWANCE = 60.0
 
 
 Profiles = Mapping[ClusterName, ClusterProfile]
+Plans = dict[JobId, dict[str, Any]]
+"""Of jobs whose barrier opens: the same for all components of one."""
 
 
 def message(
-    command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles, catalogue: Catalogue
+    command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles, catalogue: Catalogue, plans: Plans
 ) -> dict[str, Any]:  # fmt: skip
-    """One command as a JSON message; what depends on a cluster is told in that cluster's own words."""
+    """One command as a JSON message; what depends on a cluster is told in that cluster's own words.
+
+    ``plans`` are those that were made for commands of the same batch, and takes up a new one.
+    """
     match command:
         case StopComponent(_, token, reason):
             return Stop(id=ident, epoch=epoch, token=token, reason=reason).model_dump()
@@ -54,7 +58,9 @@ def message(
         case UnstageComponent(_, token):
             return Unstage(id=ident, epoch=epoch, token=token).model_dump()
         case OpenBarrier(_, token) if job is not None:
-            return _open(token, job, ident, epoch, profiles).model_dump()
+            if (plan := plans.get(job.id)) is None:
+                plan = plans[job.id] = _plan(job, profiles)
+            return {"type": "open", "id": ident, "epoch": epoch, "token": token, **plan}
     raise ValueError(f"{command} is for a job that is not at hand")
 
 
@@ -98,7 +104,8 @@ def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFi
     )  # fmt: skip
 
 
-def _open(token: str, job: Job, ident: int, epoch: int, profiles: Profiles) -> Open:
+def _plan(job: Job, profiles: Profiles) -> dict[str, Any]:
+    """All of an ``Open`` that is the same for each component."""
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
@@ -112,17 +119,14 @@ def _open(token: str, job: Job, ident: int, epoch: int, profiles: Profiles) -> O
             for index, host in enumerate(component.hosts)
         ]
         contexts.append(_context(job, component, profile, list(range(first, len(nodes)))))
-    return Open(
-        id=ident,
-        epoch=epoch,
-        token=token,
-        job=job.id,
-        generation=attempt.generation,
-        launcher=job.spec.launcher.value,
-        head=job.token(attempt.head.index),
-        nodes=nodes,
-        contexts=contexts,
-    )
+    return {
+        "job": job.id,
+        "generation": attempt.generation,
+        "launcher": job.spec.launcher.value,
+        "head": job.token(attempt.head.index),
+        "nodes": nodes,
+        "contexts": contexts,
+    }
 
 
 def _context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from koalapy.agents.protocol import Open, Probe, commands_frame, from_daemon
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduling.commands import OpenBarrier, StageComponent, SubmitComponent
 from koalapy.service.catalogue import Catalogue
-from koalapy.service.wire import message
+from koalapy.service.wire import Plans, message
 
 PROFILES = {
     "north": ClusterProfile(2, "/scratch", "/home/ada"),
@@ -22,7 +23,7 @@ PLACED = (
 
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    return message(OpenBarrier("north", "7.1.0"), job, 3, 1, PROFILES, Catalogue())
+    return message(OpenBarrier("north", "7.1.0"), job, 3, 1, PROFILES, Catalogue(), {})
 
 
 def contexts(spec: JobSpec, field: str) -> list[object]:
@@ -62,6 +63,22 @@ def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
     assert slots(replace(spec, processes_per_node=8)) == [8, 8, 8]
 
 
+def test_the_plan_is_made_once_for_all_components() -> None:
+    spec = JobSpec(FlexibleRequest(3), ("true",), environment=(("A", "\udc80"),))
+    job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    plans: Plans = {}
+    barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
+    told = [message(each, job, 3, 1, PROFILES, Catalogue(), plans) for each in barriers]
+    assert told[0]["nodes"] is told[1]["nodes"]
+    assert [each["token"] for each in told] == ["7.1.0", "7.1.1"]
+    probe = Probe(sequence=1, look=True)
+    heard = from_daemon.validate_json(commands_frame([*told, probe]))
+    assert isinstance(heard[0], Open)
+    contexts = heard[0].contexts
+    assert heard == [*from_daemon.validate_python([{**each, "contexts": contexts} for each in told]), probe]
+    assert contexts[0]["environment"] == {"A": "?"}, "what no frame can hold costs nobody the connection"
+
+
 def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
     parts = (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))
     catalogue = Catalogue([
@@ -79,7 +96,7 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         replace(PLACED[1], index=2, replaces=1, staging_since=1.0, sources=("files", "south")),
     )
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
-    told = message(StageComponent("south", "7.1.1"), job, 3, 1, PROFILES, catalogue)
+    told = message(StageComponent("south", "7.1.1"), job, 3, 1, PROFILES, catalogue, {})
     assert told["bundle"] == {"id": "f" * 64, "size": 9}
     survey, world = told["files"]
     assert (survey["source"], survey["path"], survey["part"]) == ("files", "/data/survey", "b")
@@ -90,11 +107,11 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         "world",
         "sum-m",
     )
-    submit = message(SubmitComponent("south", "7.1.2"), job, 4, 1, PROFILES, catalogue)
+    submit = message(SubmitComponent("south", "7.1.2"), job, 4, 1, PROFILES, catalogue, {})
     assert (submit["token"], submit["stage"], submit["collect"]) == ("7.1.2", "7.1.1", ["*.out"])
 
     catalogue.remove("sky/survey", "files")
-    survey, _ = message(StageComponent("south", "7.1.1"), job, 5, 1, PROFILES, catalogue)["files"]
+    survey, _ = message(StageComponent("south", "7.1.1"), job, 5, 1, PROFILES, catalogue, {})["files"]
     assert (survey["path"], survey["checksum"]) == ("", ""), "the agent will tell that it is gone"
 
 
@@ -102,5 +119,5 @@ def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
     job = Job(7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2,
               attempt=Attempt(2, PLACED, 0.0))  # fmt: skip
     for token in ("7.1.0", "7.2.1"):
-        told = message(StageComponent("north", token), job, 3, 1, PROFILES, Catalogue())
+        told = message(StageComponent("north", token), job, 3, 1, PROFILES, Catalogue(), {})
         assert (told["type"], told["token"]) == ("unstage", token)

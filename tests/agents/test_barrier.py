@@ -1,0 +1,55 @@
+"""Letting a large gang go."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from koalapy.agents.barrier import AT_ONCE, Barrier
+from koalapy.agents.component import Component
+from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.protocol import Hello
+from koalapy.agents.reporter import Reporter
+from koalapy.agents.runners import Guests, RunnerConnection
+from koalapy.agents.spool import Spool
+from koalapy.agents.uplink import Uplink
+
+NODES = 3 * AT_ONCE
+
+
+class Wire:
+    """A connection's other end."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+def waiting(component: Component, barrier: Barrier) -> list[Wire]:
+    wires = []
+    for node in component.nodes:
+        wires.append(wire := Wire())
+        node.runner = RunnerConnection(barrier, Guests())
+        node.runner._transport = cast(asyncio.Transport, wire)
+        node.phase = "waiting"
+    return wires
+
+
+async def test_a_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
+    """A thousand runners of a job of a thousand nodes were told 82 MB, each byte of it encoded for each of them."""
+    uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
+    barrier = Barrier(Reporter(uplink), cast(LrmJobs, None), 60.0)
+    component = Component("i", "7.1.0", Spool(tmp_path).make("i", "7.1.0"), NODES)
+    wires = waiting(component, barrier)
+    plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}
+    barrier.open(component, plan)
+    while not wires[0].written:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not wires[-1].written, "nobody else is heard meanwhile"
+    while not wires[-1].written:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert all(len(wire.written) == 1 for wire in wires)
+    assert len({id(wire.written[0]) for wire in wires}) == 1
+    assert json.loads(wires[0].written[0]) == {"t": "open", **plan}
