@@ -196,7 +196,7 @@ class LrmJobs:
         self._contact.troubled(snapshot.trouble)
         self._last = snapshot
         self._compare(snapshot, began)
-        self._reporter.notices = self._leftovers.notices()
+        self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
         self._reporter.report(snapshot, self.problem, anyway=anyway)
         self._looked.set()
 

@@ -30,6 +30,10 @@ class LrmJob:
     lost: bool = False
     """Ended by the cluster (node lost, killed by the system), not by the program's own exit."""
     reason: str = ""
+    """Why it ended so; of one that has not, what it waits for."""
+    starting: float = 0.0
+    """Of one whose nodes are its own and are still made ready, as when they are switched on: the seconds that may take
+    at most. Nobody has overtaken it."""
     refused: Fault | None = None
     """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
 
@@ -38,7 +42,8 @@ class LrmJob:
 class LrmSnapshot:
     """One batched look at a cluster: node counts and all LRM jobs of ours, ended ones as long as the LRM knows them.
 
-    ``idle`` nodes could be allocated now; ``background`` are held by local users; ``down`` are drained or broken.
+    ``idle`` nodes could be allocated now; ``background`` are held by local users, or kept for them; ``down`` are
+    drained or broken.
     """
 
     total: int
@@ -48,6 +53,8 @@ class LrmSnapshot:
     jobs: tuple[LrmJob, ...]
     trouble: str = ""
     """Why no job can be handed in though all this is known; empty when one can, as far as that shows."""
+    notices: tuple[str, ...] = ()
+    """What people should know beside the counts."""
 
 
 @dataclass(frozen=True, slots=True)

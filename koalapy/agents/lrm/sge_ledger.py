@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
-from koalapy.agents.lrm.sge_states import DELETED, SUSPENDED, UNREACHABLE, End, is_broken, job_state
+from koalapy.agents.lrm.sge_states import DELETED, HELD, SUSPENDED, UNREACHABLE, End, is_broken, job_state
 from koalapy.agents.lrm.sge_xml import Job, Look
 
 ENDED_SHOWN = 60.0
@@ -106,6 +106,8 @@ def active_job(job: Job, known: Known, unreachable: Iterable[str]) -> LrmJob:
         state = LrmJobState.ENDED if lost else state
     elif state is LrmJobState.RUNNING and any(letter in SUSPENDED for letter in job.state):
         reason = "suspended by Grid Engine"
+    elif state is LrmJobState.QUEUED and HELD in job.state:
+        reason = "Grid Engine holds it (qrls lets it go)"
     elif state is LrmJobState.UNKNOWN:
         reason = f"Grid Engine says {job.state!r}"
     return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason)

@@ -25,6 +25,7 @@ QUEUE_STATES: Mapping[str, Standing] = {
 }
 UNREACHABLE = "u"
 DELETED = "d"
+HELD = "h"
 SUSPENDED = "sSTP"
 WALLTIME_EXCEEDED = 37
 """Code of failure: the master ended it at its limit."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from koalapy.agents.lrm.control import JobControl
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import write_script
-from koalapy.agents.lrm.slurm_check import check_nodes, check_partition, check_version, partitions
+from koalapy.agents.lrm.slurm_check import check_nodes, check_partition, check_version
 from koalapy.agents.lrm.slurm_columns import COLUMNS, read_columns
 from koalapy.agents.lrm.slurm_commands import (
     SlurmCommands,
@@ -24,15 +25,20 @@ from koalapy.agents.lrm.slurm_commands import (
     refuse,
     time_limit,
 )
+from koalapy.agents.lrm.slurm_hostlist import expand
 from koalapy.agents.lrm.slurm_json import SlurmJob, SlurmNode, read_jobs, read_nodes, words_in
-from koalapy.agents.lrm.slurm_refusals import fault_of_waiting
-from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
+from koalapy.agents.lrm.slurm_offer import Offer, read_offer
+from koalapy.agents.lrm.slurm_refusals import fault_of_waiting, nodes_waited_for, words_of_waiting
+from koalapy.agents.lrm.slurm_states import Standing, is_starting, job_end, job_state, node_standing, node_starts
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 _LARGE_ANSWER = 1 << 20
 """Bytes of JSON from squeue beyond which it is asked for columns: 0.2 ms of processor time each 3 kB, one job."""
 MESSAGE_TIMEOUT = 10.0
-"""Seconds; Slurm's own default."""
+RESUME_TIMEOUT = 60.0
+"""Seconds; Slurm's own defaults."""
+OFFER_HOLDS = 10.0
+"""Seconds after which partitions and reservations are looked at again."""
 _LOOKS_TO_AGREE = 3
 _CANCELLED_KNOWN = 10_000
 _REMEMBERED = "now-14days"
@@ -44,7 +50,7 @@ class SlurmSettings:
     """How the cluster is asked; ``options`` are further ones of sbatch, ``poll_interval`` is in seconds."""
 
     partition: str | None = None
-    """None: the default partition, looked up once."""
+    """Or several, with commas between; None: the default partition."""
     account: str | None = None
     options: tuple[str, ...] = ()
     poll_interval: float = 5.0
@@ -66,12 +72,14 @@ class SlurmLrm:
         self._settings = settings
         self._prefix = prefix
         self._control: JobControl = control or SlurmCommands(self._options())
-        self._partition = settings.partition
+        self._offer: Offer | None = None
+        self._offer_read = 0.0
         self._polling = Polling(settings.poll_interval)
         self._columns = False
         """Whether squeue is asked for columns, because its JSON is too large."""
-        self._total = 0
-        """Nodes of the partition at the last look."""
+        self._total = self._most = 0
+        """Nodes that there were for us at the last look, and that one job could have of them."""
+        self._boot_time: float | None = None
         self._cancelled: set[str] = set()
         self._ended: frozenset[str] = frozenset()
         """Our ended jobs at the last look."""
@@ -106,11 +114,7 @@ class SlurmLrm:
 
     async def settling_time(self) -> float:
         """As long as Slurm's own parts wait for each other."""
-        with contextlib.suppress(SiteError):
-            told = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
-            if found := re.search(r"^MessageTimeout\s*=\s*(\d+)", told, re.MULTILINE):
-                return float(found[1])
-        return MESSAGE_TIMEOUT
+        return (await _configured("MessageTimeout")).get("MessageTimeout", MESSAGE_TIMEOUT)
 
     async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         answer = await run(
@@ -138,7 +142,11 @@ class SlurmLrm:
             found += [each async for each in check_partition(self._settings.partition)]
         if all(each.ok for each in found):
             try:
-                found.append(check_nodes(await self._nodes()))
+                offer = await self._current_offer()
+                if offer.trouble:
+                    found.append(Finding("offer", False, offer.trouble, "correct the cluster's native_specification"))
+                nodes = await self._nodes(offer)
+                found.append(check_nodes(nodes, standings(nodes, offer)))
             except SiteError as error:
                 found.append(Finding("nodes", False, error.message, error.hint or "try sinfo --json by hand"))
             found += await self._control.check()
@@ -146,16 +154,22 @@ class SlurmLrm:
 
     async def snapshot(self) -> LrmSnapshot:
         """Nodes first, jobs then: what has started in between counts as ours, and after an end both are asked again."""
+        offer = await self._current_offer()
         for _ in range(_LOOKS_TO_AGREE):
-            nodes = await self._nodes()
-            jobs = await self._jobs()
+            nodes = await self._nodes(offer)
+            found = await self._jobs()
+            jobs = [await self._job(job, nodes, offer) for job in found]
             ended = frozenset(job.id for job in jobs if job.state is LrmJobState.ENDED)
             agree, self._ended = ended <= self._ended, ended
             if agree:
                 break
         if len(self._cancelled) > _CANCELLED_KNOWN:
             self._cancelled &= {job.id for job in jobs}
-        return replace(snapshot_of(nodes, jobs), trouble=await self._control.trouble())
+        if any(job.reason.startswith("Partition") for job in found):
+            self._offer = None  # its limits may have changed
+        wanted = sum(each.wants for each, job in zip(found, jobs, strict=True) if job.state is LrmJobState.QUEUED)
+        trouble = "; ".join(filter(None, (offer.trouble, await self._control.trouble())))
+        return replace(snapshot_of(nodes, jobs, offer, wanted), trouble=trouble)
 
     def changes(self) -> AsyncIterator[None]:
         """Yields at once, then at a fixed rate, and after whatever we did ourselves."""
@@ -177,13 +191,15 @@ class SlurmLrm:
         return [*options, *self._options()]
 
     async def _refuse_too_many(self, submission: LrmSubmission) -> None:
-        """Slurm itself may let a job wait for ever for nodes that do not exist."""
-        if submission.nodes > self._total:
-            await self._nodes()
-        if submission.nodes > self._total:
+        """Slurm itself may let a job wait for ever for nodes that do not exist, or that it never gives to one job."""
+        offer = await self._current_offer()
+        if submission.nodes > self._most:
+            await self._nodes(offer)
+        if submission.nodes > (most := min(self._total, self._most)):
+            gives = "has" if most == self._total else "gives a job at most"
             raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but partition {self._partition} has {self._total}",
-                field="size", value=submission.nodes, hint=f"ask for at most {self._total} nodes", fault="limit",
+                f"{submission.nodes} nodes asked for, but {offer.where} {gives} {most}",
+                field="size", value=submission.nodes, hint=f"ask for at most {most} nodes", fault="limit",
             )  # fmt: skip
 
     async def _find_after(self, error: SiteUnavailable, name: str) -> str | None:
@@ -203,20 +219,24 @@ class SlurmLrm:
             return []
         return _lines(answer.output) if answer.code == 0 else []
 
-    async def _nodes(self) -> list[SlurmNode]:
-        if self._partition is None:
-            names = [name for name, (_, default) in (await partitions()).items() if default]
-            if not names:
-                raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault="site")
-            self._partition = names[0]
-        answer = await ask("sinfo", "--Node", f"--partition={self._partition}", "--json")
-        nodes = read_nodes(answer.output, self._partition)
+    async def _current_offer(self) -> Offer:
+        now = time.monotonic()
+        if self._offer is None or now > self._offer_read + OFFER_HOLDS:
+            self._offer = await read_offer(self._settings.partition, self._settings.options)
+            self._offer_read = now
+        return self._offer
+
+    async def _nodes(self, offer: Offer) -> list[SlurmNode]:
+        """All that jobs of ours may ever get."""
+        names = [each.name for each in offer.partitions]
+        answer = await ask("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
+        nodes = offer.ours(read_nodes(answer.output, names))
         if not nodes:
-            raise SiteUnavailable(f"sinfo shows no nodes in partition {self._partition}", hint="set its partition")
-        self._total = len(nodes)
+            raise SiteUnavailable(f"sinfo shows no nodes in {offer.where}", hint="set its partition")
+        self._total, self._most = len(nodes), offer.largest(nodes)
         return nodes
 
-    async def _jobs(self) -> list[LrmJob]:
+    async def _jobs(self) -> list[SlurmJob]:
         if self._columns:
             found = read_columns(
                 (await ask("squeue", "--me", "--states=all", "--noheader", COLUMNS)).output, self._prefix
@@ -225,29 +245,77 @@ class SlurmLrm:
             answer = await ask("squeue", "--me", "--states=all", "--json")
             found = read_jobs(answer.output, self._prefix)
             self._columns = len(answer.output) > _LARGE_ANSWER
-        return [self._job(job) for job in found if job.name.startswith(self._prefix) and job.user == os.getuid()]
+        return [job for job in found if job.name.startswith(self._prefix) and job.user == os.getuid()]
 
-    def _job(self, job: SlurmJob) -> LrmJob:
+    async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
         state = job_state(job.words)
-        if state is not LrmJobState.ENDED:
-            refused = fault_of_waiting(job.reason) if state is LrmJobState.QUEUED else None
-            reason = f"Slurm will not start it: {job.reason}" if refused else ""
-            return LrmJob(job.id, job.name, state, job.nodes, reason=reason, refused=refused)
-        end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
-        return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason)
+        if state is LrmJobState.ENDED:
+            end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
+            return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason)
+        refused, reason, starting = None, "", is_starting(job.words)
+        if starting:
+            reason = "Slurm makes its nodes ready"
+        elif state is LrmJobState.QUEUED:
+            refused = fault_of_waiting(job.reason, choice=len(offer.partitions) > 1)
+            reason = f"Slurm will not start it: {job.reason}" if refused else words_of_waiting(job.reason)
+            starting = _waits_for_a_start(job, nodes)
+        takes = await self._longest_start() if starting else 0.0
+        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, refused=refused)
+
+    async def _longest_start(self) -> float:
+        """Seconds after which Slurm itself gives up a node that it has switched on."""
+        if self._boot_time is None:
+            told = await _configured("ResumeTimeout", "BatchStartTimeout")
+            self._boot_time = max(told.get("ResumeTimeout", 0.0), RESUME_TIMEOUT) + told.get("BatchStartTimeout", 0.0)
+        return self._boot_time
 
 
-def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob]) -> LrmSnapshot:
-    """Counts of nodes: those that our jobs hold are in none of idle, background and down."""
+async def _configured(*names: str) -> dict[str, float]:
+    """Numbers of Slurm's configuration, as far as it tells them."""
+    with contextlib.suppress(SiteError):
+        told = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
+        lines = re.findall(r"^(\w+)\s*=\s*(\d+)", told, re.MULTILINE)
+        return {name: float(number) for name, number in lines if name in names}
+    return {}
+
+
+def _waits_for_a_start(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:
+    """Whether all that a queued job lacks are nodes that start."""
+    try:
+        missing = set(expand(nodes_waited_for(job.reason)))
+    except ValueError:
+        return False
+    return bool(missing) and missing <= {node.name for node in nodes if node_starts(node.words)}
+
+
+def standings(nodes: Sequence[SlurmNode], offer: Offer) -> list[Standing]:
+    """What each node is to a job of ours."""
+    up = {each.name for each in offer.partitions if each.up}
+    return [
+        node_standing(node.words, reserved=offer.reserves(node.name)) if node.partitions & up else "down"
+        for node in nodes
+    ]
+
+
+def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer, wanted: int = 0) -> LrmSnapshot:
+    """Counts of nodes: those that our jobs hold are in none of idle, background and down. ``wanted`` are those that
+    our queued jobs ask for: what backfill keeps may be for them. Idle are as many as one job could have."""
     busy = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     held = {node for job in jobs if job.state in busy for node in job.nodes}
-    standings = [node_standing(node.words) for node in nodes if node.name not in held]
+    seen = [each for each in zip(nodes, standings(nodes, offer), strict=True) if each[0].name not in held]
+    free = [node for node, standing in seen if standing == "idle"]
+    planned = [node for node, standing in seen if standing == "planned"]
+    idle = offer.largest([*free, *planned[:wanted]])
+    down = sum(standing == "down" for _, standing in seen)
+    most = offer.largest(nodes)
+    limits = f"a job in {offer.where} gets at most {most} of its {len(nodes)} nodes" if 0 < most < len(nodes) else ""
     return LrmSnapshot(
         total=len(nodes),
-        idle=standings.count("idle"),
-        background=standings.count("busy"),
-        down=standings.count("down"),
+        idle=idle,
+        background=len(seen) - idle - down,
+        down=down,
         jobs=tuple(jobs),
+        notices=(limits,) if limits else (),
     )
 
 

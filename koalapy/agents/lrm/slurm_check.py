@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from koalapy.agents.lrm.port import Finding
 from koalapy.agents.lrm.slurm_commands import ask
 from koalapy.agents.lrm.slurm_json import SlurmNode
-from koalapy.agents.lrm.slurm_states import node_standing
+from koalapy.agents.lrm.slurm_offer import partitions, split
+from koalapy.agents.lrm.slurm_states import Standing
 from koalapy.model.errors import SiteError
 
 _OLDEST = (21, 8)
@@ -25,17 +26,8 @@ async def check_version() -> Finding:
     return Finding("Slurm", True, told)
 
 
-async def partitions() -> dict[str, tuple[bool, bool]]:
-    """Of each partition by name whether it is up, and whether it is the default one. Raises ``SiteError``."""
-    found: dict[str, tuple[bool, bool]] = {}
-    for line in (await ask("sinfo", "--all", "--noheader", "--format=%P|%a")).output.decode(errors="replace").split():
-        name, _, state = line.partition("|")
-        found[name.rstrip("*")] = (state == "up", name.endswith("*"))
-    return found
-
-
 async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
-    """Whether the controller answers, and whether it has the partition."""
+    """Whether the controller answers, and whether it has the partition, or one of several that is up."""
     try:
         found = await partitions()
     except SiteError as error:
@@ -43,22 +35,26 @@ async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
         yield Finding("controller", False, error.message, hint)
         return
     yield Finding("controller", True, "answers")
-    name = wanted or next((name for name, (_, default) in found.items() if default), None)
+    names = split(wanted) if wanted else [each.name for each in found.values() if each.default]
+    missing = [name for name in names if name not in found]
     hint = f"set the cluster's partition to one of: {', '.join(found) or 'none there'}"
-    if name is None:
+    if not names:
         yield Finding("partition", False, "no partition is set, and Slurm has no default one", hint)
-    elif name not in found:
-        yield Finding("partition", False, f"there is no partition {name}", hint)
-    elif not found[name][0]:
-        yield Finding("partition", False, f"{name} is not up", f"scontrol update PartitionName={name} State=UP")
+    elif missing:
+        yield Finding("partition", False, f"there is no partition {', '.join(missing)}", hint)
+    elif not any(found[name].up for name in names):
+        told, name = ", ".join(names), names[0]
+        yield Finding("partition", False, f"{told} is not up", f"scontrol update PartitionName={name} State=UP")
     else:
-        yield Finding("partition", True, name)
+        closed = [name for name in names if not found[name].up]
+        said = f" ({', '.join(closed)} not up)" if closed else ""
+        yield Finding("partition", True, f"{', '.join(names)}{said}")
 
 
-def check_nodes(nodes: Sequence[SlurmNode]) -> Finding:
+def check_nodes(nodes: Sequence[SlurmNode], standings: Sequence[Standing]) -> Finding:
     """How many there are, and what keeps some from working."""
-    down = [node for node in nodes if node_standing(node.words) == "down"]
-    idle = sum(node_standing(node.words) == "idle" for node in nodes)
+    down = [node for node, standing in zip(nodes, standings, strict=True) if standing == "down"]
+    idle = standings.count("idle")
     if not down:
         return Finding("nodes", bool(nodes), f"{len(nodes)}, {idle} idle", "" if nodes else "the partition has none")
     first = down[0]

@@ -6,7 +6,7 @@ from koalapy.agents.lrm.slurm_hostlist import expand
 from koalapy.agents.lrm.slurm_json import SlurmJob, wait_status, words_in
 from koalapy.model.errors import SiteUnavailable
 
-_WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "Reason": 96, "NodeList": 8192}
+_WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "NumNodes": 16, "Reason": 96, "NodeList": 8192}
 COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
 
 
@@ -20,7 +20,7 @@ def _job(line: str) -> SlurmJob:
     for width in _WIDTHS.values():
         values.append(line[at : at + width].strip())
         at += width
-    name, id, state, status, reason, nodes = values
+    name, id, state, status, wants, reason, nodes = values
     try:
         code, signal = wait_status(int(status))
         hosts = tuple(expand(nodes))
@@ -28,4 +28,8 @@ def _job(line: str) -> SlurmJob:
             raise ValueError(line)
     except ValueError:
         raise SiteUnavailable(f"squeue answered what cannot be understood: {' '.join(line.split())[:80]}") from None
-    return SlurmJob(id, name, os.getuid(), words_in([state]), hosts, code, signal, reason)
+    # Of a job that may have more or fewer nodes it is a range.
+    least = wants.partition("-")[0]
+    return SlurmJob(
+        id, name, os.getuid(), words_in([state]), hosts, code, signal, reason, int(least) if least.isdecimal() else 0
+    )

@@ -7,8 +7,8 @@ to 22.05) or groups of like ones (since 23.02). Whatever is not understood raise
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from koalapy.agents.lrm.slurm_hostlist import expand
@@ -23,6 +23,8 @@ class SlurmNode:
     words: frozenset[str]
     reason: str = ""
     """Why it is down, by those who took it down."""
+    partitions: frozenset[str] = frozenset()
+    """Those of ours that it is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class SlurmJob:
     code: int = 0
     signal: int = 0
     reason: str = ""
+    wants: int = 0
+    """Nodes asked for."""
 
 
 def read_jobs(answer: bytes, prefix: str) -> list[SlurmJob]:
@@ -45,15 +49,20 @@ def read_jobs(answer: bytes, prefix: str) -> list[SlurmJob]:
     return [_job(each) for each in entries if not isinstance(name := each.get("name"), str) or name.startswith(prefix)]
 
 
-def read_nodes(answer: bytes, partition: str) -> list[SlurmNode]:
-    """Those of ``partition`` in sinfo's answer, each once."""
+def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
+    """Those of any of ``partitions`` in sinfo's answer, each once."""
     document = _document(answer, "sinfo")
     if "nodes" in document:
-        found = [_node(each) for each in _entries(document, "sinfo", "nodes") if partition in _partitions(each)]
+        found = [_node(each, _partitions(each, partitions)) for each in _entries(document, "sinfo", "nodes")]
     else:
         groups = _entries(document, "sinfo", "sinfo")
-        found = [node for each in groups if partition in _partitions(each) for node in _group(each)]
-    return list({node.name: node for node in found}.values())
+        found = [node for each in groups for node in _group(each, _partitions(each, partitions))]
+    nodes: dict[str, SlurmNode] = {}
+    for node in found:
+        if node.partitions:
+            before = nodes.get(node.name, node).partitions
+            nodes[node.name] = replace(node, partitions=node.partitions | before)
+    return list(nodes.values())
 
 
 def wait_status(status: int) -> tuple[int, int]:
@@ -109,6 +118,7 @@ def _job(entry: Mapping[str, Any]) -> SlurmJob:
         code=code,
         signal=signal,
         reason=reason if isinstance(reason, str) else "",
+        wants=_number(entry.get("node_count"), id),
     )
 
 
@@ -159,17 +169,17 @@ def words_in(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word for text in texts for part in text.upper().split("+") for word in part.split()[:1])
 
 
-def _node(entry: Mapping[str, Any]) -> SlurmNode:
+def _node(entry: Mapping[str, Any], partitions: frozenset[str]) -> SlurmNode:
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         _not_understood("sinfo", "a node without name")
     words = _words(entry.get("state"), f"node {name}", "sinfo")
     if flags := entry.get("state_flags"):
         words |= _words(flags, f"node {name}", "sinfo")
-    return SlurmNode(name, words, _reason(entry.get("reason")))
+    return SlurmNode(name, words, _reason(entry.get("reason")), partitions)
 
 
-def _group(entry: Mapping[str, Any]) -> list[SlurmNode]:
+def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
     """All nodes of one line of sinfo: they are alike."""
     nodes, node = entry.get("nodes"), entry.get("node")
     names = nodes.get("nodes") if isinstance(nodes, dict) else nodes
@@ -182,7 +192,7 @@ def _group(entry: Mapping[str, Any]) -> list[SlurmNode]:
         raise SiteUnavailable(f"sinfo: {error}") from None
     state = node.get("state") if isinstance(node, dict) else entry.get("state")
     words = _words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
-    return [SlurmNode(host, words, _reason(entry.get("reason"))) for host in hosts]
+    return [SlurmNode(host, words, _reason(entry.get("reason")), partitions) for host in hosts]
 
 
 def _reason(value: object) -> str:
@@ -190,14 +200,14 @@ def _reason(value: object) -> str:
     return " ".join(text.split()) if isinstance(text, str) else ""
 
 
-def _partitions(entry: Mapping[str, Any]) -> list[str]:
-    """Of a node, or of a group, which belongs to one."""
+def _partitions(entry: Mapping[str, Any], wanted: Collection[str]) -> frozenset[str]:
+    """The wanted ones of a node, or of a group, which belongs to one."""
     value = entry.get("partitions", entry.get("partition"))
     value = value.get("name") if isinstance(value, dict) else value
     names: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
         _not_understood("sinfo", "a node without partitions")
-    return [name.rstrip("*") for name in names]
+    return frozenset(wanted) & {name.rstrip("*") for name in names}
 
 
 def _not_understood(command: str, what: str) -> NoReturn:

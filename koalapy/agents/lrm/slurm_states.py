@@ -6,7 +6,7 @@ from typing import Literal
 
 from koalapy.agents.lrm.port import LrmJobState
 
-Standing = Literal["idle", "busy", "down"]
+Standing = Literal["idle", "planned", "busy", "down"]
 
 
 def _set(words: str) -> frozenset[str]:
@@ -36,6 +36,12 @@ _NODE_DOWN = _set(
     "NO_RESPOND MAINT MAINTENANCE MAN_POWER_DOWN POWER_DOWN POWERING_DOWN POWER_DRAIN REBOOT REBOOT_ISSUED BLOCKED"
 )
 _NODE_BUSY = _set("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
+_NODE_COMES_BACK = _set("POWERING_UP REBOOT_REQUESTED")
+"""It starts, or will at once when it is idle: nothing is given to it until it has."""
+_NODE_STARTS = _NODE_COMES_BACK | _set("REBOOT REBOOT_ISSUED")
+_NODE_SILENT = _set("NOT_RESPONDING NO_RESPOND")
+_NODE_RESERVED = _set("RESERVED MAINT MAINTENANCE")
+_JOB_STARTS = _set("CONFIGURING POWER_UP_NODE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +83,31 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
     return End(exit_code, False, explained)
 
 
-def node_standing(words: AbstractSet[str]) -> Standing:
-    """Of a node with these state words: idle when it could be given to a job now, down when to none.
+def is_starting(words: AbstractSet[str]) -> bool:
+    """Whether a job with these state words has its nodes, and Slurm makes them ready: it may have to start them."""
+    return bool(words & _JOB_STARTS)
 
-    Idle are also nodes that are planned for a waiting job (it may be ours) and those switched off to save power, which
-    Slurm starts for a job.
+
+def node_starts(words: AbstractSet[str]) -> bool:
+    """Whether a node with these state words starts, or starts anew."""
+    return bool(words & _NODE_STARTS)
+
+
+def node_standing(words: AbstractSet[str], *, reserved: bool = False) -> Standing:
+    """Of a node with these state words: idle when it would be given to a job now, planned when only to one for which
+    the backfill scheduler keeps it, down when to none. ``reserved``: in a reservation of ours that has begun.
+
+    Idle are also nodes switched off to save power: a job gets them, and waits until they have started. One that starts
+    without a job is given to none before it is up.
     """
+    if reserved:
+        words = words - _NODE_RESERVED
+    if words & _NODE_COMES_BACK:
+        words = words - _NODE_SILENT
     if words & _NODE_DOWN:
         return "down"
-    if words & _NODE_BUSY:
+    if words & (_NODE_BUSY | _NODE_COMES_BACK):
         return "busy"
-    return "idle" if "IDLE" in words else "down"
+    if "IDLE" not in words:
+        return "down"
+    return "planned" if "PLANNED" in words else "idle"

@@ -50,7 +50,7 @@ async def test_our_jobs_and_the_nodes_they_hold(lrm: SgeLrm, engine: FakeGridEng
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 0, 0)
     states = {job.name: (job.state, len(job.nodes), job.lost, job.reason) for job in seen.jobs}
     assert states == {
-        "koala-h": (LrmJobState.QUEUED, 0, False, ""),
+        "koala-h": (LrmJobState.QUEUED, 0, False, "Grid Engine holds it (qrls lets it go)"),
         "koala-m": (LrmJobState.RUNNING, 2, False, ""),
         "koala-q": (LrmJobState.QUEUED, 0, False, ""),
         "koala-x1": (LrmJobState.RUNNING, 1, False, ""),

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,15 @@ class FakeSlurm:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """The cluster of the 22.05 recording, seen by ``koala``, who is user 1500 there."""
     fake = FakeSlurm(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    # Not the whole /usr/bin: there may be a real Slurm.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cat", "env", "sleep"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tools}")
     monkeypatch.setattr(os, "getuid", lambda: 1500)
     fake.says("sinfo", (ANSWERS / "sinfo-22.05.json").read_bytes())
-    fake.says("sinfo", "main*|up\nother|up\n", when="*%P*")
+    fake.says("sinfo", "main*|up|1-infinite\nother|up|1-infinite\n", when="*%P*")
     fake.says("sinfo", "slurm-wlm 22.05.8\n", when="--version")
     fake.says("squeue", "")
     fake.says("squeue", (ANSWERS / "squeue-22.05.json").read_bytes(), when="*--json*")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.agents.lrm.slurm import snapshot_of
 from koalapy.agents.lrm.slurm_json import SlurmJob, read_jobs, read_nodes
+from koalapy.agents.lrm.slurm_offer import Offer, Partition
 from koalapy.agents.lrm.slurm_states import job_state
 from koalapy.model.errors import SiteUnavailable
 
@@ -29,39 +30,39 @@ def words(*found: str) -> frozenset[str]:
 
 def test_the_recorded_queue_of_22_05() -> None:
     assert read_jobs(answer("squeue-22.05"), "koala-") == [
-        SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode"),
-        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None"),
-        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None"),
-        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources"),
+        SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2),
+        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
+        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None", 1),
+        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources", 3),
     ]
 
 
 def test_the_recorded_nodes_of_22_05() -> None:
-    main = {node.name: (node.words, node.reason) for node in read_nodes(answer("sinfo-22.05"), "main")}
+    main = {node.name: (node.words, node.reason) for node in read_nodes(answer("sinfo-22.05"), ["main"])}
     assert main == {
         "n1": (words("ALLOCATED"), ""),
         "n2": (words("ALLOCATED"), ""),
         "n3": (words("ALLOCATED"), ""),
         "n4": (words("IDLE", "DRAIN"), "disk"),
     }
-    (x9,) = [node for node in read_nodes(answer("sinfo-22.05"), "other") if node.name == "x9"]
+    (x9,) = [node for node in read_nodes(answer("sinfo-22.05"), ["other"]) if node.name == "x9"]
     assert (x9.words, x9.reason) == (words("DOWN", "NOT_RESPONDING"), "not bought yet")
 
 
 @pytest.mark.parametrize("release", OTHERS)
 def test_the_queue_in_other_releases_shapes(release: str) -> None:
     assert read_jobs(answer(f"squeue-{release}"), "koala-") == [
-        SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode"),
-        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None"),
-        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None"),
-        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources"),
-        SlurmJob("170", "koala-x-5.1.0", 1500, words("CANCELLED"), ("n1",), 0, 15, "None"),
+        SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2),
+        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
+        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None", 2),
+        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources", 2),
+        SlurmJob("170", "koala-x-5.1.0", 1500, words("CANCELLED"), ("n1",), 0, 15, "None", 2),
     ]
 
 
 @pytest.mark.parametrize("release", OTHERS)
 def test_nodes_in_other_releases_shapes(release: str) -> None:
-    nodes = {node.name: (node.words, node.reason) for node in read_nodes(answer(f"sinfo-{release}"), "main")}
+    nodes = {node.name: (node.words, node.reason) for node in read_nodes(answer(f"sinfo-{release}"), ["main"])}
     drained = "DRAINING" if release == "21.08" else "DRAIN"
     assert nodes == {
         "n1": (words("ALLOCATED"), ""),
@@ -70,7 +71,7 @@ def test_nodes_in_other_releases_shapes(release: str) -> None:
         "n4": (words("IDLE", drained), "disk"),
         "n5": (words("IDLE"), ""),
     }
-    assert {node.name for node in read_nodes(answer(f"sinfo-{release}"), "other")} == {"n1", "n2", "x9"}
+    assert {node.name for node in read_nodes(answer(f"sinfo-{release}"), ["other"])} == {"n1", "n2", "x9"}
 
 
 def test_nodes_only_named_in_the_jobs_resources() -> None:
@@ -167,9 +168,9 @@ def answers(maybe: Callable[[Shape], Shape]) -> tuple[Shape, Shape]:
 
 def add_up(squeue: Any, sinfo: Any) -> None:
     jobs = read_jobs(json.dumps(squeue).encode(), "koala-")
-    nodes = read_nodes(json.dumps(sinfo).encode(), "main")
+    nodes = read_nodes(json.dumps(sinfo).encode(), ["main"])
     ours = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
-    seen = snapshot_of(nodes, ours)
+    seen = snapshot_of(nodes, ours, Offer((Partition("main"),)))
     holders = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     names = {node.name for node in nodes}
     held = {node for job in ours if job.state in holders for node in job.nodes} & names

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.agents.lrm.slurm import snapshot_of
 from koalapy.agents.lrm.slurm_json import SlurmNode
+from koalapy.agents.lrm.slurm_offer import Offer, Partition
 from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
 
 # squeue(1), "JOB STATE CODES", and the state flags of later releases
@@ -81,8 +82,12 @@ def test_what_we_cancelled_is_not_lost() -> None:
 @pytest.mark.parametrize(
     ("words", "standing"),
     [
-        ("IDLE", "idle"), ("IDLE PLANNED", "idle"), ("IDLE CLOUD POWERED_DOWN", "idle"),
-        ("IDLE REBOOT_REQUESTED", "idle"),
+        ("IDLE", "idle"), ("IDLE PLANNED", "planned"), ("IDLE CLOUD POWERED_DOWN", "idle"),
+        ("IDLE CLOUD POWERED_DOWN PLANNED", "planned"),
+        ("IDLE REBOOT_REQUESTED", "busy"), ("ALLOCATED REBOOT_REQUESTED", "busy"), ("DOWN REBOOT_ISSUED", "down"),
+        ("IDLE NOT_RESPONDING POWERING_UP", "busy"), ("IDLE POWERING_UP", "busy"), ("IDLE DRAIN POWERING_UP", "down"),
+        ("ALLOCATED NOT_RESPONDING POWERING_UP", "busy"), ("DOWN POWERED_DOWN NOT_RESPONDING", "down"),
+        ("IDLE POWER_DOWN", "down"),
         ("ALLOCATED", "busy"), ("MIXED", "busy"), ("IDLE COMPLETING", "busy"), ("IDLE RESERVED", "busy"),
         ("DOWN", "down"), ("IDLE DRAIN", "down"), ("ALLOCATED DRAIN", "down"), ("IDLE NOT_RESPONDING", "down"),
         ("IDLE MAINTENANCE", "down"), ("IDLE POWERING_DOWN", "down"), ("IDLE FAIL", "down"), ("UNKNOWN", "down"),
@@ -93,6 +98,17 @@ def test_nodes(words: str, standing: str) -> None:
     assert node_standing(set(words.split())) == standing
 
 
+@pytest.mark.parametrize(
+    ("words", "standing"),
+    [
+        ("IDLE RESERVED", "idle"), ("IDLE MAINTENANCE RESERVED", "idle"), ("IDLE PLANNED RESERVED", "planned"),
+        ("ALLOCATED RESERVED", "busy"), ("IDLE DRAIN RESERVED", "down"), ("DOWN RESERVED", "down"),
+    ],
+)  # fmt: skip
+def test_nodes_of_our_own_reservation(words: str, standing: str) -> None:
+    assert node_standing(set(words.split()), reserved=True) == standing
+
+
 WORDS = ["ALLOCATED", "COMPLETING", "DOWN", "DRAIN", "IDLE", "MIXED", "NONSENSE", "PLANNED"]
 NODES = st.integers(1, 6).flatmap(
     lambda count: st.tuples(*(st.sets(st.sampled_from(WORDS), max_size=3) for _ in range(count)))
@@ -100,12 +116,16 @@ NODES = st.integers(1, 6).flatmap(
 JOBS = st.lists(st.tuples(st.sampled_from(LrmJobState), st.lists(st.integers(0, 7), max_size=4)), max_size=4)
 
 
-@given(NODES, JOBS)
-def test_every_node_is_one_thing(words: tuple[set[str], ...], held: list[tuple[LrmJobState, list[int]]]) -> None:
+@given(NODES, JOBS, st.integers(0, 8))
+def test_every_node_is_one_thing(
+    words: tuple[set[str], ...], held: list[tuple[LrmJobState, list[int]]], wanted: int
+) -> None:
     """Whatever Slurm says of nodes and jobs: what is none of idle, background and down is held by jobs of ours."""
-    nodes = [SlurmNode(f"n{index}", frozenset(each)) for index, each in enumerate(words)]
+    nodes = [
+        SlurmNode(f"n{index}", frozenset(each), partitions=frozenset({"main"})) for index, each in enumerate(words)
+    ]
     jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held)]
-    seen = snapshot_of(nodes, jobs)
+    seen = snapshot_of(nodes, jobs, Offer((Partition("main"),)), wanted)
     ours = {n for job in jobs if job.state in (LrmJobState.RUNNING, LrmJobState.UNKNOWN) for n in job.nodes}
     assert min(seen.idle, seen.background, seen.down) >= 0
     assert seen.total - seen.idle - seen.background - seen.down == len(ours & {node.name for node in nodes})

@@ -1,0 +1,256 @@
+"""What counts as idle is what a job of ours would be given now: by partitions, limits, reservations, and backfill."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings, snapshot_of
+from koalapy.agents.lrm.slurm_json import SlurmNode
+from koalapy.agents.lrm.slurm_offer import (
+    Offer,
+    Partition,
+    Reservation,
+    option,
+    read_partitions,
+    read_reservations,
+)
+from koalapy.model.errors import SiteRejected
+
+from .conftest import ANSWERS, FakeSlurm
+from .test_slurm import submission
+
+# Slurm 22.05.8 said so
+PARTITIONS = "short|up|1|1:00:00\nlong*|up|1-infinite|infinite\nshut|down|1-infinite|infinite\n"
+RESERVATIONS = """\
+ReservationName=r1 StartTime=2026-11-22T05:24:06 EndTime=2026-11-22T06:24:06 Duration=01:00:00 Nodes=n[1-2] NodeCnt=2 \
+CoreCnt=2 Features=(null) PartitionName=(null) Flags=SPEC_NODES TRES=cpu=2 Users=root State=ACTIVE Watts=n/a
+ReservationName=m1 StartTime=2026-11-22T05:24:06 EndTime=2026-11-22T06:24:06 Duration=01:00:00 Nodes=n3 NodeCnt=1 \
+Features=(null) PartitionName=(null) Flags=MAINT,SPEC_NODES TRES=cpu=1 Users=root State=ACTIVE Watts=n/a
+ReservationName=later StartTime=2026-11-22T06:24:06 EndTime=2026-11-22T07:24:06 Duration=01:00:00 Nodes=n4 NodeCnt=1 \
+Features=(null) PartitionName=(null) Flags=FLEX,SPEC_NODES TRES=cpu=1 Users=root State=INACTIVE Watts=n/a
+"""
+CONFIGURATION = (
+    "BatchStartTimeout       = 10 sec\nMessageTimeout          = 10 sec\nResumeTimeout           = 300 sec\n"
+)
+
+
+def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, str] | None = None) -> None:
+    """Have the nodes be in these states (a word and flags), in these partitions or in main."""
+    nodes = [
+        {"name": name, "state": words.split()[0], "state_flags": words.split()[1:],
+         "partitions": (partitions or {}).get(name, "main").split()}
+        for name, words in states.items()
+    ]  # fmt: skip
+    slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
+    slurm.says("squeue", json.dumps({"jobs": [], "errors": []}), when="*--json*")
+
+
+def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description: str = "") -> None:
+    """Have one job of ours, of three nodes, that waits for this."""
+    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
+    jobs = [job for job in document["jobs"] if job["job_id"] == 169]
+    jobs[0].update({"job_state": state, "state_reason": reason, "state_description": description})
+    slurm.says("squeue", json.dumps({"jobs": jobs, "errors": []}), when="*--json*")
+
+
+async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
+    return await SlurmLrm(SlurmSettings(partition, options=options)).snapshot()
+
+
+def counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
+    return snapshot.total, snapshot.idle, snapshot.background, snapshot.down
+
+
+STATES = {"n1": "idle RESERVED", "n2": "idle RESERVED", "n3": "idle MAINTENANCE RESERVED", "n4": "idle"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), (4, 1, 2, 1)),
+        (("--reservation=r1",), (2, 2, 0, 0)),
+        (("--reservation", "m1"), (1, 1, 0, 0)),
+        (("--qos=low", "--reservation=r1,m1"), (3, 3, 0, 0)),
+        (("--reservation=m1", "--reservation=r1"), (2, 2, 0, 0)),
+        (("--reservation=r1,later",), (4, 3, 0, 1)),  # a flexible one gives nodes outside, too
+    ],
+)
+async def test_reserved_nodes_are_for_those_who_ask_for_them(
+    slurm: FakeSlurm, options: tuple[str, ...], expected: tuple[int, int, int, int]
+) -> None:
+    shows(slurm, STATES)
+    slurm.says("scontrol", RESERVATIONS, when="show reservation*")
+    found = await seen(slurm, "main", *options)
+    assert (counts(found), found.trouble) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble"),
+    [("later", "reservation later begins at 2026-11-22T06:24:06"), ("gone", "there is no reservation gone")],
+)
+async def test_a_reservation_that_gives_nothing_now_is_told(slurm: FakeSlurm, name: str, trouble: str) -> None:
+    shows(slurm, STATES)
+    slurm.says("scontrol", RESERVATIONS, when="show reservation*")
+    assert (await seen(slurm, "main", f"--reservation={name}")).trouble == trouble
+
+
+async def test_a_partition_that_is_down_is_told_and_gives_nothing(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
+    found = await seen(slurm, "shut")
+    assert (counts(found), found.trouble) == ((2, 0, 0, 2), "partition shut is DOWN")
+
+
+async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, {"n1": "idle"}, {"n1": "shut"})
+    lrm = SlurmLrm(SlurmSettings("shut"))
+    assert (await lrm.snapshot()).idle == 0
+    slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
+    waits(slurm, "PartitionDown")
+    await lrm.snapshot()
+    found = await lrm.snapshot()
+    assert (found.idle, found.trouble) == (1, "")
+
+
+BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected", "notice"),
+    [
+        ("short", (2, 1, 1, 0), "a job in partition short gets at most 1 of its 2 nodes"),
+        ("short,long", (4, 4, 0, 0), ""),
+        ("short,shut", (3, 1, 1, 1), "a job in partitions short,shut gets at most 1 of its 3 nodes"),
+        (None, (4, 4, 0, 0), ""),
+    ],
+)
+async def test_a_job_runs_in_one_partition_within_its_limits(
+    slurm: FakeSlurm, partition: str | None, expected: tuple[int, int, int, int], notice: str
+) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    found = await seen(slurm, partition)
+    assert (counts(found), found.notices) == (expected, (notice,) if notice else ())
+
+
+async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(
+    slurm: FakeSlurm, tmp_path: pytest.TempPathFactory
+) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    with pytest.raises(SiteRejected, match="2 nodes asked for, but partition short gives a job at most 1") as caught:
+        await SlurmLrm(SlurmSettings("short")).submit(submission(tmp_path, nodes=2))  # type: ignore[arg-type]
+    assert caught.value.fault == "limit"
+    assert slurm.calls("sbatch") == []
+
+
+async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: pytest.TempPathFactory) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    await SlurmLrm(SlurmSettings("short,long")).submit(submission(tmp_path, nodes=4))  # type: ignore[arg-type]
+    assert "--partition=short,long" in slurm.calls("sbatch")[0]
+
+
+async def test_what_backfill_keeps_is_idle_for_our_own_queued_jobs_only(slurm: FakeSlurm) -> None:
+    shows(slurm, dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "idle PLANNED") | {"n6": "idle"})
+    assert counts(await seen(slurm)) == (6, 1, 5, 0)
+    waits(slurm, "Resources")
+    assert counts(await seen(slurm)) == (6, 4, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "description", "told"),
+    [
+        ("Resources", "", "Slurm says Resources (it waits for nodes)"),
+        ("Priority", "", "Slurm says Priority (jobs of higher priority come first)"),
+        ("QOSMaxJobsPerUserLimit", "", "Slurm says QOSMaxJobsPerUserLimit (a limit of its quality of service)"),
+        ("AssocGrpNodeLimit", "", "Slurm says AssocGrpNodeLimit (a limit of its account)"),
+        ("Frostbite", "", "Slurm says Frostbite"),
+        ("None", "", ""),
+        (
+            "ReqNodeNotAvail", "ReqNodeNotAvail, UnavailableNodes:n1",
+            "Slurm says ReqNodeNotAvail, UnavailableNodes:n1 (nodes that it needs are reserved for others, or not up)",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_a_job_waits_for_is_told(slurm: FakeSlurm, reason: str, description: str, told: str) -> None:
+    shows(slurm, {"n1": "idle"})
+    waits(slurm, reason, description=description)
+    (job,) = (await seen(slurm)).jobs
+    assert (job.state, job.reason, job.refused, job.starting) == (LrmJobState.QUEUED, told, None, 0.0)
+
+
+async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    waits(slurm, "PartitionTimeLimit")
+    (job,) = (await seen(slurm, "short,long")).jobs
+    assert (job.refused, job.reason) == (None, "Slurm says PartitionTimeLimit")
+    (job,) = (await seen(slurm, "short")).jobs
+    assert job.refused == "job"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "starting"),
+    [
+        ("CONFIGURING", "None", 310.0),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", 310.0),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-3]", 0.0),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[", 0.0),
+        ("RUNNING", "None", 0.0),
+    ],
+)
+async def test_nodes_that_boot_are_waited_for_as_long_as_slurm_does(
+    slurm: FakeSlurm, state: str, reason: str, starting: float
+) -> None:
+    slurm.says("scontrol", CONFIGURATION, when="show config")
+    shows(slurm, {"n1": "allocated NOT_RESPONDING POWERING_UP", "n2": "down REBOOT_ISSUED", "n3": "down"})
+    waits(slurm, "None", state=state, description=reason)
+    (job,) = (await seen(slurm)).jobs
+    assert job.starting == starting
+    assert bool(job.reason) is (state != "RUNNING")
+
+
+def test_what_sinfo_says_of_partitions() -> None:
+    assert read_partitions(PARTITIONS + "draining|drain|2-4\n\nodd\n") == {
+        "short": Partition("short", "UP", False, 1),
+        "long": Partition("long", "UP", True, None),
+        "shut": Partition("shut", "DOWN", False, None),
+        "draining": Partition("draining", "DRAIN", False, 4),
+        "odd": Partition("odd", ""),
+    }
+
+
+def test_what_scontrol_says_of_reservations() -> None:
+    assert read_reservations(RESERVATIONS + "No reservations in the system\n") == {
+        "r1": Reservation("r1", True, frozenset({"n1", "n2"}), "2026-11-22T05:24:06"),
+        "m1": Reservation("m1", True, frozenset({"n3"}), "2026-11-22T05:24:06"),
+        "later": Reservation("later", False, frozenset({"n4"}), "2026-11-22T06:24:06", flexible=True),
+    }
+
+
+@pytest.mark.parametrize("words", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
+def test_no_option_is_no_value(words: list[str]) -> None:
+    assert option(words, "--reservation") is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["IDLE", "IDLE PLANNED", "ALLOCATED", "DOWN"]), st.sets(st.sampled_from("ab")))),
+    st.tuples(st.booleans(), st.none() | st.integers(1, 4)),
+    st.integers(0, 5),
+)
+def test_idle_is_never_more_than_one_job_could_have(
+    states: list[tuple[str, set[str]]], limits: tuple[bool, int | None], wanted: int
+) -> None:
+    nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
+    up, most = limits
+    first = Partition("a", "UP" if up else "DOWN", most=most)
+    found = snapshot_of(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
+    within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
+    assert found.idle <= max(min(within[0], most or len(nodes)) if up else 0, within[1])
+    assert found.total == found.idle + found.background + found.down
