@@ -242,7 +242,9 @@ class Store(Protocol):
 
     def jobs(self, which: JobFilter) -> list[Job]: ...
 
-    def timeline(self, job: JobId) -> list[TimelineEntry]: ...
+    def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
+        """In order: all of it, or so many lines after the first ``after``."""
+        ...
 
     def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
         """In order: all of them, or the last so many."""

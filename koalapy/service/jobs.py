@@ -31,6 +31,9 @@ from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.memories import JOBS_AHEAD
 from koalapy.service.output import Outputs
 
+PAGE = 500
+"""Lines of a timeline that are read at once for who follows it."""
+MOST_LINES = 2**31
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
@@ -238,15 +241,17 @@ class Jobs:
         changed = asyncio.Event()
         self._engine.watch(job, changed)
         before: Job | None = None
+        after = min(after, MOST_LINES)
         try:
             while True:
                 record = await self.get(job)
-                timeline = await asked(self._store.timeline, job)
-                fresh = tuple(enumerate(timeline[after:], after + 1))
-                after = max(after, len(timeline))
-                if fresh or record.job != before:
-                    yield JobChange(record, fresh)
+                lines = await asked(self._store.timeline, job, after, PAGE)
+                if lines or record.job != before:
+                    yield JobChange(record, tuple(enumerate(lines, after + 1)))
                 before = record.job
+                after += len(lines)
+                if len(lines) == PAGE:
+                    continue  # there may be more
                 if record.job.state.is_final or self._engine.draining:
                     return
                 await changed.wait()

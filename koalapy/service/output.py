@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+from weakref import WeakSet
 
 import structlog
 
@@ -35,6 +36,7 @@ class Outputs:
     def __init__(self, engine: Engine, store: Store, kept: OutputStore) -> None:
         self._engine, self._store, self._kept = engine, store, kept
         self._known: dict[tuple[ClusterName, Token], None] = {}
+        self._readings: WeakSet[Reading] = WeakSet()
         self._no_room = False
 
     async def take(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
@@ -51,6 +53,8 @@ class Outputs:
         if self._no_room:
             log.info("output can be kept again", action="keep")
         self._no_room = False
+        for reading in self._readings:
+            reading.told(token)
         self._engine.changed(parse_token(token)[0])
         return end
 
@@ -78,7 +82,9 @@ class Outputs:
 
     def read(self, job: Job) -> "Reading":
         """The output of a job's attempt as it is now, from its beginning."""
-        return Reading(self._kept, self._engine, job.generation)
+        reading = Reading(self._kept, self._engine, job.generation)
+        self._readings.add(reading)
+        return reading
 
 
 class Reading:
@@ -88,8 +94,15 @@ class Reading:
         self._kept, self._engine = kept, engine
         self.generation = generation
         self._at: dict[Token, int] = {}
+        self._unread: dict[Token, bool] = {}
+        """Whether there may be more of a component: a look takes a thread, and mostly one component has changed."""
         self._in_line: dict[Token, bool] = {}
         """Whether the last that was read of a component did not end a line."""
+
+    def told(self, token: Token) -> None:
+        """More has come of a component, of whichever job."""
+        if token in self._unread:
+            self._unread[token] = True
 
     async def more(self, job: Job, only: int | None, *, to_the_end: bool) -> AsyncIterator[bytes]:
         """What is there now and was not read, of all components or of one."""
@@ -97,6 +110,9 @@ class Reading:
             if only not in (None, component.index):
                 continue
             token = job.token(component.index)
+            if not self._unread.get(token, True) and not to_the_end:
+                continue
+            self._unread[token] = False
             while pieces := await in_thread(self._kept.read, token, self._at.get(token, 0), to_the_end=to_the_end):
                 for piece in pieces:
                     yield self._text(job, component, piece)

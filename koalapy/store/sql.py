@@ -180,8 +180,11 @@ class SqlStore:
             attempts |= _attempts(connection, ids[start : start + 500])
         return [rows.job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in found]
 
-    def timeline(self, job: JobId) -> list[TimelineEntry]:
-        query = select(tables.timeline).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
+    def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
+        # By the index alone as far as it is passed over.
+        ids = select(tables.timeline.c.id).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
+        page = ids.offset(after).limit(limit).subquery()
+        query = select(tables.timeline).join(page, page.c.id == tables.timeline.c.id).order_by(page.c.id)
         with self._reading() as connection:
             return [rows.entry_from_row(row) for row in connection.execute(query).mappings()]
 

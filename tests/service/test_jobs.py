@@ -10,7 +10,7 @@ import pytest
 
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.model.job import ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import JobRecord
 from koalapy.service.engine import Item
@@ -108,3 +108,34 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert usage.ended == {JobState.SUCCEEDED: 1}
         assert usage.waiting[SPEC.priority].jobs == 1
         assert usage.waiting[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)
+
+
+async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.service.jobs.PAGE", 10)
+    async with north_and_jobs(tmp_path) as (daemon, _, jobs):
+        others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4))))[0].job.id
+        waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4))))[0].job.id
+        for _ in range(12):
+            await jobs.hold(waits, "later")
+            await jobs.release(waits)
+        read: list[int] = []
+        timeline = daemon.store.timeline
+
+        def counted(job: int, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
+            lines = timeline(job, after, limit)
+            read.append(len(lines))
+            return lines
+
+        monkeypatch.setattr(daemon.store, "timeline", counted)
+        async with asyncio.timeout(DEADLINE):
+            following = jobs.changes(waits, after=3)
+            seen = [line for _ in range(3) for line in (await anext(following)).timeline]
+            await jobs.cancel(waits, "enough")
+            seen += [line async for change in following for line in change.timeline]
+        assert [number for number, _ in seen] == list(range(4, len(timeline(waits)) + 1))
+        assert [entry for _, entry in seen] == timeline(waits)[3:]
+        assert (sum(read), max(read)) == (len(seen), 10)
+        assert [change.timeline async for change in jobs.changes(waits, after=2**63)] == [()]
+        assert others != waits

@@ -1,5 +1,6 @@
 """Output between agents, the files that keep it, and those who read it; the daemon's limit here is 1000 bytes."""
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from koalapy.store.output import FileOutput
 from koalapy.store.output_rows import move_output
 from koalapy.store.sql import SqlStore, make_engine
 from tests.service.test_hub import Daemon
-from tests.service.test_trust import ON_NORTH, Grid, Opened, heard, output, when
+from tests.service.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, output, when
 
 
 async def logs(daemon: Daemon, job: int) -> bytes:
@@ -122,3 +123,30 @@ def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypat
 
 def killed(_: object) -> None:
     raise KeyboardInterrupt
+
+
+async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is already, and however many components say nothing."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        tokens = await grid.submit(1, COUPLED)
+        read: list[tuple[str, int]] = []
+        whole = grid.daemon.kept.read
+
+        def counted(token: str, after: int, *, to_the_end: bool) -> list[OutputPiece]:
+            pieces = whole(token, after, to_the_end=to_the_end)
+            read.append((token, sum(len(piece.data) for piece in pieces)))
+            return pieces
+
+        monkeypatch.setattr(grid.daemon.kept, "read", counted)
+        jobs = Jobs(grid.daemon.engine, grid.daemon.store, grid.daemon.outputs, 1, grid.daemon.describe)
+        following = jobs.output(1, follow=True)
+        await says(grid, tokens[0], 0, b"x" * 900)
+        assert await anext(following) + await anext(following) == b"x" * 900
+        for number in range(20):
+            coming = asyncio.ensure_future(anext(following))
+            await says(grid, tokens[0], 900 + number, b"y")
+            assert await coming == b"y"
+        await following.aclose()
+        assert sum(size for _, size in read) == 920
+        assert {token for token, _ in read} == set(tokens)
+        assert len([token for token, _ in read if token == tokens[1]]) == 1, "of the silent one nothing was new"
