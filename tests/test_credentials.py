@@ -276,8 +276,8 @@ def test_localhost_is_the_daemon_at_a_loopback_address(state: Path, address: str
     written = "[::1]" if ":" in address else address
     for host in ("localhost", "LOCALHOST"):
         client = Client(f"http://{host}:8642/", None)
-        assert (client.url, client._http.headers["Authorization"]) == (f"http://{written}:8642", f"Bearer {TOKEN}")
+        assert (client.url, client.http.headers["Authorization"]) == (f"http://{written}:8642", f"Bearer {TOKEN}")
     for elsewhere in ("http://localhost:8643", "http://localhost.example:8642", "http://localhost:8642@evil.example"):
         client = Client(elsewhere, None)
-        assert (client.url, "Authorization" in client._http.headers) == (elsewhere, False)
+        assert (client.url, "Authorization" in client.http.headers) == (elsewhere, False)
     daemon.close()

@@ -4,26 +4,25 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
+from koalapy.cli.http import BROKEN, PORTS, Answer, Connection
 from koalapy.credentials import Found, address_of, find_token
 from koalapy.model.text import is_utf8
-
-if TYPE_CHECKING:
-    import httpx2
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
 LARGEST_PAGE = 1000
 LONG_POLL = 20.0
 """Seconds for which the daemon is asked to hold a question."""
+ANSWER_WITHIN = LONG_POLL + 20
+"""Seconds."""
 PATIENCE = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
 LOOPBACK = ("localhost", "127.", "::1")
 LOCALHOST = ("127.0.0.1", "::1")
-PORTS = {"http": 80, "https": 443}
 
 
 class Absence:
@@ -61,10 +60,6 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None) -> None:
-        import httpx2
-
-        self._errors = httpx2.TransportError
-        self._patience = httpx2.Timeout(None, connect=LONG_POLL)
         self._answered = False
         self._token = token
         self.url = url.rstrip("/")
@@ -80,11 +75,8 @@ class Client:
             headers = {"Authorization": f"Bearer {found.token}"} if found.token else {}
             # A proxy of the environment does not know this machine's own addresses, nor may it see our own token.
             outside = not (parts.hostname or "").startswith(LOOPBACK) and (bool(token) or not found.token)
-            self._http = httpx2.Client(
-                base_url=self.url, headers=headers, timeout=LONG_POLL + 20, trust_env=outside,
-                verify=parts.scheme == "https",
-            )  # fmt: skip
-        except (httpx2.InvalidURL, ValueError) as error:
+            self.http = Connection(parts, headers, by_proxy=outside)
+        except ValueError as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
 
     @property
@@ -92,16 +84,16 @@ class Client:
         return self._answered
 
     def get(self, path: str, **query: Any) -> Json:
-        return self._json("GET", path, params={k: v for k, v in query.items() if v not in (None, "", [], ())})
+        return self._json("GET", path, query={k: v for k, v in query.items() if v not in (None, "", [], ())})
 
     def post(
         self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
     ) -> Json:  # fmt: skip
         """A ``patient`` one waits for the answer however long it takes."""
-        return self._json("POST", path, json=body, headers=headers, **({"timeout": self._patience} if patient else {}))
+        return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_WITHIN)
 
     def delete(self, path: str, **query: Any) -> Json:
-        return self._json("DELETE", path, params={k: v for k, v in query.items() if v is not None})
+        return self._json("DELETE", path, query={k: v for k, v in query.items() if v is not None})
 
     def submit(self, body: Json, key: str) -> Json:
         """Submit once, however often it has to be sent: the key makes a repetition harmless."""
@@ -200,33 +192,32 @@ class Client:
     def upload(self, archive: IO[bytes], size: int) -> Json:
         """Give the daemon an archive of so many bytes."""
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
-        return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=self._patience)
+        return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
 
     def _pieces(
         self, path: str, query: Json, timeout: float | None, headers: dict[str, str] | None = None
     ) -> Iterator[bytes]:  # fmt: skip
         began = False
         try:
-            with self._http.stream("GET", path, params=query, timeout=timeout, headers=headers) as answer:
-                if answer.is_error:
-                    answer.read()
-                    raise self._refusal(answer)
+            with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, told, pieces):
+                if status >= HTTPStatus.BAD_REQUEST:
+                    raise self._refusal(Answer(status, told, b"".join(pieces)))
                 began = self._answered = True
-                yield from answer.iter_raw()
-        except self._errors as error:
+                yield from pieces
+        except BROKEN as error:
             if began:
                 said = f"the daemon at {self.url} broke off ({error})"
                 raise CliError(said, Exit.UNREACHABLE, "try again") from error
             raise self._unreachable(error) from error
 
-    def _json(self, method: str, path: str, **more: Any) -> Json:
+    def _json(self, method: str, path: str, timeout: float | None = ANSWER_WITHIN, **more: Any) -> Json:
         try:
-            answer = self._http.request(method, path, **more)
-        except self._errors as error:
+            answer = self.http.ask(method, path, timeout=timeout, **more)
+        except BROKEN as error:
             raise self._unreachable(error) from error
         except UnicodeEncodeError as error:
             raise _no_unicode(error, more) from error
-        if answer.is_error:
+        if answer.status >= HTTPStatus.BAD_REQUEST:
             raise self._refusal(answer)
         self._answered = True
         try:
@@ -241,7 +232,7 @@ class Client:
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
-    def _refusal(self, answer: "httpx2.Response") -> CliError:
+    def _refusal(self, answer: Answer) -> CliError:
         error = _refusal(answer)
         if error.status == HTTPStatus.UNAUTHORIZED:
             error.hint = self._way_in
@@ -272,7 +263,7 @@ def _way_in(shown: str | None, found: Found) -> str:
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
     """What was given cannot be sent: which field of the body it is, if it is there."""
-    field, text = _odd_text(sent.get("json"), "") or ("", error.object)
+    field, text = _odd_text(sent.get("body"), "") or ("", error.object)
     what = f"{field or 'what was given'} is {text[:60]!r}, which is no UTF-8"
     return CliError(what, Exit.USAGE, "write it in UTF-8", field)
 
@@ -291,14 +282,14 @@ def _odd_text(value: object, field: str) -> tuple[str, str] | None:
     return next((found for name, one in named if (found := _odd_text(one, name))), None)
 
 
-def _refusal(answer: "httpx2.Response") -> CliError:
+def _refusal(answer: Answer) -> CliError:
     """A problem+json answer as an error."""
     try:
-        error = refused({**answer.json(), "status": answer.status_code})
+        error = refused({**answer.json(), "status": answer.status})
     except (ValueError, KeyError, TypeError):
-        return CliError(f"HTTP status {answer.status_code}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
+        return CliError(f"HTTP status {answer.status}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
     pause = answer.headers.get("Retry-After", "")
-    if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and pause:
+    if answer.status == HTTPStatus.TOO_MANY_REQUESTS and pause:
         error.hint = f"{error.hint or 'try again'} (in {pause} s)"
     error.retry_after = float(pause) if pause.isdecimal() else 0.0
     return error

@@ -1,5 +1,6 @@
 """Every command and option is documented, and the command starts without what only the daemon needs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from koalapy.cli.arguments import Command, Group, Option
 from koalapy.cli.main import KOALA
+from tests.cli.conftest import TOKEN, Server
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
@@ -34,13 +36,24 @@ def test_every_command_and_option_is_documented(path: str) -> None:
     assert {name for name in names if not re.search(rf"`[^`]*{re.escape(name)}\b", DOCS)} == set()
 
 
-def test_the_command_starts_without_the_daemons_libraries() -> None:
+HEAVY = (
+    "sqlalchemy", "fastapi", "drmaa", "httpx2", "pydantic", "typer", "click", "rich", "numpy", "matplotlib", "yaml",
+    "structlog", "asyncio", "urllib.request",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", [["queue"], ["submit", "--flexible", "2", "--", "x"], ["--version"], ["clusters"], ["cancel", "1"]]
+)
+def test_the_commands_of_every_day_load_no_large_library(server: Server, words: list[str]) -> None:
     code = (
-        "import sys; sys.argv = ['koala', 'queue', '--help']\n"
+        f"import sys; sys.argv = ['koala', *{words!r}]\n"
         "from koalapy.cli.main import main\n"
         "try: main()\n"
-        "except SystemExit: pass\n"
-        "print([m for m in ('sqlalchemy', 'fastapi', 'drmaa', 'httpx2') if m in sys.modules])"
+        f"except SystemExit: print([m for m in {HEAVY!r} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    environment = {**os.environ, "KOALA_URL": server.url, "KOALA_TOKEN": TOKEN}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
     assert done.stdout.splitlines()[-1] == "[]"

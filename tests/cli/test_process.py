@@ -122,5 +122,5 @@ def test_no_proxy_is_shown_the_token_of_this_accounts_own_daemon(
     own, given = Client("http://192.0.2.9:8642", None), Client("http://192.0.2.9:8642", TOKEN)
     elsewhere = Client("http://192.0.2.10:8642", None)
     daemon.close()
-    assert [client._http.headers.get("authorization") for client in (own, given, elsewhere)] == [BEARER, BEARER, None]
-    assert [client._http.trust_env for client in (own, given, elsewhere)] == [False, True, True]
+    assert [client.http.headers.get("Authorization") for client in (own, given, elsewhere)] == [BEARER, BEARER, None]
+    assert [client.http.by_proxy for client in (own, given, elsewhere)] == [False, True, True]

@@ -1,0 +1,157 @@
+"""HTTP as the command line needs it: one daemon, one connection that is kept, answers whole or piece by piece.
+
+``http.client`` and not one of the large libraries, whose loading costs more than most commands do.
+"""
+
+import http.client
+import json
+import select
+import ssl
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
+
+PIECE = 64 * 1024
+"""Bytes that are read or sent at once."""
+CONNECT_WITHIN = 20.0
+"""Seconds."""
+BROKEN = (OSError, http.client.HTTPException)
+"""What is raised where nobody answers, or breaks off."""
+Seconds = float | None
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One that has come whole."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        """``ValueError`` where it is none."""
+        return json.loads(self.body)
+
+
+class Connection:
+    """With the daemon at a URL; opened when it is needed, and again when the daemon has closed it."""
+
+    def __init__(self, url: SplitResult, headers: Mapping[str, str], *, by_proxy: bool) -> None:
+        """``by_proxy``: by the proxy that the environment names, if any. ``ValueError`` for a URL that is none."""
+        host, port = url.hostname or "", url.port or PORTS[url.scheme]
+        proxy = _proxy(url.scheme, host) if by_proxy else None
+        self.headers, self.by_proxy = headers, by_proxy
+        self._shown = _credentials(url, "Authorization") | dict(headers)
+        self._base = url.path.rstrip("/")
+        if proxy is None:
+            self._http = _connection(url.scheme, host, port)
+            return
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        self._http = _connection(url.scheme, via.hostname or "", via.port or PORTS["http"])
+        if url.scheme == "https":
+            self._http.set_tunnel(host, port, headers=_credentials(via, "Proxy-Authorization"))
+        else:
+            self._shown |= _credentials(via, "Proxy-Authorization")
+            self._base = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{self._base}"
+
+    def ask(
+        self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: object = None,
+        content: IO[bytes] | None = None, headers: Mapping[str, str] | None = None, timeout: Seconds = None,
+    ) -> Answer:  # fmt: skip
+        """The answer to a question, which has a ``body`` for JSON or the ``content`` of a file. Raises ``BROKEN``."""
+        with self._asked(method, path, query, body, content, headers, timeout) as answer:
+            return Answer(answer.status, answer.headers, answer.read())
+
+    @contextmanager
+    def stream(
+        self, path: str, *, query: Mapping[str, Any], headers: Mapping[str, str] | None, timeout: Seconds
+    ) -> Iterator[tuple[int, http.client.HTTPMessage, Iterator[bytes]]]:
+        """Status, headers and pieces of an answer as they come. Raises ``BROKEN``."""
+        with self._asked("GET", path, query, None, None, headers, timeout) as answer:
+            yield answer.status, answer.headers, _pieces(answer)
+
+    @contextmanager
+    def _asked(
+        self, method: str, path: str, query: Mapping[str, Any] | None, body: object, content: IO[bytes] | None,
+        headers: Mapping[str, str] | None, timeout: Seconds,
+    ) -> Iterator[http.client.HTTPResponse]:  # fmt: skip
+        words = urlencode({name: _word(value) for name, value in (query or {}).items()}, doseq=True)
+        told = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        lines = {**self._shown, **(headers or {})}
+        if told is not None:
+            lines |= {"Content-Type": "application/json", "Content-Length": str(len(told))}
+        elif method != "GET":
+            lines.setdefault("Content-Length", "0")
+        is_over = False
+        try:
+            self._connect(timeout)
+            self._http.putrequest(method, f"{self._base}{path}{'?' if words else ''}{words}")
+            for name, value in lines.items():
+                self._http.putheader(name, value.encode())
+            self._http.endheaders()
+            # Who refuses may answer before it has read all; that answer is worth more than the broken pipe.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._send(told, content)
+            answer = self._http.getresponse()
+            with answer:
+                yield answer
+                is_over = answer.isclosed()
+        finally:
+            if not is_over:
+                self._http.close()
+
+    def _connect(self, timeout: Seconds) -> None:
+        """A connection that was kept and that the daemon has closed since, or said something on, is of no use."""
+        if self._http.sock is not None and select.select([self._http.sock], [], [], 0)[0]:
+            self._http.close()
+        if self._http.sock is None:
+            self._http.connect()
+        self._http.sock.settimeout(timeout)
+
+    def _send(self, told: bytes | None, content: IO[bytes] | None) -> None:
+        if told:
+            self._http.send(told)
+        while content is not None and (piece := content.read(PIECE)):
+            self._http.send(piece)
+
+
+def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+    if scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_WITHIN, context=ssl.create_default_context())
+    return http.client.HTTPConnection(host, port, timeout=CONNECT_WITHIN)
+
+
+def _proxy(scheme: str, host: str) -> str | None:
+    """The one that the environment has for a host."""
+    from urllib.request import getproxies, proxy_bypass
+
+    return None if proxy_bypass(host) else getproxies().get(scheme)
+
+
+def _credentials(url: SplitResult, header: str) -> dict[str, str]:
+    """What a URL with a name and a password says of who is there."""
+    if url.username is None:
+        return {}
+    shown = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {header: f"Basic {b64encode(shown.encode()).decode()}"}
+
+
+def _word(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """As they come. Raises ``BROKEN`` when some are missing."""
+    if answer.length is None:
+        while piece := answer.read1(PIECE):
+            yield piece
+        return
+    while left := answer.length:
+        piece = answer.read(min(PIECE, left))
+        if len(piece) < min(PIECE, left):
+            raise http.client.IncompleteRead(piece, left - len(piece))
+        yield piece

@@ -1,0 +1,164 @@
+"""HTTP as the command line speaks it, against a peer that plays a script."""
+
+import io
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.http import BROKEN, Connection
+
+Play = Callable[[socket.socket], None]
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@contextmanager
+def peer(*plays: Play) -> Iterator[tuple[str, list[bytes]]]:
+    """Somebody who plays one part with each connection; his URL, and what he was told before he spoke."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def act() -> None:
+            for play in plays:
+                with listener.accept()[0] as connection:
+                    told = b""
+                    while b"\r\n\r\n" not in told:
+                        told += connection.recv(65536)
+                    heard.append(told)
+                    play(connection)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", heard
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def says(*pieces: bytes) -> Play:
+    return lambda connection: [connection.sendall(piece) for piece in pieces] and None
+
+
+def connection_to(url: str, **headers: str) -> Connection:
+    return Connection(urlsplit(url), headers, by_proxy=False)
+
+
+def stream(url: str) -> Any:
+    return connection_to(url).stream("/", query={}, headers=None, timeout=20)
+
+
+def test_a_connection_is_kept_and_opened_again_when_the_peer_has_closed_it() -> None:
+    def twice(connection: socket.socket) -> None:
+        connection.sendall(OK)
+        assert connection.recv(65536)
+        connection.sendall(OK)
+
+    with peer(twice, says(OK)) as (url, heard):
+        connection = connection_to(url, Authorization="Bearer ä")
+        assert [connection.ask("GET", "/a", query={"n": [1, 2], "b": True}).json() for _ in range(2)] == [{}, {}]
+        assert connection._http.sock.recv(1, socket.MSG_PEEK) == b"", "it has been closed by now"
+        assert connection.ask("POST", "/b", body={"ö": "é"}).status == 200
+    assert heard[0].splitlines()[0] == b"GET /a?n=1&n=2&b=true HTTP/1.1"
+    assert "Authorization: Bearer ä".encode() in heard[0]
+    assert heard[1].endswith(json.dumps({"ö": "é"}, ensure_ascii=False).encode())
+
+
+def test_a_refusal_that_comes_before_all_was_sent_is_heard() -> None:
+    refusal = b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 13\r\n\r\n"
+
+    def refuse(connection: socket.socket) -> None:
+        connection.sendall(refusal + b'{"detail":"x"')
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+
+    with peer(refuse) as (url, _):
+        size = 50_000_000
+        answer = connection_to(url).ask(
+            "POST", "/", content=io.BytesIO(bytes(size)), headers={"Content-Length": str(size)}
+        )
+    assert (answer.status, answer.body) == (413, b'{"detail":"x"')
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000],
+)  # fmt: skip
+def test_what_is_no_whole_answer_is_no_answer(answer: bytes) -> None:
+    with peer(says(answer), says(answer), says(answer)) as (url, _):
+        with pytest.raises(BROKEN):
+            connection_to(url).ask("GET", "/")
+        with (
+            pytest.raises(BROKEN),
+            connection_to(url).stream("/", query={}, headers=None, timeout=20) as (_, _, pieces),
+        ):
+            list(pieces)
+        with pytest.raises(CliError) as error:
+            Client(url, "t").get("/")
+    assert error.value.code is Exit.UNREACHABLE
+    assert "\n" not in str(error.value)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=5), st.sampled_from(["chunked", "length", "close"]))
+@settings(max_examples=20, deadline=None)
+def test_a_stream_is_what_was_sent(pieces: list[bytes], form: str) -> None:
+    body = b"".join(pieces)
+    heads = {"chunked": b"Transfer-Encoding: chunked", "length": b"Content-Length: %d" % len(body), "close": b"A: b"}
+    sent = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"] if form == "chunked" else pieces
+    speak = says(b"HTTP/1.1 200 OK\r\n" + heads[form] + b"\r\n\r\n", *sent)
+    with peer(speak) as (url, _), stream(url) as (status, _, came):
+        assert (status, b"".join(came)) == (200, body)
+
+
+def test_pieces_come_as_they_are_sent() -> None:
+    seen = threading.Event()
+
+    def speak(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        assert seen.wait(30)
+        connection.sendall(b"4\r\nlast\r\n0\r\n\r\n")
+
+    with peer(speak) as (url, _), stream(url) as (_, _, pieces):
+        assert next(pieces) == b"first"
+        seen.set()
+        assert list(pieces) == [b"last"]
+
+
+def test_proxies_are_asked_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with peer(says(OK), says(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")) as (url, heard):
+        monkeypatch.setenv("http_proxy", url.replace("://", "://me:se%40cret@"))
+        monkeypatch.setenv("https_proxy", url)
+        assert Client("http://grid.example:8642/koala", "token").get("/api") == {}
+        with pytest.raises(CliError, match=r"no daemon answers at https://grid\.example"):
+            Client("https://grid.example", "token").get("/api")
+    assert heard[0].splitlines()[0] == b"GET http://grid.example:8642/koala/api HTTP/1.1"
+    assert b"Host: grid.example:8642" in heard[0]
+    assert b"Proxy-Authorization: Basic bWU6c2VAY3JldA==" in heard[0]
+    assert b"Authorization: Bearer token" in heard[0]
+    assert heard[1].splitlines()[0] == b"CONNECT grid.example:443 HTTP/1.0"
+    assert b"token" not in heard[1]
+
+
+def test_an_answer_that_does_not_come_in_time_is_none() -> None:
+    done = threading.Event()
+    with peer(lambda _: done.wait(30) and None) as (url, _):
+        with pytest.raises(TimeoutError):
+            connection_to(url).ask("GET", "/", timeout=0.05)
+        done.set()
+
+
+@pytest.mark.parametrize("url", ["http://h:x", "http://h:99999", "http://[::1", "ftp://h", "http://"])
+def test_a_url_that_is_none_is_told(url: str) -> None:
+    with pytest.raises(CliError, match="is no URL"):
+        Client(url, "token")
