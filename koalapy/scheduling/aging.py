@@ -71,5 +71,5 @@ class Aging:
 
 
 def _without_our_jobs(book: ClusterBook) -> int:
-    """Nodes that neither local users have nor are down."""
-    return book.total - book.background - book.down
+    """Nodes that neither local users have nor are down, and that there is no doubt about."""
+    return book.total - book.background - book.down - book.doubted

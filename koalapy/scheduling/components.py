@@ -7,6 +7,7 @@ from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.commands import MOST_STRAYS, ForgetComponent, StopComponent
+from koalapy.scheduling.doubts import Doubts
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import GridBook
@@ -18,9 +19,12 @@ BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(self, ledger: Ledger, grid: GridBook, claiming: Claiming, faults: Faults) -> None:
+    def __init__(
+        self, ledger: Ledger, grid: GridBook, claiming: Claiming, faults: Faults, doubts: Doubts
+    ) -> None:  # fmt: skip
         self._ledger = ledger
         self._grid = grid
+        self._doubts = doubts
         self._claiming = claiming
         self._faults = faults
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
@@ -123,6 +127,7 @@ class Components:
         told_all = len(component.hosts) == component.size
         if event.state in ("claimed", "running") and component.state in BEFORE_BARRIER and told_all:
             job = self._claiming.component_claimed(job, component, now)
+            self._doubts.claim_held(component.cluster, event.token, component.size)
         if event.state == "running":
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job

@@ -6,6 +6,7 @@ from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming import Claiming
 from koalapy.scheduling.components import Components
+from koalapy.scheduling.doubts import Doubts
 from koalapy.scheduling.endings import Endings
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import GridBook
@@ -24,10 +25,10 @@ class Deadlines:
 
     def __init__(
         self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, news: News, claiming: Claiming,
-        faults: Faults, components: Components, waiting: Waiting, endings: Endings,
+        faults: Faults, doubts: Doubts, components: Components, waiting: Waiting, endings: Endings,
     ) -> None:  # fmt: skip
         self._rules, self._ledger, self._grid, self._timers, self._news = rules, ledger, grid, timers, news
-        self._claiming, self._faults, self._components = claiming, faults, components
+        self._claiming, self._faults, self._doubts, self._components = claiming, faults, doubts, components
         self._waiting, self._endings = waiting, endings
 
     def fire(self, timer: Timer, now: float) -> None:
@@ -40,6 +41,9 @@ class Deadlines:
             return
         if timer.kind is Deadline.LIMIT:
             self._faults.lift_limit(timer.cluster, timer.at)
+            return
+        if timer.kind is Deadline.DOUBT:
+            self._doubts.pause_is_over(timer.cluster, timer.at)
             return
         job = self._ledger.get(timer.job)
         if timer.kind is Deadline.RETRY:
@@ -102,11 +106,13 @@ class Deadlines:
 
     def _overtaken(self, job: Job, component: Component, now: float) -> Job:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
-        cluster = component.cluster
-        kept = self._grid[cluster].still_to_leave(job.token(component.index))
+        cluster, token = component.cluster, job.token(component.index)
+        kept = self._grid[cluster].still_to_leave(token)
         in_the_way = f"{cluster} does not let go of {nodes(kept)}" if kept else ""
         reason = self._trouble([component]) or in_the_way or f"local users of {cluster} were faster"
-        return self._claiming.overtaken(job, component, reason, now)
+        job = self._claiming.overtaken(job, component, reason, now)
+        self._doubts.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
+        return job
 
     def _trouble(self, components: Iterable[Component]) -> str:
         """What the clusters of components say is the matter with their resource managers."""

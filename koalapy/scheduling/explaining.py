@@ -149,11 +149,11 @@ def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:
 def _if_usable_again(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> list[str]:
     """The clusters whose return, each alone, would do."""
     view = trial.view(spec.priority)
-    closed = [book for book in scheduler.grid.books() if not book.is_open][:MOST_CLUSTERS]
+    closed = [book for book in scheduler.grid.books() if not book.is_open or book.doubted][:MOST_CLUSTERS]
     texts = []
     for book in closed:
         opened = tuple(
-            replace(c, state=ClusterState.USABLE, idle=book.available) if c.name == book.name else c
+            replace(c, state=ClusterState.USABLE, idle=book.trusted_available) if c.name == book.name else c
             for c in view.clusters
         )  # fmt: skip
         if isinstance(trial.ask(spec, replace(view, clusters=opened)), Placement):
@@ -163,6 +163,8 @@ def _if_usable_again(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> list[
                 texts.append(f"{book.name} mended (koala clusters clear {book.name})")
             elif book.state is ClusterState.UNREACHABLE:
                 texts.append(f"{book.name} in reach again")
+            elif book.doubted:
+                texts.append(f"{book.name} giving nodes that it says are idle, which is tried again")
             else:
                 texts.append(f"the component that is tried on {book.name} started")
     return texts

@@ -149,6 +149,7 @@ class Faults:
         book.probation_at = None
         book.forget_trials()
         book.limit, book.limits = None, 0
+        book.doubt, book.doubts = None, 0
         self._ledger.cluster_changed(cluster)
 
 

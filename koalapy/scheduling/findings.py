@@ -38,10 +38,16 @@ def findings(
         if book.is_open and (holders := _holders(book, idle, kept_for)):
             why = f"{why or f'{idle} of {book.total} nodes idle'} ({holders})"
         missing = said.missing if said is not None and book.is_open else None
-        # Nodes that are kept for another job are idle already: there may be no more of them to come.
-        if missing is not None and book.available + missing > book.total:
+        if missing is not None and not _may_come(book, book.available + missing):
             missing = None
         yield finding_of(book, idle, gives=gives, reason=why, missing=missing)
+
+
+def _may_come(book: ClusterBook, available: int) -> bool:
+    """Whether so many nodes would be available if more became idle: those that are idle already, kept for another job
+    or in doubt, do not come, and a limit stays."""
+    more = available - book.available
+    return book.idle + more <= book.total and (book.limit is None or available < book.limit.size)
 
 
 def not_usable(book: ClusterBook, now: float) -> str:
@@ -73,8 +79,7 @@ def _holders(book: ClusterBook, idle: int, kept_for: JobId | None) -> str:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
     if book.down:
         texts.append(f"{book.down} {'is' if book.down == 1 else 'are'} down")
-    if book.limit is not None:
-        texts.append(f"{book.name} {book.limit}")
+    texts += [f"{book.name} {each}" for each in (book.limit, book.doubt) if each is not None]
     texts += book.notices
     if idle < book.available and kept_for is not None:
         texts.append(f"{book.available - idle} kept for job {kept_for}")

@@ -1,7 +1,7 @@
 """The scheduler's book of each cluster: what it reported, what was promised since, how often it failed."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
 from koalapy.model.disk import Disk
@@ -23,6 +23,24 @@ class Limit:
     def __str__(self) -> str:
         until = clock(self.until, self.until, exact=True)
         return f"takes nothing of {nodes(self.size)} or more until {until}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A cluster says that nodes are idle, and a claim for ``size`` nodes that it should have had was in vain."""
+
+    nodes: int
+    """So many of those that it says are idle do not count."""
+    size: int
+    since: float
+    until: float
+    is_tried: bool = False
+    """Whether that is over, and they count for one claim at a time, until one of that size holds."""
+
+    def __str__(self) -> str:
+        until = clock(self.until, self.until, exact=True)
+        again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
+        return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)} was in vain"
 
 
 class ClusterBook:
@@ -73,6 +91,9 @@ class ClusterBook:
         self.limit: Limit | None = None
         self.limits = 0
         """How often it has told of a limit since it last took a component: each makes the next pause longer."""
+        self.doubt: Doubt | None = None
+        self.doubts = 0
+        """How many claims in a row were in vain though it said that it had the nodes: each makes the pause longer."""
         self.live: dict[Token, int] = {}
         """Size in nodes of each component that may hold nodes here."""
         self.delivering: set[Token] = set()
@@ -88,6 +109,8 @@ class ClusterBook:
         self._promised_of: dict[Token, frozenset[Token]] = {}
         """The components that were leaving when others were promised nodes that were not idle: theirs."""
         self._trials: set[Token] = set()
+        self._proofs: set[Token] = set()
+        """Claims that are under way for nodes that count again after a doubt."""
 
     def report(
         self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = "",
@@ -103,6 +126,9 @@ class ClusterBook:
         self.total, self._idle, self.down = total, min(idle, total), min(down, max(0, total - idle))
         self.background = min(background, total - self._idle - self.down)
         self.reported = True
+        if self.doubt is not None and self._idle < self.doubt.nodes:
+            # Somebody has taken some of them: these were there.
+            self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
         self._holding = holding
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
         for token in [token for token in self._leaving if token not in self.live and token not in holding]:
@@ -118,6 +144,14 @@ class ClusterBook:
             self._promised += size
         if self.probation:
             self._trials.add(token)
+        if self.doubt is not None and self.doubt.is_tried:
+            self._proofs.add(token)
+
+    def shown(self, token: Token) -> None:
+        """A claim has shown what it could, or never will: the next may."""
+        if token in self._proofs:
+            self._proofs.remove(token)
+            self.grew |= not self._proofs
 
     def forget_trials(self) -> None:
         """What was tried here before is no trial of what comes next, however long it goes on."""
@@ -153,6 +187,7 @@ class ClusterBook:
         if token in self._trials:
             self._trials.remove(token)
             self.grew |= not self._trials
+        self.shown(token)
         self.grew |= self.available > before
 
     # Nodes
@@ -164,14 +199,47 @@ class ClusterBook:
     @property
     def available(self) -> int:
         """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
-        yet count, and within what the resource manager takes of us.
+        yet count and those in doubt, and within what the resource manager takes of us.
         """
+        return min(self.trusted_available, max(0, self.idle - self.doubted))
+
+    @property
+    def trusted_available(self) -> int:
+        """The same, if nothing of what it says were in doubt."""
         return self.idle if self.limit is None else min(self.idle, self.limit.size - 1)
 
     @property
     def idle(self) -> int:
-        """The same, whatever limits the resource manager has for us."""
+        """The same, whatever we doubt and whatever limits the resource manager has for us."""
         return max(0, self._idle - self._promised)
+
+    @property
+    def doubted(self) -> int:
+        """Nodes that are said to be idle and do not count now."""
+        if self.doubt is None or (self.doubt.is_tried and not self._proofs):
+            return 0
+        return self.doubt.nodes
+
+    @property
+    def said_for_new_claims(self) -> int:
+        """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits."""
+        waiting = (size for t, size in self.live.items() if t not in self._holding and t not in self._leaving)
+        return self._idle - sum(waiting)
+
+    def largest_queued(self, token: Token, size: int) -> int:
+        """The nodes of a component of ``size``, or of the largest that was promised some before it and has none: where
+        the queue is strict, it was held up by that one."""
+        for other, its in self.live.items():
+            if other == token:
+                break
+            if other not in self._holding:
+                size = max(size, its)
+        return size
+
+    def count_on_none_of(self, token: Token) -> None:
+        """The nodes that a component was promised of others never came: nobody is promised them any more."""
+        for other in self._promised_of.pop(token, ()):
+            self._leaving.pop(other, None)
 
     @property
     def leaving(self) -> int:
@@ -185,7 +253,7 @@ class ClusterBook:
     @property
     def expected(self) -> int:
         """Nodes available once all that is ending has ended; below 0 when more is promised than that."""
-        return self._idle - self._promised + self.leaving
+        return self._idle - self._promised + self.leaving - self.doubted
 
     @property
     def reported_idle(self) -> int:
@@ -242,8 +310,8 @@ class ClusterBook:
     def said(self) -> str:
         """Everything that an operator should know of it in one line; empty when all is well."""
         lacks = f"has no {listed(sorted(self.lacks))}: no files come there from other clusters, and none go"
-        limit = "" if self.limit is None else str(self.limit)
-        return "; ".join(filter(None, (self.why, limit, lacks if self.lacks else "", *self.notices)))
+        held_back = [str(each) for each in (self.limit, self.doubt) if each is not None]
+        return "; ".join(filter(None, (self.why, *held_back, lacks if self.lacks else "", *self.notices)))
 
     def view(self, idle: int) -> ClusterView:
         """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""

@@ -23,6 +23,7 @@ from koalapy.scheduling.claiming import Claiming, Nonces
 from koalapy.scheduling.commands import Effects
 from koalapy.scheduling.components import Components
 from koalapy.scheduling.deadlines import Deadlines
+from koalapy.scheduling.doubts import Doubts
 from koalapy.scheduling.earlier import as_of
 from koalapy.scheduling.endings import Endings
 from koalapy.scheduling.experience import Experience
@@ -55,7 +56,8 @@ class Scheduler:
         relocation = Relocation(placer, policies, rules.assumed_bandwidth)
         self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, relocation, nonces)
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
-        self._components = Components(self._ledger, self.grid, self._claiming, self._faults)
+        doubts = Doubts(self._ledger, self.grid, self._timers)
+        self._components = Components(self._ledger, self.grid, self._claiming, self._faults, doubts)
         self._news = News(rules, self._ledger, self.grid, self._timers)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
         self.experience = experience or Experience({book.name: book.speed for book in self.grid.books()})
@@ -67,8 +69,8 @@ class Scheduler:
             self._ledger, self.grid, self._timers, self._claiming, self._faults, self._waiting, self.experience
         )  # fmt: skip
         self._deadlines = Deadlines(
-            rules, self._ledger, self.grid, self._timers, self._news, self._claiming, self._faults, self._components,
-            self._waiting, self._endings,
+            rules, self._ledger, self.grid, self._timers, self._news, self._claiming, self._faults, doubts,
+            self._components, self._waiting, self._endings,
         )  # fmt: skip
 
     # What a world does with it

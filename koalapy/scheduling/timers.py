@@ -23,6 +23,8 @@ class Deadline(StrEnum):
     RETRY = "retry"
     LIMIT = "limit"
     """A limit of a cluster's resource manager may be gone."""
+    DOUBT = "doubt"
+    """Nodes that did not count are to be tried again."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -98,6 +98,8 @@ class Site:
         self._size_of, self._clock = size_of, clock
         self.stuck: set[Token] = set()
         """Components whose nodes the resource manager does not give back."""
+        self.is_black_hole = False
+        """Whether it says that its nodes are idle, and gives none to components."""
         self.delivers_long = False
         """Whether output is on its way until somebody says that it is there (``delivered``)."""
         self.exits: dict[Token, tuple[float, int]] = {}
@@ -134,12 +136,21 @@ class Site:
 
     def _allocate(self) -> None:
         self._unseen = True
-        while self.queue and self._size(self.queue[0]) <= self.idle:
-            name = self.queue.pop(0)
+        while name := self._next_to_start():
+            self.queue.remove(name)
             self.held[name] = self._size(name)
             if name in self.runners:
                 self.allocated.append(name)
         assert self.idle >= 0
+
+    def _next_to_start(self) -> str | None:
+        first = next((name for name in self.queue if name in self.locals or not self.is_black_hole), None)
+        return first if first is not None and self._size(first) <= self.idle else None
+
+    def mend(self) -> None:
+        """It is no black hole any more."""
+        self.is_black_hole = False
+        self._allocate()
 
     def _free(self, name: str) -> None:
         self.held.pop(name, None)
