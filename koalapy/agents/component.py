@@ -55,6 +55,10 @@ class Component:
     handed_in_at: float = 0.0
     """When the resource manager had taken it (loop's clock): earlier snapshots say nothing about it."""
     allocated: bool = False
+    pending: str = ""
+    """Why its job does not run, as the resource manager said last."""
+    starting: float = 0.0
+    """Seconds that its nodes may take at most, while they are being started."""
     plan: dict[str, Any] | None = None
     stop: str | None = None
     error: str = ""
@@ -142,9 +146,11 @@ class Component:
         return "waiting" if self.lrm_job else "submitted"
 
     def status(self) -> Status:
+        state = self.state()
+        waits = state in ("submitted", "waiting")
         return Status(
             token=self.token,
-            state=self.state(),
+            state=state,
             hosts=[n.host for n in self.nodes] if all(n.host for n in self.nodes) else [],
             lrm_job=self.lrm_job,
             program_exit=self.exit_code,
@@ -153,6 +159,8 @@ class Component:
             refused=self.refused,
             missing=self.output.missing,
             over=self.program_over,
+            pending=self.pending if waits else "",
+            starting=self.starting if waits else 0.0,
         )
 
     @property
@@ -166,6 +174,12 @@ class Component:
         if self.may_fail:
             self.error, self.infrastructure = error, fault == "site"
             self.refused = "" if fault == "site" else fault
+
+    def lrm_lives(self, job: LrmJob) -> None:
+        """Its job has not ended. Why it waits stays what it was where that is not said at each look."""
+        if job.reason or job.state is LrmJobState.RUNNING:
+            self.pending = job.reason
+        self.starting = job.starting
 
     def node_ended(self, index: int, result: dict[str, Any]) -> None:
         """A runner told its result."""

@@ -227,8 +227,10 @@ class LrmJobs:
                 self.end(component)
             elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
                 ending.append(job)
-            elif job is not None and job.state is LrmJobState.RUNNING:
-                self._starting.runs(component, job.nodes)
+            elif job is not None:
+                component.lrm_lives(job)
+                if job.state is LrmJobState.RUNNING and not job.starting:
+                    self._starting.runs(component, job.nodes)
             self._reporter.publish(component)
         for job, by_force in self._leftovers.see(snapshot.jobs, ending):
             self._order(job, by_force=by_force)

@@ -92,6 +92,10 @@ class Status(Message):
     """What of its output will never come, and why."""
     over: bool = False
     """Whether its program has ended, be its exit code on the way or told: that comes after the output."""
+    pending: Words = ""
+    """Of one whose nodes have not all reported: what its resource manager says that it waits for."""
+    starting: Seconds = 0.0
+    """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
 
 
 class DiskReport(Message):

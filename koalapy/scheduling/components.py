@@ -12,6 +12,7 @@ from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.waits import Waits
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 
@@ -27,6 +28,7 @@ class Components:
         self._doubts = doubts
         self._claiming = claiming
         self._faults = faults
+        self.waits = Waits()
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 
@@ -36,6 +38,7 @@ class Components:
         if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != event.cluster:
             self._disown(event)
             return
+        self.waits.tell(event, now)
         job, component = found
         job = self._observe(job, component, event, now)
         component = live(job).components[component.index]
@@ -65,6 +68,7 @@ class Components:
 
     def lose(self, token: Token, error: str, now: float) -> None:
         """A component is gone and will not be heard of again."""
+        self.waits.forget(token)
         found = self._ledger.find(token)
         if found is None:
             return
@@ -171,6 +175,7 @@ class Components:
 
     def _disown(self, event: ComponentUpdated) -> None:
         """Nothing of an old generation may live on: those that have told all are forgotten, others stopped."""
+        self.waits.forget(event.token)
         if event.state == "delivering":
             return
         if event.state == "ended":

@@ -62,6 +62,8 @@ class Deadlines:
             self._timers.postpone(timer, now + RESULT_PAUSE)
         elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
             self._timers.postpone(timer, now + self._rules.barrier_timeout)
+        elif timer.kind is Deadline.BARRIER and (due := self._started_nodes_are_due(job)) > now:
+            self._timers.postpone(timer, min(due, now + self._rules.barrier_timeout))
         else:
             self._endings.settle_job(self._deadline_passed(job, timer, now), now)
 
@@ -72,7 +74,15 @@ class Deadlines:
         book, token = self._grid[component.cluster], job.token(component.index)
         waited = now - (component.submitted_at or now)
         last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
-        return not book.holds(token) and (last or not book.still_to_leave(token))
+        starting = (self._components.waits.up_by(token) or 0.0) > now
+        return not starting and not book.holds(token) and (last or not book.still_to_leave(token))
+
+    def _started_nodes_are_due(self, job: Job) -> float:
+        """When the nodes of a gang that had to be started first should have reported: as long after they are up as
+        others after they were asked for. 0 where none had to be."""
+        moments = [self._components.waits.up_by(job.token(c.index)) for c in live(job).gang]
+        up_by = [moment for moment in moments if moment is not None]
+        return max(up_by) + self._rules.barrier_timeout if up_by else 0.0
 
     def _deadline_passed(self, job: Job, timer: Timer, now: float) -> Job:
         attempt = live(job)
@@ -108,8 +118,9 @@ class Deadlines:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
         cluster, token = component.cluster, job.token(component.index)
         kept = self._grid[cluster].still_to_leave(token)
-        in_the_way = f"{cluster} does not let go of {nodes(kept)}" if kept else ""
-        reason = self._trouble([component]) or in_the_way or f"local users of {cluster} were faster"
+        in_the_way = f"{cluster} does not let go of {nodes(kept)}" if kept else f"local users of {cluster} were faster"
+        told = self._components.waits.reason(token)
+        reason = self._trouble([component]) or (f"{cluster} did not start it: {told}" if told else in_the_way)
         job = self._claiming.overtaken(job, component, reason, now)
         self._doubts.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
         return job

@@ -117,6 +117,8 @@ class ComponentUpdated:
     missing: str = ""
     """What of its output will never come, and why."""
     over: bool = False
+    pending: str = ""
+    starting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def explain(scheduler: Scheduler, job: Job, timeline: Sequence[TimelineEntry], n
     if job.state is JobState.QUEUED and known:
         found = _waiting(scheduler, job, timeline, now)
     else:
-        found = standing(job, timeline, scheduler.grid, scheduler.rules, now)
+        found = standing(job, timeline, scheduler.grid, scheduler.waits, scheduler.rules, now)
         if job.state is JobState.HELD:
             found = replace(
                 found, notes=(_if_released(scheduler, job),), suffices=(f"its release (koala release {job.id})",)

@@ -37,6 +37,7 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
 from koalapy.scheduling.transfers import Transfers
 from koalapy.scheduling.waiting import Waiting
+from koalapy.scheduling.waits import Waits
 
 
 class Scheduler:
@@ -124,6 +125,11 @@ class Scheduler:
     def jobs(self) -> list[Job]:
         """All jobs that are not final."""
         return list(self._ledger.jobs.values())
+
+    @property
+    def waits(self) -> Waits:
+        """What components wait for in their resource managers."""
+        return self._components.waits
 
     @property
     def queued(self) -> int:

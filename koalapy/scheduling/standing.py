@@ -11,12 +11,15 @@ from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.findings import finding_of
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.waits import Waits
 
 
-def standing(job: Job, timeline: Sequence[TimelineEntry], grid: GridBook, rules: Rules, now: float) -> Explanation:
+def standing(
+    job: Job, timeline: Sequence[TimelineEntry], grid: GridBook, waits: Waits, rules: Rules, now: float
+) -> Explanation:  # fmt: skip
     """Of a job that is active, held or over; what came before is left to the caller."""
     attempt = job.attempt
-    headline = _headline(job, attempt, grid, rules, now)
+    headline = _headline(job, attempt, grid, waits, rules, now)
     if attempt is None or job.state is JobState.HELD:
         return Explanation(job.id, job.state, headline)
     return Explanation(
@@ -33,7 +36,9 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
     return Placement(components, said[-1] if said else "")
 
 
-def _headline(job: Job, attempt: Attempt | None, grid: GridBook, rules: Rules, now: float) -> str:
+def _headline(
+    job: Job, attempt: Attempt | None, grid: GridBook, waits: Waits, rules: Rules, now: float
+) -> str:  # fmt: skip
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -52,7 +57,16 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridBook, rules: Rules, n
         return f"runs since {clock(started, now)} on {_where(attempt.gang)}"
     if job.state is JobState.STARTING:
         return "every node has reported, and the program is being launched"
-    return _claiming(attempt, rules, now) + _trouble(attempt, grid)
+    starting = [c for c in attempt.gang if (waits.up_by(job.token(c.index)) or now) > now]
+    told = {c.cluster: waits.reason(job.token(c.index)) for c in attempt.gang if c.state is ComponentState.WAITING}
+    if starting:
+        at = max(waits.up_by(job.token(c.index)) or now for c in starting)
+        headline = f"the nodes of {_components(starting)} on {_names(starting)} are being started, "
+        headline += f"which takes until {clock(at, now, exact=True)} at most"
+    else:
+        headline = _claiming(attempt, rules, now)
+    said = "".join(f"; {name}: {reason}" for name, reason in sorted(told.items()) if reason)
+    return headline + said + _trouble(attempt, grid)
 
 
 def _where(components: Sequence[Component]) -> str:

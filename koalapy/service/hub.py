@@ -341,5 +341,5 @@ def _update(cluster: str, status: wire.Status) -> ComponentUpdated:
     return ComponentUpdated(
         status.token, cluster, status.state, tuple(status.hosts), status.lrm_job,
         status.program_exit, status.error, status.infrastructure, status.refused, status.missing,
-        status.over,
+        status.over, status.pending, status.starting,
     )  # fmt: skip

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from koalapy.agents.agent import AgentSettings, run_agent
 from koalapy.agents.component import Component
-from koalapy.agents.lrm.port import LrmSubmission
+from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.protocol import Hello
 from koalapy.agents.reporter import Reporter
@@ -189,6 +190,40 @@ async def test_runners_that_run_and_never_connect_are_the_sites_fault(
         where = f"{address['host']}:{address['port']}"
         assert said["error"] == f"the runner on a runs but never connected to the agent at {where}"
         assert said["infrastructure"]
+
+
+async def test_nodes_that_boot_are_waited_for_and_what_jobs_wait_for_is_told(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.agents.starting.CONNECT_WITHIN", 0.1)
+
+    def waits() -> tuple[str, float]:
+        status = daemon.status("7.1.0")
+        return status.get("pending", ""), status.get("starting", 0.0)
+
+    def becomes(**changes: object) -> None:
+        lrm.jobs["1"] = replace(lrm.jobs["1"], **changes)  # type: ignore[arg-type]
+        lrm.changed.set()
+
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        lrm.answering.clear()
+        await daemon.submit("7.1.0", 2)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        becomes(state=LrmJobState.QUEUED, reason="Slurm says Priority")
+        lrm.answering.set()
+        await daemon.until(lambda: waits() == ("Slurm says Priority", 0.0))
+        becomes(reason="")  # it does not say so at each look
+        looks = lrm.looks
+        await daemon.until(lambda: lrm.looks > looks)
+        assert waits() == ("Slurm says Priority", 0.0)
+        becomes(state=LrmJobState.RUNNING, reason="its nodes boot", starting=300.0)
+        await daemon.until(lambda: waits() == ("its nodes boot", 300.0))
+        assert "1" not in {job for job, _ in lrm.cancelled}
+        assert not daemon.status("7.1.0").get("error")
+        becomes(reason="", starting=0.0)
+        await daemon.until(lambda: waits() == ("", 0.0))
+        await daemon.until(lambda: "never connected" in daemon.status("7.1.0").get("error", ""))
 
 
 @pytest.mark.parametrize("last_words", [False, True])

@@ -117,7 +117,9 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
     world.obey("north")
     site.report(replace(site.look(), problem="not answering since 10:00:00"))
     world.deliver("north")
-    explanation = standing(world.job(job), world.timeline, world.scheduler.grid, world.rules, world.now)
+    explanation = standing(
+        world.job(job), world.timeline, world.scheduler.grid, world.scheduler.waits, world.rules, world.now
+    )
     assert explanation.headline.endswith("; north: not answering since 10:00:00")
 
 

@@ -1,0 +1,52 @@
+"""What components wait for in their resource managers, as was told last; nothing of it outlives the daemon."""
+
+from dataclasses import dataclass
+
+from koalapy.model.job import Token
+from koalapy.scheduling.events import ComponentUpdated
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Of a component whose nodes have not all reported."""
+
+    reason: str = ""
+    up_by: float | None = None
+    """When its nodes, which are its own and had to be started, were up, or will be at the latest; None where none had
+    to be."""
+    starting: bool = False
+    """Whether that is still to come."""
+
+
+class Waits:
+    """Why each component waits, and until when that is nobody's fault."""
+
+    def __init__(self) -> None:
+        self._told: dict[Token, Wait] = {}
+
+    def tell(self, event: ComponentUpdated, now: float) -> None:
+        """Take in what was said last of one component."""
+        if event.state not in ("submitted", "waiting"):
+            self.forget(event.token)
+            return
+        before = self._told.get(event.token, Wait())
+        up_by = before.up_by
+        if event.starting and not before.starting:
+            up_by = now + event.starting
+        elif before.starting and not event.starting:
+            up_by = min(now, before.up_by or now)
+        told = Wait(event.pending, up_by, bool(event.starting))
+        if told != before:
+            self._told[event.token] = told
+
+    def forget(self, token: Token) -> None:
+        """It waits for nothing any more."""
+        self._told.pop(token, None)
+
+    def reason(self, token: Token) -> str:
+        """Why it waits, in its resource manager's words; empty when that was not said."""
+        return self._told.get(token, Wait()).reason
+
+    def up_by(self, token: Token) -> float | None:
+        """Since when its nodes have been up, or when they will be at the latest; None where none had to be started."""
+        return self._told.get(token, Wait()).up_by
