@@ -4,9 +4,14 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Benchmarks measure and do not test: they are collected by ``make bench`` only.
 collect_ignore = [] if "--benchmark-only" in sys.argv else ["benchmarks"]
+
+# Property tests assert what is true, never how fast it is found.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 TESTBED = "testbed"
 

@@ -1,12 +1,10 @@
 """The ``koala`` command."""
 
 import errno
-import os
 import sys
 
 from koalapy import __version__
-from koalapy.cli.arguments import Group, Lazy
-from koalapy.cli.arguments.dispatch import COMPLETES, complete, run
+from koalapy.cli.arguments import Group, Lazy, run
 from koalapy.cli.errors import EPILOG, CliError, Exit
 from koalapy.cli.streams import OutputLost, give_up_standard_streams, open_standard_streams
 
@@ -61,8 +59,6 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        if os.environ.get(COMPLETES):
-            return complete("koala", KOALA)
         return run("koala", KOALA, sys.argv[1:], __version__)
     except CliError as error:
         print(f"koala: {error}", file=sys.stderr)

@@ -7,32 +7,36 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from koalapy.cli.arguments import Command, Group, Option
+from koalapy import __version__
+from koalapy.cli.arguments import Commands, root_of
 from koalapy.cli.main import KOALA
 from tests.cli.conftest import TOKEN, Server
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 
-def commands_of(path: str, group: Group) -> Iterator[Command]:
-    """All below a group, with what the group does by itself."""
-    if group.default:
-        yield Command(path, group.default)
-    for name in group.commands:
-        found = group.find(path, name)
-        yield from commands_of(f"{path} {name}", found) if isinstance(found, Group) else [found]
+def commands_of(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """A command and all below it."""
+    yield path, command
+    if isinstance(command, Commands):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands_of(f"{path} {name}", below)
 
 
-COMMANDS = {command.path: command for command in commands_of("koala", KOALA)}
+COMMANDS = dict(commands_of("koala", root_of("koala", KOALA, __version__)))
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
 def test_every_command_and_option_is_documented(path: str) -> None:
     assert path in DOCS
-    options = [p for p in COMMANDS[path].parameters() if isinstance(p.spec, Option) and not p.spec.hidden]
-    names = {name for option in options for name in (*option.names, *option.opposites)}
+    options = [p for p in COMMANDS[path].params if isinstance(p, click.Option) and not p.hidden]
+    names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     assert {name for name in names if not re.search(rf"`[^`]*{re.escape(name)}\b", DOCS)} == set()
 
 

@@ -103,8 +103,8 @@ def test_something_else_on_the_port_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_shells_complete_commands() -> None:
-    done = run("", "", _KOALA_COMPLETE="complete_bash", COMP_WORDS="koala su", COMP_CWORD="1")
-    assert done.stdout.split() == ["submit"]
+    done = run("", "", _KOALA_COMPLETE="bash_complete", COMP_WORDS="koala su", COMP_CWORD="1")
+    assert done.stdout.split() == ["plain,submit"]
 
 
 def test_help_names_the_exit_codes() -> None:
