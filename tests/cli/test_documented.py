@@ -41,7 +41,7 @@ def test_every_command_and_option_is_documented(path: str) -> None:
 
 
 HEAVY = (
-    "sqlalchemy", "fastapi", "drmaa", "httpx2", "pydantic", "typer", "click", "rich", "numpy", "matplotlib", "yaml",
+    "sqlalchemy", "fastapi", "drmaa", "httpx2", "pydantic", "typer", "rich", "numpy", "matplotlib", "yaml",
     "structlog", "asyncio", "urllib.request",
 )  # fmt: skip
 

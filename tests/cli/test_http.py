@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def peer(*plays: Play) -> Iterator[tuple[str, list[bytes]]]:
             for play in plays:
                 with listener.accept()[0] as connection:
                     told = b""
-                    while b"\r\n\r\n" not in told:
+                    while not is_whole(told):
                         told += connection.recv(65536)
                     heard.append(told)
                     play(connection)
@@ -41,6 +42,12 @@ def peer(*plays: Play) -> Iterator[tuple[str, list[bytes]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", heard
         thread.join(30)
         assert not thread.is_alive()
+
+
+def is_whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    return bool(end) and len(body) >= (int(length[1]) if length else 0)
 
 
 def says(*pieces: bytes) -> Play:
