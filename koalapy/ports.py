@@ -1,6 +1,6 @@
 """What the rooms ask of each other across the edges: the Protocols that ``bootstrap`` fills with adapters."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -218,6 +218,10 @@ class OutputStore(Protocol):
         """
         ...
 
+    def remove(self, jobs: Collection[JobId]) -> None:
+        """All that is kept of these jobs; no error where there is nothing."""
+        ...
+
 
 class Store(Protocol):
     """The truth. Calls block; those that write raise ``StoreUnavailable`` when trying again may help."""
@@ -325,6 +329,10 @@ class FileStore(Protocol):
         """
         ...
 
+    def forget_results(self, jobs: Sequence[JobId]) -> int:
+        """Nothing is known of what these jobs brought any more; how many bytes that was."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -377,6 +385,22 @@ class ResultService(Protocol):
 
     async def archive(self, job: JobId) -> Iterator[bytes]:
         """One archive of what the components of the last attempt brought, a folder for each."""
+        ...
+
+
+class HistoryStore(Protocol):
+    """The books of jobs that are over. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
+        """Jobs that ended before a moment, those that ended first: users', or the daemon's own."""
+        ...
+
+    def remove(self, jobs: Sequence[JobId]) -> None:
+        """All there is of these jobs; their numbers are not given again, and what they taught the advisor is kept."""
+        ...
+
+    def shrink(self) -> bool:
+        """Give some of the room back that is not used any more; whether there is more of it to give."""
         ...
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 from fastapi import APIRouter
+from sqlalchemy import Engine as SqlEngine
 
 from koalapy.agents.environment import of_agents
 from koalapy.api.advisor import advisor_router
@@ -51,8 +52,10 @@ from koalapy.service.network import LOOK_EVERY, Measuring, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
+from koalapy.service.retention import Keeping, Retention
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.advice import SqlAdvice
+from koalapy.store.history import SqlHistory
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
@@ -69,6 +72,7 @@ Describe = Callable[[str], ClusterRecord]
 class Stores:
     """All in one database, and the output beside it; ``saved`` is what the daemon before this one left there."""
 
+    database: SqlEngine
     jobs: SqlStore
     saved: Saved
     files: SqlFiles
@@ -88,6 +92,7 @@ class Services:
     network: Network
     advisor: Advisor
     disks: DiskWatch
+    retention: Retention
 
 
 async def run(
@@ -188,7 +193,7 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
             f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",
             field="--data-dir", value=str(data_dir), hint="make room there, and start again",
         ) from error  # fmt: skip
-    return Stores(store, store.load(), files, measurements, SqlAdvice(database), output)
+    return Stores(database, store, store.load(), files, measurements, SqlAdvice(database), output)
 
 
 def _scheduler(
@@ -294,7 +299,10 @@ def _services(
     network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
     jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks.build())
     advisor = Advisor(engine.scheduler.experience, stores.advice)
-    return Services(jobs, bundles, files, results, network, advisor, disks)
+    keeping = Keeping(settings.jobs_keep, settings.internal_jobs_keep)
+    history = SqlHistory(stores.database, stores.jobs.lease)
+    retention = Retention(history, outputs, results, keeping, clock, lambda: engine.draining)
+    return Services(jobs, bundles, files, results, network, advisor, disks, retention)
 
 
 def _own_folders(data_dir: Path) -> dict[str, Path]:
@@ -302,7 +310,9 @@ def _own_folders(data_dir: Path) -> dict[str, Path]:
 
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
-    housekeeping = Housekeeping(services.bundles, services.results, settings.results_keep, engine.clock)
+    housekeeping = Housekeeping(
+        services.bundles, services.results, services.retention, settings.results_keep, engine.clock
+    )
     return [
         Duty("tidy", INTERVAL, housekeeping.tidy),
         Duty("disks", LOOK_AT_DISKS_EVERY, services.disks.look),

@@ -247,6 +247,8 @@ class JobSpec:
     """What the program is to be known as, so that its runs can be compared; by default its own name."""
     communication: float | None = None
     """The declared share of communication in the program's run time on one cluster, from 0 to 1."""
+    internal: bool = False
+    """Whether it is the daemon's own, as measurements of the network are: it counts in no statistics of users' jobs."""
 
     def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
         """The inputs of a component."""

@@ -1,4 +1,4 @@
-"""Throws away what nobody needs any more: old bundles, and old results where the configuration says so."""
+"""Throws away what nobody needs any more: old bundles, old jobs, and old results where the configuration says so."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ import structlog
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.service.bundles import Bundles
 from koalapy.service.results import Results
+from koalapy.service.retention import Retention
 
 log = structlog.get_logger()
 
@@ -18,10 +19,12 @@ class Housekeeping:
     """One round at a time; what a round does not get done, the next one does."""
 
     def __init__(
-        self, bundles: Bundles, results: Results, results_keep: float | None, clock: Callable[[], float]
+        self, bundles: Bundles, results: Results, retention: Retention, results_keep: float | None,
+        clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._bundles = bundles
         self._results = results
+        self._retention = retention
         self._results_keep = results_keep
         self._clock = clock
 
@@ -29,9 +32,10 @@ class Housekeeping:
         keep = self._results_keep
         try:
             bundles = await self._bundles.tidy()
-            jobs = await self._results.tidy(None if keep is None else self._clock() - keep)
+            results = await self._results.tidy(None if keep is None else self._clock() - keep)
+            jobs = await self._retention.tidy()
         except (StoreUnavailable, LeaseLost, OSError) as error:
-            log.error("old files were not removed", action="tidy", error=str(error))
+            log.error("not all that is old was removed", action="tidy", error=str(error))
             return
-        if bundles or jobs:
-            log.info("old files were removed", action="tidy", bundles=len(bundles), results_of=jobs)
+        if bundles or results or jobs:
+            log.info("what was old is removed", action="tidy", bundles=len(bundles), results_of=results, jobs=jobs)

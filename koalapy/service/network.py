@@ -288,6 +288,7 @@ def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
         FixedRequest(tuple(ComponentRequest(size, name) for name, size in sizes.items())), tuple(command),
         name=f"{NAME} {pair[0]}-{pair[1]}", owner=OWNER, environment=NOT_OVERSUBSCRIBED, priority=Priority.LOW,
         application=NO_APPLICATION, launcher=Launcher.OPENMPI, processes_per_node=1, walltime=WALLTIME, max_restarts=0,
+        internal=True,
     )  # fmt: skip
 
 

@@ -1,14 +1,14 @@
 """Components' output: taken in from agents, and told to people with a line in place of what is not kept."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet
 
 import structlog
 
-from koalapy.model.job import Component, Job, Token, parse_token
+from koalapy.model.job import Component, Job, JobId, Token, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
 from koalapy.service.database import asked
@@ -79,6 +79,12 @@ class Outputs:
         attempts = await asked(self._store.attempts, job)
         there = (c for a in attempts if (a.generation, a.nonce) == (generation, nonce) for c in a.components)
         return any((c.index, c.cluster) == (index, cluster) for c in there)
+
+    async def remove(self, jobs: Collection[JobId]) -> None:
+        """All that is kept of jobs; no more of them is taken in once the store knows them no longer."""
+        for known in [known for known in self._known if parse_token(known[1]).job in jobs]:
+            del self._known[known]
+        await in_thread(self._kept.remove, jobs)
 
     def read(self, job: Job) -> "Reading":
         """The output of a job's attempt as it is now, from its beginning."""

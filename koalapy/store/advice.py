@@ -11,6 +11,7 @@ from koalapy.model.advice import Advised, Option, Run, Size, run_of
 from koalapy.model.job import Job, JobState
 from koalapy.store import tables
 from koalapy.store.engine import reading, unavailable_is_known
+from koalapy.store.history import kept_runs
 
 _advice, _jobs, _attempts, _components = tables.advice.c, tables.jobs.c, tables.attempts.c, tables.components.c
 
@@ -30,7 +31,10 @@ class SqlAdvice:
             return [_advised(row) for row in connection.execute(query).mappings()]
 
     def runs(self, limit: int) -> list[Run]:
-        """The last jobs that succeeded and whose application is known, from the oldest to the newest."""
+        """The last jobs that succeeded and whose application is known, from the oldest to the newest.
+
+        Where these are few, before them what jobs have taught that are not kept any more.
+        """
         succeeded = (_jobs.state == JobState.SUCCEEDED.value) & (_jobs.application != "")
         last = select(_jobs.id, _jobs.generation).where(succeeded).order_by(_jobs.id.desc()).limit(limit).subquery()
         attempt = (_attempts.job_id == last.c.id) & (_attempts.generation == last.c.generation)
@@ -48,7 +52,8 @@ class SqlAdvice:
         )  # fmt: skip
         with unavailable_is_known(), self._reader.connect() as connection:
             found = connection.execute(query).mappings()
-            return [_run(list(rows)) for _, rows in groupby(found, key=lambda row: row["id"])]
+            runs = [_run(list(rows)) for _, rows in groupby(found, key=lambda row: row["id"])]
+            return [*kept_runs(connection, limit - len(runs)), *runs]
 
 
 def write_advised(connection: Connection, given: Sequence[Advised]) -> None:

@@ -99,7 +99,11 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
         connection.isolation_level = None  # else the driver begins a transaction only at its first change
-        for pragma in (f"busy_timeout={BUSY}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA busy_timeout={BUSY}").close()
+        if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
+            # Only while there is nothing: so what is deleted can be given back to the disk some pages at a time.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL").close()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")

@@ -7,12 +7,13 @@ names and sizes are all there is to know. Bytes are written at their place, so t
 import contextlib
 import os
 import re
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from koalapy.model.job import Token, parse_token
+from koalapy.model.job import JobId, Token, parse_token
 from koalapy.ports import OutputPiece
 
 SEGMENT = 4 * 1024 * 1024
@@ -85,10 +86,16 @@ class FileOutput:
         with self._stream(token) as stream:
             return stream.end
 
-    def last_job(self) -> int:
-        """The largest id of a job of which there are files."""
-        names = (entry.name for entry in os.scandir(self._directory))
-        return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
+    def remove(self, jobs: Collection[JobId]) -> None:
+        with self._lock:
+            gone = [
+                token for token, stream in self._streams.items() if parse_token(token).job in jobs and not stream.users
+            ]
+            for token in gone:
+                del self._streams[token]
+        for job in jobs:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self._directory / str(job))
 
     def _shown(self, segments: list[Segment], end: int, after: int) -> Iterator[tuple[Segment, int, int]]:
         """What there is to be shown of each segment."""

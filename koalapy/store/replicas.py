@@ -93,6 +93,14 @@ class SqlFiles:
                 connection.execute(update(tables.results).where(some).values(size=0))
         return found
 
+    def forget_results(self, jobs: Sequence[JobId]) -> int:
+        theirs = tables.results.c.job_id.in_(jobs)
+        size = select(func.coalesce(func.sum(tables.results.c.size), 0)).where(theirs)
+        with self._lease.writing() as connection:
+            found = connection.execute(size).scalar_one()
+            connection.execute(delete(tables.results).where(theirs))
+        return int(found)
+
     def _read(self, query: Any) -> Sequence[RowMapping]:
         with unavailable_is_known(), self._reader.connect() as connection:
             return connection.execute(query).mappings().all()

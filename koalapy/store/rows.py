@@ -141,6 +141,7 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
         "owner": spec.owner,
         "priority": spec.priority.value,
         "application": application_of(spec),
+        "internal": spec.internal,
         "spec": spec_to_json(spec),
     }
 

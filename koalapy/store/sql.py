@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, groupby
+from itertools import count
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
@@ -16,6 +16,7 @@ from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
+from koalapy.store.jobs import jobs_of
 from koalapy.store.lease import Lease
 from koalapy.store.usage import usage_between
 
@@ -123,16 +124,17 @@ class SqlStore:
         """Everything that is not over."""
         unfinished = tables.jobs.c.state.not_in([state.value for state in FINAL_STATES])
         with self._reading() as connection:
-            jobs = self._jobs(connection, select(tables.jobs).where(unfinished))
+            jobs = jobs_of(connection, select(tables.jobs).where(unfinished))
             outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
             clusters = connection.execute(select(tables.clusters)).mappings()
-            last = connection.execute(select(func.max(tables.jobs.c.id))).scalar()
+            there = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
+            gone = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
             self._known = {job.id for job in jobs}
             return Saved(
                 tuple(jobs),
                 tuple(OutboxEntry(row["id"], row["cluster"], row["payload"]) for row in outbox),
                 tuple(rows.cluster_from_row(row) for row in clusters),
-                (last or 0) + 1,
+                max(there, gone) + 1,
             )
 
     def submitted(self, key: str) -> Submitted | None:
@@ -143,7 +145,7 @@ class SqlStore:
 
     def job(self, job: JobId) -> Job | None:
         with self._reading() as connection:
-            found = self._jobs(connection, select(tables.jobs).where(tables.jobs.c.id == job))
+            found = jobs_of(connection, select(tables.jobs).where(tables.jobs.c.id == job))
             return found[0] if found else None
 
     def jobs(self, which: JobFilter) -> list[Job]:
@@ -169,16 +171,7 @@ class SqlStore:
         if which.ids is not None:
             query = query.where(tables.jobs.c.id.in_(which.ids))
         with self._reading() as connection:
-            return self._jobs(connection, query)
-
-    def _jobs(self, connection: Connection, query: Any) -> list[Job]:
-        """Jobs with their last attempts."""
-        found = connection.execute(query).mappings().all()
-        ids = [row["id"] for row in found if row["generation"]]
-        attempts: dict[tuple[int, int], Attempt] = {}
-        for start in range(0, len(ids), 500):
-            attempts |= _attempts(connection, ids[start : start + 500])
-        return [rows.job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in found]
+            return jobs_of(connection, query)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         # By the index alone as far as it is passed over.
@@ -203,26 +196,6 @@ class SqlStore:
     def usage(self, start: float, end: float) -> Usage:
         with self._reading() as connection:
             return usage_between(connection, start, end)
-
-
-def _attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[int, int], Attempt]:
-    """The last attempt of each of these jobs."""
-    jobs, attempts, components = tables.jobs.c, tables.attempts.c, tables.components.c
-    of_component = (components.job_id == jobs.id) & (components.generation == jobs.generation)
-    of_attempt = (attempts.job_id == jobs.id) & (attempts.generation == jobs.generation)
-    found = connection.execute(
-        select(tables.components).join(tables.jobs, of_component).where(jobs.id.in_(ids))
-        .order_by(components.job_id, components.index)
-    ).mappings()  # fmt: skip
-    by_job = {
-        key: tuple(rows.component_from_row(row) for row in group)
-        for key, group in groupby(found, key=lambda row: (row["job_id"], row["generation"]))
-    }
-    tried = connection.execute(select(tables.attempts).join(tables.jobs, of_attempt).where(jobs.id.in_(ids))).mappings()
-    return {
-        (row["job_id"], row["generation"]): rows.attempt_from_row(row, by_job[(row["job_id"], row["generation"])])
-        for row in tried
-    }
 
 
 def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:

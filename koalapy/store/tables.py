@@ -56,7 +56,8 @@ jobs = Table(
     Index(None, "state", "id"),
     Index(None, "application", "id"),
     Index(None, "owner", "id"),
-    Index(None, "ended_at"),
+    Column("internal", Boolean, nullable=False, server_default=false()),
+    Index(None, "internal", "ended_at"),
 )
 
 attempts = Table(
@@ -138,6 +139,7 @@ submissions = Table(
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("digest", Plain(64), nullable=False),
     Column("at", Float, nullable=False),
+    Index(None, "job_id"),
 )
 
 # Earlier versions kept output here; it is moved to files when a daemon starts.
@@ -188,6 +190,7 @@ lease = Table(
     Column("holder", Plain(200), nullable=False),
     Column("expires_at", Float, nullable=False),
     Column("batch", BigId, nullable=False, server_default="0"),
+    Column("last_job", BigId, nullable=False, server_default="0"),
 )
 
 replicas = Table(
@@ -254,4 +257,12 @@ advice = Table(
     Column("reason", PlainText(), nullable=False),
     Column("actual", Float),
     Index(None, "application", "at"),
+)
+
+# What the advisor learned from jobs that are not kept any more.
+runs = Table(
+    "runs",
+    metadata,
+    Column("job_id", BigId, primary_key=True, autoincrement=False),
+    Column("run", JSON, nullable=False),
 )

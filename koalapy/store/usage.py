@@ -1,10 +1,13 @@
 """How clusters were used and how long jobs waited (semantics 12), added up by the database."""
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+from sqlalchemy import ColumnElement, Connection, Select, case, false, func, select
 
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
 from koalapy.ports import Usage, Waiting
 from koalapy.store.tables import attempts, components, jobs
+
+USERS = jobs.c.internal == false()
+"""The daemon's own jobs, such as measurements of the network, are no use of the grid by anybody."""
 
 
 def usage_between(connection: Connection, start: float, end: float) -> Usage:
@@ -28,7 +31,8 @@ def _ended_in(start: float, end: float) -> Select[str, float]:
     """Components that have ended since ``start``."""
     ended, claimed = components.c.ended_at, components.c.claimed_at
     until = case((ended < end, ended), else_=end)
-    query = select(components.c.cluster, _held(start, until)).where(ended > start, claimed < end, claimed <= ended)
+    query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
+    query = query.where(USERS, ended > start, claimed < end, claimed <= ended)
     return query.group_by(components.c.cluster)
 
 
@@ -37,14 +41,14 @@ def _not_ended(start: float, end: float) -> Select[str, float]:
     active = [state.value for state in ACTIVE_STATES]
     until = case((components.c.claimed_at < end, end), else_=components.c.claimed_at)
     query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
-    query = query.where(jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
+    query = query.where(USERS, jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
     query = query.where(components.c.ended_at.is_(None), components.c.claimed_at < end)
     return query.group_by(components.c.cluster)
 
 
 def _ended_jobs(connection: Connection, start: float, end: float) -> tuple[dict[JobState, int], int]:
     query = select(jobs.c.state, func.count(), func.sum(jobs.c.restarts)).group_by(jobs.c.state)
-    found = connection.execute(query.where(jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
+    found = connection.execute(query.where(USERS, jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
     over = [(JobState(state), count, restarts) for state, count, restarts in found if JobState(state) in FINAL_STATES]
     return {state: count for state, count, _ in over}, sum(restarts for _, _, restarts in over)
 
@@ -61,7 +65,7 @@ def _waiting(connection: Connection, start: float, end: float) -> dict[Priority,
         func.avg(job.ended_at - job.submitted_at),
         func.avg(attempt.start_estimate - job.first_start_estimate),
     ).join(attempts, last)
-    query = query.where(job.ended_at > start, job.ended_at <= end, attempt.barrier_at.is_not(None))
+    query = query.where(USERS, job.ended_at > start, job.ended_at <= end, attempt.barrier_at.is_not(None))
     query = query.where(job.state.in_([JobState.SUCCEEDED.value, JobState.FAILED.value])).group_by(job.priority)
     found = {Priority(row[0]): Waiting(*row[1:]) for row in connection.execute(query)}
     return {priority: found.get(priority, Waiting()) for priority in Priority}

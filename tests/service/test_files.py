@@ -30,7 +30,10 @@ from koalapy.service.bundles import KEPT, Bundles
 from koalapy.service.catalogue import Catalogue
 from koalapy.service.files import Files
 from koalapy.service.housekeeping import Housekeeping
+from koalapy.service.output import Outputs
 from koalapy.service.results import Results
+from koalapy.service.retention import Keeping, Retention
+from koalapy.store.history import SqlHistory
 from koalapy.store.replicas import SqlFiles
 from koalapy.store.sql import make_engine
 from tests.service.archives import GOOD, archive, archive_of, pieces, special, unpacked
@@ -634,6 +637,9 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
         world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: {kept.id}, clock=now
     )  # fmt: skip
     results = results_of(world, tmp_path, Tried(world))
-    await Housekeeping(bundles, results, 60.0, now).tidy()
+    outputs = Outputs(world.daemon.engine, world.daemon.store, world.daemon.kept)
+    history = SqlHistory(world.daemon.store._engine, world.daemon.store.lease)
+    retention = Retention(history, outputs, results, Keeping(None, 3600.0), now)
+    await Housekeeping(bundles, results, retention, 60.0, now).tidy()
     assert [bundle.id for bundle in world.store.bundles()] == [kept.id]
     assert not bundles.path(gone.id).exists()

@@ -1,0 +1,188 @@
+"""Jobs are kept for a while after their end, and then nothing of theirs is."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch, OutputPiece
+from koalapy.service import retention
+from koalapy.service.jobs import Jobs
+from koalapy.service.network import Measuring, spec_of
+from koalapy.service.output import Outputs
+from koalapy.service.results import Results
+from koalapy.service.retention import Keeping, Retention
+from koalapy.store.history import SqlHistory
+from koalapy.store.replicas import SqlFiles
+from tests.service.archives import archive_of, pieces
+from tests.service.test_hub import Daemon, running
+
+SPEC = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
+OWN = spec_of(("north", "south"), Measuring().command)
+DAY = 86400.0
+NOW = 1000 * DAY
+
+
+class World:
+    """A daemon's books with jobs of one component, all of which brought something and printed a line."""
+
+    def __init__(self, path: Path, daemon: Daemon) -> None:
+        self.path, self.daemon, self.store = path, daemon, daemon.store
+        self.files = SqlFiles(self.store._engine, self.store.lease)
+        self.jobs = Jobs(daemon.engine, self.store, daemon.outputs, 1, daemon.describe)
+        self.results = Results(
+            self.files, path / "results", limit=10**6, quota=10**9, clock=lambda: NOW, attempts=self.jobs.attempts
+        )
+        self.history = SqlHistory(self.store._engine, self.store.lease)
+        self.ending = False
+
+    def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY) -> Retention:
+        outputs = Outputs(self.daemon.engine, self.store, self.daemon.kept)
+        keeping = Keeping(jobs, internal)
+        return Retention(self.history, outputs, self.results, keeping, lambda: NOW, lambda: self.ending)
+
+    async def add(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
+        """One that ended so many seconds ago, if it has."""
+        attempt = Attempt(1, (Component(0, "north", 1),), 1.0, nonce="a")
+        job = Job(ident, spec, 1.0, JobState.RUNNING, generation=1, attempt=attempt)
+        self.store.write(Batch(1.0, self.store.epoch, {ident: job}))
+        if spec.collect:
+            await self.results.put("north", f"{ident}.1.0.a", pieces(archive_of({"a": b"x"})))
+        self.daemon.kept.append(job.token(0), [OutputPiece(0, b"line\n")])
+        if ended is not None:
+            over = replace(job, state=JobState.SUCCEEDED, ended_at=NOW - ended)
+            self.store.write(Batch(1.0, self.store.epoch, {ident: over}))
+
+    def there(self) -> dict[str, set[int]]:
+        """Of which jobs there is something."""
+        folders = {
+            what: {int(entry.name) for entry in (self.path / what).iterdir() if entry.name.isdecimal()}
+            for what in ("output", "results")
+        }
+        return {"books": {ident for ident in range(1, 100) if self.store.job(ident)}, **folders}
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[World]:
+    async with running(path / "koala.db") as daemon:
+        yield World(path, daemon)
+
+
+ages = st.one_of(st.none(), st.sampled_from([0.5 * DAY, 2 * DAY, 9.9 * DAY, 10.1 * DAY, 500 * DAY]))
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(ages, st.booleans()), min_size=1, max_size=12), st.sampled_from([None, DAY, 10 * DAY]),
+    st.integers(1, 5),
+)  # fmt: skip
+async def test_exactly_those_go_whose_time_is_over(
+    tmp_path_factory: pytest.TempPathFactory, jobs: list[tuple[float | None, bool]], keep: float | None, at_once: int
+) -> None:
+    async with opened(tmp_path_factory.mktemp("world")) as world:
+        stay: set[int] = set()
+        for ident, (age, internal) in enumerate(jobs, 1):
+            await world.add(ident, age, replace(SPEC, internal=internal))
+            longest = DAY if internal else keep
+            stay |= {ident} if age is None or longest is None or age <= longest else set()
+        tidying = world.retention(keep)
+        tidying._at_once = at_once
+        assert await tidying.tidy() == len(jobs) - len(stay)
+        assert world.there() == dict.fromkeys(("books", "output", "results"), stay)
+        assert world.results._room.used == world.files.results_size()
+        assert await tidying.tidy() == 0
+        assert world.store.load().next_job == len(jobs) + 1
+
+
+async def test_what_measures_the_network_is_kept_for_a_shorter_time(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        await world.add(1, 2 * DAY, OWN)
+        await world.add(2, 2 * DAY)
+        await world.retention().tidy()
+        assert world.there()["books"] == {2}
+
+
+async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as world:
+        for ident in (1, 2, 3):
+            await world.add(ident, 20 * DAY)
+        tidying = world.retention()
+        with monkeypatch.context() as patch:
+
+            def away(jobs: object) -> None:
+                raise StoreUnavailable("the database is locked")
+
+            patch.setattr(world.history, "remove", away)
+            with pytest.raises(StoreUnavailable):
+                await tidying.tidy()
+        assert world.there() == {"books": {1, 2, 3}, "output": set(), "results": set()}
+        with monkeypatch.context() as patch:
+
+            def broken(jobs: object) -> None:
+                raise OSError(5, "Input/output error")
+
+            patch.setattr(world.daemon.kept, "remove", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                await tidying.tidy()
+        assert world.there()["books"] == {1, 2, 3}
+        assert await tidying.tidy() == 3
+        assert world.there() == {"books": set(), "output": set(), "results": set()}
+
+
+async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        await world.add(1, 20 * DAY)
+        tidying = world.retention()
+        outputs = tidying._outputs
+        assert await outputs.take("north", "1.1.0.a", [OutputPiece(5, b"late\n")]) == 10
+        remove = world.history.remove
+
+        def and_more_comes(jobs: list[JobId]) -> None:
+            world.daemon.kept.append("1.1.0.a", [OutputPiece(0, b"from the very end\n")])
+            remove(jobs)
+
+        world.history.remove = and_more_comes  # type: ignore[assignment, method-assign]
+        await tidying.tidy()
+        assert world.there()["output"] == set()
+        assert await outputs.take("north", "1.1.0.a", [OutputPiece(0, b"later still\n")]) is None
+        assert world.there()["output"] == set()
+
+
+async def test_a_daemon_that_ends_goes_on_the_next_time(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        await world.add(1, 20 * DAY)
+        world.ending = True
+        assert await world.retention().tidy() == 0
+        assert world.there()["books"] == {1}
+
+
+async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as world:
+        for ident in range(1, 15):
+            await world.add(ident, 20 * DAY)
+        asked: list[int] = []
+        over = world.history.over
+
+        def counted(before: float, limit: int, *, internal: bool) -> list[JobId]:
+            asked.extend([] if internal else [limit])
+            return over(before, limit, internal=internal)
+
+        monkeypatch.setattr(world.history, "over", counted)
+        tidying = world.retention()
+        tidying._at_once = 8
+        monkeypatch.setattr(retention, "LONG", -1.0)
+        await tidying.tidy()
+        assert asked == [8, 4, 2, 1]
+        monkeypatch.setattr(retention, "LONG", 1e9)
+        for ident in range(20, 24):
+            await world.add(ident, 20 * DAY)
+        asked.clear()
+        await tidying.tidy()
+        assert asked == [1, 2, 4, 8]
