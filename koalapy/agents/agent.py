@@ -259,6 +259,7 @@ class Agent:
 
     def _lost(self) -> None:
         self._reporter.disconnected()
+        self._jobs.await_nodes(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
         for confirming in self._confirming:
@@ -299,6 +300,7 @@ class Agent:
         self._reporter.connected(snapshot, self._jobs.problem)
 
     def _probe(self, message: Probe) -> None:
+        self._jobs.await_nodes(awaited=message.awaited)
         if not message.look:
             self._uplink.put(Confirmed(sequence=message.sequence), urgent=True)
             return

@@ -27,6 +27,8 @@ SOON = 0.1
 """Seconds until we look for the end of a component whose runners are gone; each further look waits twice as long."""
 SHARE = 4
 """How many times as long as a look took, we wait at least until the next such one."""
+AWAITED = 1.0
+"""Seconds between two looks while jobs wait for nodes that others have: nobody tells us when they give them back."""
 LONGEST_PAUSE = 10.0
 """Seconds between two tries to open the resource manager, at most."""
 LOOK_PAUSE = 0.02
@@ -65,8 +67,11 @@ class LrmJobs:
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
         self._last: LrmSnapshot | None = None
-        self._took = 0.0
-        """Seconds of the last look."""
+        self._took = self._looked_at = 0.0
+        """Seconds of the last look, and when it was over."""
+        self._looking = False
+        self._awaited = False
+        """Whether jobs wait for nodes here."""
         self._looks = 0
         """How many have begun."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -88,6 +93,24 @@ class LrmJobs:
     def look(self) -> None:
         """Look again soon."""
         self._look.set()
+
+    def await_nodes(self, *, awaited: bool) -> None:
+        """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
+        self._awaited = awaited
+        if self._worth_looking and not self._looking:
+            rest = SHARE * self._took - (time.monotonic() - self._looked_at)
+            asyncio.get_running_loop().call_later(max(0.0, rest), self._look_after, self._looks)
+
+    def _look_after(self, number: int) -> None:
+        """Look again soon unless that was done since the look of that number."""
+        if self._looks == number:
+            self.look()
+
+    @property
+    def _worth_looking(self) -> bool:
+        """Whether somebody waits for nodes that not we have: of our own jobs' ends we hear without that."""
+        last = self._last
+        return self._awaited and last is not None and last.background + last.down > 0
 
     async def look_afresh(self) -> None:
         """Wait for a look that began after this was called, whatever came of it."""
@@ -171,8 +194,10 @@ class LrmJobs:
             self._soon = min(self._poll_interval, self._soon * 2)
             self._soon_at = now + self._soon
         self._ending = ending
-        safety_net = max(REPORT_EVERY, 2 * self._poll_interval)
-        return min(safety_net, self._soon_at - now) if ending else safety_net
+        patience = max(REPORT_EVERY, 2 * self._poll_interval)
+        if self._worth_looking:
+            patience = min(patience, max(AWAITED, SHARE * self._took))
+        return min(patience, self._soon_at - now) if ending else patience
 
     async def _once(self, *, anyway: bool) -> None:
         self._looks += 1
@@ -187,12 +212,15 @@ class LrmJobs:
 
     async def _see(self, *, anyway: bool) -> None:
         began = time.monotonic()
+        self._looking = True
         try:
             snapshot = await self._contact.look(self._lrm.snapshot())
         except SiteError:
             return
         finally:
-            self._took = time.monotonic() - began
+            self._looking = False
+            self._looked_at = time.monotonic()
+            self._took = self._looked_at - began
         self._contact.troubled(snapshot.trouble)
         self._last = snapshot
         self._compare(snapshot, began)
@@ -261,6 +289,7 @@ class LrmJobs:
         if component.lrm_job is None:
             component.end()
             self._over(component)
+            self.look()  # what was told of this cluster may no longer hold
         else:
             component.folder.note(lrm=component.lrm_job)
             log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)

@@ -387,11 +387,15 @@ class Unstage(Message):
 
 
 class Probe(Message):
-    """Are you there? With ``look``: ask the resource manager, hear the runners out, tell what is news, and say so."""
+    """Are you there? With ``look``: ask the resource manager, hear the runners out, tell what is news, and say so.
+
+    ``awaited``: jobs wait for nodes here, so that those which others give back are worth looking for more often.
+    """
 
     type: Literal["probe"] = "probe"
     sequence: Number
     look: bool
+    awaited: bool = False
 
 
 class OutputAck(Message):

@@ -1,16 +1,18 @@
 """A placement queue whose scan costs distinct request shapes, not jobs (semantics 4)."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from koalapy.model.job import JobId
-from koalapy.model.request import Request
+from koalapy.model.request import ClusterName, Request
 from koalapy.scheduling.needs import Needs, needs_of
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Key = tuple[int, int]
+ANY_CLUSTER: ClusterName = ""
+"""Stands for them all where a request names none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +23,11 @@ class Group:
     needs: Needs
     number: int
     jobs: "deque[Entry]" = field(default_factory=deque)
+
+    @property
+    def clusters(self) -> tuple[ClusterName, ...]:
+        """Where its jobs may be placed, as far as their request says."""
+        return tuple(name for name, _ in self.needs.wanted) or (ANY_CLUSTER,)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +50,7 @@ class PlacementQueue:
         self._entries: dict[JobId, Entry] = {}
         self._numbers = 0
         self._last_seq = 0
+        self._awaited: Counter[ClusterName] = Counter()
         self.scans = 0
         """Periodic scans so far: each is a failed try of every job that is still there."""
 
@@ -65,12 +73,24 @@ class PlacementQueue:
         key = (group.needs.total if self._narrowest_first else 0, seq)
         entry = self._entries[job] = Entry(key, job, group, self.scans)
         self._last_seq = max(self._last_seq, seq)
+        self._awaited.update(group.clusters)
         group.jobs.append(entry)
 
     def remove(self, job: JobId) -> int:
         """Take a job out; returns how many scans it went through."""
         entry = self._entries.pop(job, None)
-        return 0 if entry is None else self.scans - entry.scans
+        if entry is None:
+            return 0
+        for cluster in entry.group.clusters:
+            self._awaited[cluster] -= 1
+            if not self._awaited[cluster]:
+                del self._awaited[cluster]
+        return self.scans - entry.scans
+
+    @property
+    def awaited(self) -> frozenset[ClusterName]:
+        """The clusters that jobs here name, and ``ANY_CLUSTER`` where one names none."""
+        return frozenset(self._awaited)
 
     def scans_of(self, job: JobId) -> int:
         """How many scans passed a job over since it came."""

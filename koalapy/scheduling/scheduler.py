@@ -14,7 +14,7 @@ from koalapy.model.cluster import Drain, GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, Token
 from koalapy.model.placement import ClusterReason, Placement, Refusal
-from koalapy.model.request import Request
+from koalapy.model.request import ClusterName, Request
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
 from koalapy.scheduling.advising import Advising
@@ -134,6 +134,10 @@ class Scheduler:
     @property
     def queued(self) -> int:
         return len(self._waiting)
+
+    def awaited_clusters(self) -> frozenset[ClusterName]:
+        """Where a job that waits to be placed might be, if there was room."""
+        return self._waiting.awaited_clusters()
 
     @property
     def reservation(self) -> JobId | None:

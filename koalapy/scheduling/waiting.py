@@ -8,14 +8,14 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
-from koalapy.model.request import Request
+from koalapy.model.request import ClusterName, Request
 from koalapy.scheduling.aging import Aging
 from koalapy.scheduling.asking import Asking, Shape
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.needs import needs_of
 from koalapy.scheduling.offers import Offers
-from koalapy.scheduling.queue import PlacementQueue
+from koalapy.scheduling.queue import ANY_CLUSTER, PlacementQueue
 from koalapy.scheduling.rules import Rules
 
 SHARED_REQUESTS = 10_000
@@ -55,6 +55,11 @@ class Waiting:
     def requests(self) -> Iterable[Request]:
         """In the order of the queues, that of high priority first."""
         return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue.in_order())
+
+    def awaited_clusters(self) -> frozenset[ClusterName]:
+        """Where a job that waits might be placed, as far as its request says."""
+        named = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
+        return frozenset(book.name for book in self.grid.books()) if ANY_CLUSTER in named else named
 
     def arrive(self, job: Job) -> None:
         """A new job. Equal requests become one object: a full queue is mostly requests."""

@@ -51,6 +51,9 @@ class Dispatcher(Protocol):
     def confirm(self, cluster: str) -> None:
         """Have a cluster's agent tell all it knows, and then that it has."""
 
+    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+        """Have the agents of these clusters, and of no others, look for free nodes more often."""
+
 
 @dataclass(slots=True)
 class Item:
@@ -304,6 +307,7 @@ class Engine:
         if self.dispatcher is not None:
             for cluster in sorted(effects.confirm):
                 self.dispatcher.confirm(cluster)
+            self.dispatcher.jobs_wait_for(self.scheduler.awaited_clusters())
         for job in effects.jobs if self._watchers else ():
             self.changed(job)
 

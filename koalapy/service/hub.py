@@ -64,6 +64,8 @@ class Hub:
         self._memories = Memories(engine, instance, life)
         self._sessions: dict[str, Session] = {}
         self._reported: dict[str, wire.Report] = {}
+        self._awaited: frozenset[ClusterName] = frozenset()
+        """Clusters for whose nodes jobs wait."""
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._tell)
         self.feedback: Feedback | None = None
@@ -85,6 +87,12 @@ class Hub:
         session = self._sessions.get(cluster)
         if session is not None and session.ready:
             session.ask_to_confirm(self._engine.clock())
+
+    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+        changed, self._awaited = clusters ^ self._awaited, clusters
+        for cluster in changed:
+            if (session := self._sessions.get(cluster)) is not None:
+                session.jobs_wait(awaited=cluster in clusters)
 
     def report_of(self, cluster: str) -> wire.Report | None:
         return self._reported.get(cluster)
@@ -219,6 +227,7 @@ class Hub:
 
         def greet(forgotten: Sequence[dict[str, Any]]) -> None:
             session.ready = True
+            session.jobs_wait(awaited=session.cluster in self._awaited)
             session.put([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
 
         inventory = InventoryReceived(session.cluster, updates, stages=stages)

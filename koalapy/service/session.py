@@ -39,6 +39,8 @@ class Session:
         """Seconds."""
         self.hangs = False
         """Whether it was asked in vain, and not heard since."""
+        self._awaited = False
+        """Whether jobs wait for its cluster's nodes."""
         self._heard = asyncio.Event()
         self._busy = False
         self._asked: dict[int, float] = {}
@@ -118,6 +120,15 @@ class Session:
 
     # What it knows
 
+    def jobs_wait(self, *, awaited: bool) -> None:
+        """Have it look for free nodes more often while jobs wait for them: told at once when that begins, and by every
+        question whether it is there.
+        """
+        begins = awaited and not self._awaited
+        self._awaited = awaited
+        if begins and self.ready:
+            self._probe(look=False)
+
     def ask_to_confirm(self, now: float) -> None:
         """Have it look afresh, and say when all it knows is told."""
         self._asked[self._probe(look=True)] = now
@@ -127,6 +138,6 @@ class Session:
         return self._asked.pop(sequence, None)
 
     def _probe(self, *, look: bool) -> int:
-        probe = wire.Probe(sequence=next(_sequence), look=look)
+        probe = wire.Probe(sequence=next(_sequence), look=look, awaited=self._awaited)
         self.put([probe])
         return probe.sequence

@@ -23,6 +23,9 @@ class MemoryLrm:
         self.answering = asyncio.Event()
         self.answering.set()
         self.trouble = ""
+        self.background = self.down = 0
+        self.takes = 0.0
+        """Seconds of a look."""
         self._taken: list[LrmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
         self.looks = 0
@@ -77,9 +80,11 @@ class MemoryLrm:
     async def snapshot(self) -> LrmSnapshot:
         self.looks += 1
         await self.answering.wait()
+        await asyncio.sleep(self.takes)
         self._check()
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
-        return LrmSnapshot(2, 2 - held, 0, 0, tuple(self.jobs.values()), self.trouble)
+        idle = 2 - held - self.background - self.down
+        return LrmSnapshot(2, idle, self.background, self.down, tuple(self.jobs.values()), self.trouble)
 
     async def check(self) -> Sequence[Finding]:
         return []

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.request import FlexibleRequest
-from koalapy.scheduling.queue import PlacementQueue
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.scheduling.queue import ANY_CLUSTER, PlacementQueue
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Jobs = list[tuple[int, int, int]]
@@ -82,6 +82,23 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         assert len(queue) == len(expected)
         assert [job for job in range(len(sizes)) if job in queue] == sorted(expected)
         assert [queue.position(job) for job in expected] == list(range(len(expected)))
+
+
+CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)
+
+
+@given(jobs=st.lists(st.tuples(CLUSTERS, st.booleans()), max_size=20))
+def test_it_knows_what_clusters_its_jobs_name(jobs: list[tuple[frozenset[str], bool]]) -> None:
+    queue = PlacementQueue()
+    for job, (clusters, _) in enumerate(jobs):
+        components = tuple(ComponentRequest(1, name) for name in sorted(clusters) * 2)
+        queue.push(job, job, clusters, FixedRequest(components) if components else FlexibleRequest(1))
+    for job, (_, stays) in enumerate(jobs):
+        if not stays:
+            queue.remove(job)
+            queue.remove(job)
+    named = [clusters or {ANY_CLUSTER} for clusters, stays in jobs if stays]
+    assert queue.awaited == frozenset().union(*named)
 
 
 def scan(queue: PlacementQueue, sizes: list[int], room: int, mode: QueueMode) -> tuple[list[int], int]:

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import Job, JobSpec
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.text import is_utf8
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
+from koalapy.scheduling.events import JobCancelled, JobSubmitted
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -268,6 +271,40 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
         north.says(wire.Confirmed(sequence=probes[0]["sequence"]), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         assert before <= book.confirmed_at <= asked
+
+
+async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) -> None:
+    """At once when that begins, also when it connects anew; that it is over, by the next question."""
+
+    async def awaited(agent: Agent) -> list[bool]:
+        async with asyncio.timeout(DEADLINE):
+            while not (found := [m["awaited"] for m in agent.heard if m["type"] == "probe"]):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        agent.heard.clear()
+        return found
+
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("south") as south:
+        async with daemon.agent_of("north") as north:
+            for agent in (north, south):
+                agent.says(
+                    wire.Inventory(components=[]), wire.Report(total=2, idle=0, background=2, down=0, holding=[])
+                )
+            await until(daemon, "north", ("usable", 2, ""))
+            await until(daemon, "south", ("usable", 2, ""))
+            on_north = FixedRequest((ComponentRequest(1, "north"),))
+            await daemon.engine.commit(Item(events=(JobSubmitted(Job(1, JobSpec(on_north, ("true",)), 0.0)),)))
+            assert await awaited(north) == [True]
+            await daemon.engine.commit(Item(events=(JobSubmitted(Job(2, JobSpec(on_north, ("true",)), 0.0)),)))
+            assert [m for m in (*north.heard, *south.heard) if m["type"] == "probe"] == []
+        async with daemon.agent_of("north") as north:
+            north.says(wire.Inventory(components=[]), report(0))
+            assert await awaited(north) == [True]
+            await daemon.engine.commit(Item(events=tuple(JobCancelled(job, "") for job in (1, 2))))
+            daemon.hub.confirm("north")
+            assert await awaited(north) == [False]
+            anywhere = JobSpec(FlexibleRequest(1), ("true",))
+            await daemon.engine.commit(Item(events=(JobSubmitted(Job(3, anywhere, 0.0)),)))
+            assert (await awaited(north), await awaited(south)) == ([True], [True])
 
 
 # Two agents of one cluster
