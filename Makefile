@@ -38,6 +38,8 @@ check: $(STAMP)  ## lint, format, types, and the arrows between the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 -p koalapy.runtime
+	$(BIN)/vermin --quiet --target=3.9- --no-tips koalapy/runtime
 	$(BIN)/lint-imports
 
 format: $(STAMP)  ## bring the code into its form

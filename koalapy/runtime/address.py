@@ -42,9 +42,9 @@ def own_networks() -> list[tuple[str, str]]:
         for interface, address in own_addresses():
             if not address.startswith("127."):
                 answer = fcntl.ioctl(asking, SIOCGIFNETMASK, struct.pack("40s", interface.encode()))
-                mask = int.from_bytes(answer[20:24])
-                base = socket.inet_ntoa((_number(address) & mask).to_bytes(4))
-                found.append((f"{base}/{mask.bit_count()}", address))
+                mask = int.from_bytes(answer[20:24], "big")
+                base = socket.inet_ntoa((_number(address) & mask).to_bytes(4, "big"))
+                found.append((f"{base}/{bin(mask).count('1')}", address))
     return found
 
 
@@ -68,4 +68,4 @@ def is_inside(address: str, cidr: str) -> bool:
 
 
 def _number(address: str) -> int:
-    return int.from_bytes(socket.inet_aton(address))
+    return int.from_bytes(socket.inet_aton(address), "big")

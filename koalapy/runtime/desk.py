@@ -8,9 +8,10 @@ from collections.abc import Callable
 from koalapy.runtime.link import Loop
 
 LAUNCH_AGENT = """\
+trap 'exit 0' TERM
 host=$1; shift; desk=${0%/*}
 printf '%s\\n' "$*" > "$desk/$host.command" && echo "$host" > "$desk/requests" || exit 1
-read -r code message < "$desk/$host.answer" || exit 1
+read -r code message < "$desk/$host.answer" || exit 0
 [ "$code" = 0 ] || echo "$message" >&2
 exit "$code"
 """

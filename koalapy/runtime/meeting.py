@@ -42,7 +42,7 @@ def other_ways(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> li
         for cluster, nodes in clusters.items()
     }
     ways = sorted(product(*common.values()), key=lambda networks: len({*networks}))
-    found = (_hosts(plan, dict(zip(clusters, networks, strict=True)), by_node) for networks in ways)
+    found = (_hosts(plan, dict(zip(clusters, networks)), by_node) for networks in ways)
     current = [node["host"] for node in plan.nodes]
     return list(islice((way for way in found if way[1] != current), MOST))
 

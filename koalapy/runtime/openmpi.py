@@ -7,12 +7,14 @@ import signal
 import socket
 
 from koalapy.runtime.desk import Desk
+from koalapy.runtime.doors import AT_ONCE, GUESTS
 from koalapy.runtime.installation import NAMING, Installation
 from koalapy.runtime.parameters import before_rank, prepare
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import Preflight, Visitor
-from koalapy.runtime.processes import find_program
+from koalapy.runtime.processes import allow_files, find_program
 from koalapy.runtime.settings import Failure
+from koalapy.runtime.words import Words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ NOTICE_PATIENCE = 60.0
 CONNECTION_LOST = (0, 205)
 """Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
 LONGEST_REFUSAL = 1000
+OWN_FILES = AT_ONCE + GUESTS + 64
+"""Open files that the head node needs beside one for each node: those of the pre-flight, and its own."""
 
 
 def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
@@ -89,17 +93,17 @@ class Follower:
         head = self._plan.head
         if sender != (head["token"], head["node"]):
             return  # nobody else has anything to order here
-        match payload["op"]:
-            case "probe" if self._visitor is not None and payload["way"] == self._visitor.way:
-                self._visitor.probe(payload["doors"])
-            case "move" if self._visitor is not None and payload["way"] > self._visitor.way:
-                self._move(payload["way"], payload["hosts"])
-            case "unreached":
-                self._runner.conclude(None, payload["error"], infrastructure=True)
-            case "launch":
-                self._launch(payload["command"], payload["namesakes"])
-            case "noted":
-                self._runner.conclude(None)
+        op = payload["op"]
+        if op == "probe" and self._visitor is not None and payload["way"] == self._visitor.way:
+            self._visitor.probe(payload["doors"])
+        elif op == "move" and self._visitor is not None and payload["way"] > self._visitor.way:
+            self._move(payload["way"], payload["hosts"])
+        elif op == "unreached":
+            self._runner.conclude(None, payload["error"], infrastructure=True)
+        elif op == "launch":
+            self._launch(payload["command"], payload["namesakes"])
+        elif op == "noted":
+            self._runner.conclude(None)
 
     def child_ended(self, pid: int, code: int) -> None:
         if pid != self._pid:
@@ -108,6 +112,9 @@ class Follower:
         if is_lost(code):
             error = f"the MPI daemon on {self._runner.settings.name} {how_it_ended(code)}"
             self._runner.conclude(None, error, infrastructure=True)
+
+    def heard(self, output: bytes) -> bytes:
+        return output
 
     def close(self) -> None:
         self._runner.loop.cancel("daemon-ended")
@@ -166,6 +173,7 @@ class Head:
         self._mpirun = 0
         self._code: int | None = None
         self._refusal = ""
+        self._words = Words(runner, plan)
 
     def start(self) -> None:
         environment = self._runner.environment
@@ -177,6 +185,7 @@ class Head:
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
             )
         self._installation, self._folder = make_ready(self._runner, self._plan)
+        allow_files(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
         self._start_mpirun(self._folder)
         if self._elsewhere:
             series = self._installation.series
@@ -228,7 +237,11 @@ class Head:
             self._runner.loop.after("daemons", self._runner.settings.lease, self._conclude)
             self._conclude_when_all_ended()
 
+    def heard(self, output: bytes) -> bytes:
+        return self._words.heard(output)
+
     def close(self) -> None:
+        self._words.close()
         if self._desk is not None:
             self._desk.close()
             self._desk = None

@@ -39,7 +39,9 @@ class Plan:
         for host in hosts:
             if not PLAIN.fullmatch(host):
                 raise ValueError(f"{host!r} is no address of a node")
-        for node, host in zip(self.nodes, hosts, strict=True):
+        if len(hosts) != len(self.nodes):
+            raise ValueError(f"{len(hosts)} addresses for {len(self.nodes)} nodes")
+        for node, host in zip(self.nodes, hosts):
             node["host"] = host
 
     def environment(self, settings: Settings) -> dict[str, str]:

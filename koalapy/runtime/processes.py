@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from koalapy.runtime.settings import Failure
+
 try:
     import ctypes
 except ImportError:  # a Python built without libffi
@@ -31,9 +33,12 @@ class Processes:
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output, 2),
         ]
-        return os.posix_spawn(
-            argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
-        )
+        try:
+            return os.posix_spawn(
+                argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
+            )
+        except NotImplementedError:  # a Python that was built for a C library of before 2018
+            return _start(argv, environment, output)
 
     def reap(self) -> tuple[list[tuple[int, int]], bool]:
         """The (pid, exit code or minus signal) of children that ended, and whether any process is left."""
@@ -58,6 +63,33 @@ class Processes:
                 os.kill(pid, signal.SIGCONT)
             except ProcessLookupError:
                 continue
+
+
+def _start(argv: list[str], environment: dict[str, str], output: int) -> int:
+    """The same by fork and exec. Signals that have a handler get their default by that; others it resets itself."""
+    import subprocess
+
+    child = subprocess.Popen(
+        argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False,
+        start_new_session=True,
+    )  # fmt: skip
+    child.returncode = 0  # whoever waits for all children takes leave of this one, too
+    return child.pid
+
+
+def allow_files(wanted: int, node: str) -> None:
+    """Let this process, and what it starts, have so many open files at least; ``Failure`` where that is forbidden."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise Failure(
+            f"this job's first node, {node}, needs {wanted} open files, and may have {hard}: raise the hard limit of "
+            "its jobs (ulimit -Hn), or ask for fewer nodes"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def descendants(root: int) -> list[int]:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
         def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
             """Say something to another node's runner; may get lost."""
 
+        def say(self, line: str) -> None:
+            """Tell the user, between the lines of the program's output."""
+
         def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
             """The program is over on this node."""
 
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
         def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None: ...
 
         def child_ended(self, pid: int, code: int) -> None: ...
+
+        def heard(self, output: bytes) -> bytes:
+            """What the user is to see of what came from the program."""
+            ...
 
         def close(self) -> None: ...
 
@@ -63,6 +70,9 @@ class Single:
     def child_ended(self, pid: int, code: int) -> None:
         if pid == self._pid:
             self._runner.conclude(code if code >= 0 else 128 - code)
+
+    def heard(self, output: bytes) -> bytes:
+        return output
 
     def close(self) -> None:
         """Nothing to let go of."""

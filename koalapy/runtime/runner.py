@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import gc
 import os
-import re
 import signal
 import sys
+from traceback import print_exc
 
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -40,9 +40,6 @@ EARLY_LIMIT = 1024 * 1024
 """Bytes of relays that are kept until the plan is known."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """By which a resource manager asks us to end; Grid Engine's qrsh hands SIGHUP on to the other nodes of a job."""
-NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
-
-"""Open MPI warns of a harmless race between itself and its launch agent; nobody should have to read it."""
 
 
 class Runner:
@@ -80,9 +77,24 @@ class Runner:
             self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
         while self._status is None:
-            self.loop.turn()
+            try:
+                self.loop.turn()
+            except Exception as error:  # noqa: BLE001 whatever it was, somebody waits to hear of it
+                self._failed(error)
         self._link.close()
         return self._status
+
+    def _failed(self, error: Exception) -> None:
+        """The program cannot be started or followed on this node; what nobody thought of is raised when all is over."""
+        if isinstance(error, Failure):
+            self.conclude(error.code, error.message, infrastructure=error.code is None)
+        elif self._result is not None:
+            raise error
+        else:
+            print_exc()
+            what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+            text = str(what) if isinstance(error, OSError) else repr(error)
+            self.conclude(None, f"the runner on {self.settings.name} failed: {text}", infrastructure=True)
 
     def spawn(self, command: list[str]) -> int:
         """Start a command of the program's on this node; ``Failure`` when it cannot be."""
@@ -145,35 +157,36 @@ class Runner:
 
     def _receive(self, message: dict[str, Any]) -> None:
         self._heard()
-        match message["t"]:
-            case "welcome":
-                self.settings.lease = message["lease"]
-                self._output.acknowledge(message["output"])
-                self._output.sent, self._exit_sent = self._output.start, False
-                self._pump()
-            case "open" if self._phase == "waiting":
-                self._open(message)
-            case "relay" if self._role is None:
-                self._early_size += len(encode(message))
-                if self._early_size <= EARLY_LIMIT:
-                    self._early.append(message)
-            case "relay":
-                self._relayed(message)
-            case "output":
-                if message["offset"] > self._output.start and self._phase == "ended":
-                    self.loop.after("give-up", self._patience, self._give_up)  # somebody is taking it
-                self._output.acknowledge(message["offset"])
-                if not self._output.full:
-                    self.loop.watch(self._reading, self._read)
-                self._pump()
-            case "stop":
-                self.conclude(None, stopped=True)
-            case "refused" if self._phase == "waiting":
-                self._status = 1  # another has our place: nothing that is its own may be touched
-            case "refused":
-                self.conclude(None, stopped=True)
-            case "exit_ack" if self._phase == "ended":
-                self._status = 0
+        kind = message["t"]
+        if kind == "welcome":
+            self.settings.lease = message["lease"]
+            self._output.acknowledge(message["output"])
+            self._output.sent, self._exit_sent = self._output.start, False
+            self._pump()
+        elif kind == "output":
+            self._acknowledged(message["offset"])
+        elif kind == "open" and self._phase == "waiting":
+            self._open(message)
+        elif kind == "relay" and self._role is None:
+            self._early_size += len(encode(message))
+            if self._early_size <= EARLY_LIMIT:
+                self._early.append(message)
+        elif kind == "relay":
+            self._relayed(message)
+        elif kind == "refused" and self._phase == "waiting":
+            self._status = 1  # another has our place: nothing that is its own may be touched
+        elif kind in ("stop", "refused"):
+            self.conclude(None, stopped=True)
+        elif kind == "exit_ack" and self._phase == "ended":
+            self._status = 0
+
+    def _acknowledged(self, offset: int) -> None:
+        if offset > self._output.start and self._phase == "ended":
+            self.loop.after("give-up", self._patience, self._give_up)  # somebody is taking it
+        self._output.acknowledge(offset)
+        if not self._output.full:
+            self.loop.watch(self._reading, self._read)
+        self._pump()
 
     def _relayed(self, message: dict[str, Any]) -> None:
         payload, sender = message["payload"], (message["sender"], message["sender_node"])
@@ -182,7 +195,7 @@ class Runner:
             try:
                 self._role.relayed(sender, payload)
             except Failure as failure:
-                self.conclude(None, failure.message, infrastructure=True)
+                self._failed(Failure(failure.message))
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 print(f"koala runner: {sender} sent nonsense: {error!r}", file=sys.stderr)
 
@@ -199,8 +212,8 @@ class Runner:
         try:
             self._role.start()
         except Failure as failure:
-            self._say(failure.message)
-            self.conclude(failure.code, failure.message, infrastructure=failure.code is None)
+            self.say(failure.message)
+            self._failed(failure)
         early, self._early = self._early, []
         for message in early:
             self._relayed(message)
@@ -213,7 +226,7 @@ class Runner:
             places = (self.environment.get("HOME", ""), self.settings.spool)
             place = next((p for p in places if os.access(p, os.W_OK | os.X_OK)), "/")
             if self.settings.node == 0:
-                self._say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {place}")
+                self.say(f"cannot use {workdir} on {self.settings.name} ({error.strerror}): running in {place}")
             os.chdir(place)
 
     def _copy_to(self, path: str | None) -> None:
@@ -222,9 +235,10 @@ class Runner:
             try:
                 self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                self._say(f"cannot write {path} on {self.settings.name}: {error.strerror}")
+                self.say(f"cannot write {path} on {self.settings.name}: {error.strerror}")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Tell the user, between the lines of the program's output."""
         self._keep(f"koala: {line}\n".encode())
 
     def _read(self, _events: int) -> None:
@@ -236,7 +250,7 @@ class Runner:
             data = os.read(self._reading, 65536)
         except BlockingIOError:
             return False
-        self._keep(NOISE.sub(b"", data) if b"setpgid(" in data and isinstance(self._role, Head) else data)
+        self._keep(data if self._role is None else self._role.heard(data))
         return True
 
     def _keep(self, data: bytes) -> None:
@@ -256,7 +270,7 @@ class Runner:
         except OSError as error:
             if not self._copy_failed:
                 self._copy_failed, self._copy = True, -1
-                self._say(f"{self._copy_path} on {self.settings.name} is not whole: {error.strerror}")
+                self.say(f"{self._copy_path} on {self.settings.name} is not whole: {error.strerror}")
                 self._copy = copy
 
     def _pump(self) -> None:

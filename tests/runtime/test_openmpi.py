@@ -118,6 +118,7 @@ async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
     for node in nodes:
         assert await node.ended() == 0
     assert alive(" ".join(map(str, below))) == []
+    assert nodes[0].output.split() == [b"up"] * 3, "nothing of firewalls: who was told to end has no trouble"
 
 
 async def test_programs_that_end_at_once_do_not_hang(agent: FakeAgent) -> None:
