@@ -40,6 +40,7 @@ def test_every_byte_arrives_once_and_what_is_acknowledged_takes_no_room(seed: in
             for offset, data in store.chunks():
                 heard = heard[:offset] + data
             store.acknowledge(len(heard))
+        store.acknowledge(len(heard))  # it may have heard all before
         assert heard == written
         assert not list(Path(folder).iterdir())
 
