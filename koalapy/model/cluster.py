@@ -54,6 +54,8 @@ class Link:
 
     latency: float | None = None
     bandwidth: float | None = None
+    unreachable: bool = False
+    """Whether their nodes were found not to reach each other: nothing else is known of it then."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Communication-Aware (sonmez-2010 IV-C): clusters that are near to each other for a flexible request."""
 
 from collections.abc import Mapping
+from itertools import combinations
 from math import isfinite
 
 from koalapy.model.cluster import ClusterView, GridView
@@ -8,10 +9,10 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import SHOWN, known_names, listed, nodes
-from koalapy.placement.filling import Filled, fill_in_turn
+from koalapy.placement.filling import Filled, fill_in_turn, most_components, suffice
 from koalapy.placement.flexible import needs_of, placement_of, whole_on_first, why_not
 from koalapy.placement.missing import idle_that_suffices, with_idle
-from koalapy.placement.network import Network, Weighing, near_to_all, network_of
+from koalapy.placement.network import Network, Weighing, combination, near_to_all, network_of
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, reason_for
 from koalapy.placement.split_options import explain_options, place_options
@@ -72,16 +73,32 @@ class CommunicationAware:
         if request.total_size <= grid.by_idle[0].idle:
             alone = grid.once(("alone", self._weighing), lambda grid: network.alone(grid.by_idle))
             return whole_on_first(request, alone)
-        least = request.min_component_size
-        for clusters in self._sets(least, grid, network):
-            if sum(cluster.idle for cluster in clusters) >= request.total_size:
+        for level in range(len(network.levels)):
+            filled = self._fill_together(request, grid, network, level)
+            if filled is not None:
+                return filled
+        return None
+
+    def _fill_together(
+        self, request: FlexibleRequest, grid: GridView, network: Network, level: int
+    ) -> Filled | None:  # fmt: skip
+        """On clusters that may all be combined, by one of the network's levels."""
+        least, total = request.min_component_size, request.total_size
+        sets = self._sets(least, grid, network, level)
+        for clusters in sets:
+            if sum(cluster.idle for cluster in clusters) >= total:
                 filled = fill_in_turn(request, clusters)
                 if filled is not None:
                     return filled
-        return None
+        if network.groups or len(sets) < 2:
+            return None
+        ordered = network.together([cluster for cluster in grid.by_idle if cluster.idle >= least])
+        most = most_components(request)
+        found = combination(ordered, network.levels[level], lambda clusters: suffice(clusters, most, total))
+        return fill_in_turn(request, found) if found else None
 
-    def _sets(self, least: int, grid: GridView, network: Network) -> list[list[ClusterView]]:
-        return grid.once(("sets", self._weighing, least), lambda grid: _sets(grid, network, least))
+    def _sets(self, least: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
+        return grid.once(("sets", self._weighing, least, level), lambda grid: _sets(grid, network, least, level))
 
     def _why(self, filled: Filled, network: Network) -> str:
         what = "bandwidth" if self._weighing.bandwidth else "latency"
@@ -91,7 +108,7 @@ class CommunicationAware:
             value = self._told(network.own[first.name])
             return f"{first.name} alone holds the job, and has the {best} {what} within itself of those that do{value}"
         taken = [f"{c.name} ({size} of {c.idle}{self._told(network.average[c.name])})" for c, size in filled[:SHOWN]]
-        return f"by {best} average {what}: {listed(taken, len(filled))}"
+        return f"by {best} average {what}: {listed(taken, len(filled))}{_unmeasured(filled, network)}"
 
     def _told(self, cost: float) -> str:
         if not isfinite(cost):
@@ -102,7 +119,7 @@ class CommunicationAware:
         if fill_in_turn(request, grid.by_idle) is None:
             return why_not(request, grid)
         least = request.min_component_size
-        sets = self._sets(least, grid, network)
+        sets = self._sets(least, grid, network, len(network.levels) - 1)
         most = max((sum(cluster.idle for cluster in clusters) for clusters in sets), default=0)
         fewer = "" if most < request.total_size else " within the request's bounds"
         return (
@@ -113,29 +130,36 @@ class CommunicationAware:
         """What clusters are that may be combined."""
         if self._weighing.bound is not None:
             return f"clusters of one group, with latencies of at most {self._weighing.bound:g} s between them"
-        return "clusters with all links between them measured"
+        return "clusters of which none was found unreachable from another"
 
     def _reason(
         self, request: FlexibleRequest, cluster: ClusterView, grid: GridView, network: Network
     ) -> ClusterReason:  # fmt: skip
-        near = sum(c.idle for c in grid.by_idle if c.name in network.near[cluster.name])
+        beside = network.levels[-1][cluster.name]
+        near = sum(c.idle for c in grid.by_idle if c.name in beside)
         wanted = idle_that_suffices(
             cluster, lambda idle: self._fill(request, with_idle(grid, cluster, idle), network) is not None,
             max(request.min_component_size, request.total_size - near),
         )  # fmt: skip
         needs = needs_of(request, cluster)
-        far = sum(1 for c in grid.by_idle if c.name not in network.near[cluster.name] and c.name != cluster.name)
+        far = sum(1 for c in grid.by_idle if c.name not in beside and c.name != cluster.name)
         if far and cluster.idle >= request.min_component_size:
             needs = f"{needs}; {far} of the others cannot be combined with it: only {self._near()} are"
         return reason_for(cluster, needs, wanted)
 
 
-def _sets(grid: GridView, network: Network, least: int) -> list[list[ClusterView]]:
+def _unmeasured(filled: Filled, network: Network) -> str:
+    """Which of the links between the clusters that were taken are not measured, in words."""
+    pairs = [(one.name, other.name) for (one, _), (other, _) in combinations(filled, 2)]
+    told = [f"{one} and {other}" for one, other in pairs if other not in network.near[one]]
+    return f"; not measured is the link between {listed(told[:SHOWN], len(told))}" if told else ""
+
+
+def _sets(grid: GridView, network: Network, least: int, level: int) -> list[list[ClusterView]]:
     """The clusters to combine, set by set as they are tried, each in the order in which it is filled.
 
     Groups go by the number of their clusters that may serve. Without groups the first set begins with the first
-    cluster, and each other one with the first that is in none before it: clusters with an unmeasured link between
-    them are never in one.
+    cluster, and each other one with the first that is in none before it; all in one may be combined.
     """
     ordered = network.together([cluster for cluster in grid.by_idle if cluster.idle >= least])
     if network.groups:
@@ -145,7 +169,7 @@ def _sets(grid: GridView, network: Network, least: int) -> list[list[ClusterView
     sets: list[list[ClusterView]] = []
     left = list(by_name)
     while left:
-        names = near_to_all([left[0], *by_name], network.near)
+        names = near_to_all([left[0], *by_name], network.levels[level])
         left = [name for name in left if name not in names]
         inside = frozenset(names)
         sets.append([cluster for cluster in ordered if cluster.name in inside])

@@ -22,7 +22,7 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
     least, left = request.min_component_size, request.total_size
     most = most_components(request)
     roomy = [cluster for cluster in order if cluster.idle >= least]
-    if not _suffice(roomy, most, left):
+    if not suffice(roomy, most, left):
         return None
     filled: Filled = []
     scarce = most < len(roomy)
@@ -31,7 +31,7 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
         if rest <= 0:
             filled.append((cluster, left))
             break
-        if not scarce or _suffice(roomy[place:], most - len(filled) - 1, rest):
+        if not scarce or suffice(roomy[place:], most - len(filled) - 1, rest):
             filled.append((cluster, cluster.idle))
             left = rest
     return filled if filled[-1][1] >= least else _raise_last(filled, least)
@@ -43,7 +43,7 @@ def most_components(request: FlexibleRequest) -> int:
     return most if request.max_components is None else min(most, request.max_components)
 
 
-def _suffice(clusters: Sequence[ClusterView], most: int, wanted: int) -> bool:
+def suffice(clusters: Sequence[ClusterView], most: int, wanted: int) -> bool:
     """Whether some ``most`` of the clusters have so many idle nodes; the first ones are looked at first."""
     if most < 1:
         return False

@@ -1,6 +1,6 @@
 """The grid's links as the communication-aware policy weighs them: which cluster is near to which (sonmez-2010 IV-C)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -8,6 +8,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.request import ClusterName
 
 Near = Mapping[ClusterName, frozenset[ClusterName]]
+MOST_LOOKS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,17 @@ class Network:
     average: Mapping[ClusterName, float]
     """Of all that is measured from each cluster to any, itself included; infinite where nothing is."""
     near: Near
-    """The other clusters that each may be combined with."""
+    """The other clusters to which each has a measured link, or those of its group."""
+    reachable: Near
+    """The other clusters that each may be combined with where measured links do not suffice; all but those that were
+    found unreachable, or with a bound those of its group."""
     groups: tuple[frozenset[ClusterName], ...]
     """Those with low latencies between all of them, in order of their first cluster; empty without a bound."""
+
+    @property
+    def levels(self) -> tuple[Near, ...]:
+        """Which clusters may be combined, as long as there are enough; then which ones if there are not."""
+        return (self.near,) if self.groups or self.near == self.reachable else (self.near, self.reachable)
 
     def alone(self, clusters: Sequence[ClusterView]) -> list[ClusterView]:
         """In the order in which the whole of a job is tried on one."""
@@ -48,7 +57,12 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
     names = [cluster.name for cluster in grid]
     costs: dict[ClusterName, dict[ClusterName, float]] = {name: {} for name in names}
     near: dict[ClusterName, set[ClusterName]] = {name: set() for name in names}
+    reachable: dict[ClusterName, set[ClusterName]] = {name: set(names) - {name} for name in names}
     for (one, other), link in grid.links.items():
+        if link.unreachable and one in costs and other in costs:
+            reachable[one].discard(other)
+            reachable[other].discard(one)
+            continue
         measured = link.bandwidth if weighing.bandwidth else link.latency
         if measured is None or one not in costs or other not in costs:
             continue
@@ -62,9 +76,10 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
     own = {name: costs[name].get(name, inf) for name in names}
     known = {name: frozenset(others) for name, others in near.items()}
     if weighing.bound is None:
-        return Network(own, average, known, ())
+        return Network(own, average, known, {name: frozenset(others) for name, others in reachable.items()}, ())
     groups = _groups(sorted(names, key=lambda name: (average[name], name)), known)
-    return Network(own, average, {name: group - {name} for group in groups for name in group}, groups)
+    inside = {name: group - {name} for group in groups for name in group}
+    return Network(own, average, inside, inside, groups)
 
 
 def _within(latency: float | None, bound: float | None) -> bool:
@@ -79,6 +94,32 @@ def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[Cluster
         groups.append(frozenset(group))
         left = [name for name in left if name not in groups[-1]]
     return tuple(groups)
+
+
+def combination(
+    order: Sequence[ClusterView], near: Near, suffice: Callable[[Sequence[ClusterView]], bool]
+) -> list[ClusterView] | None:  # fmt: skip
+    """Clusters that are all near to each other and suffice together; the first ones in order, as far as may be.
+
+    None where there are none, or none is found in ``MOST_LOOKS``: to be sure takes far too long among many clusters.
+    """
+    looks = 0
+
+    def grow(taken: list[ClusterView], others: Sequence[ClusterView]) -> list[ClusterView] | None:
+        nonlocal looks
+        for place, cluster in enumerate(others):
+            looks += 1
+            if looks > MOST_LOOKS:
+                return None
+            chosen = [*taken, cluster]
+            rest = [other for other in others[place + 1 :] if other.name in near[cluster.name]]
+            if suffice([*chosen, *rest]):
+                found = chosen if suffice(chosen) else grow(chosen, rest)
+                if found is not None:
+                    return found
+        return None
+
+    return grow([], order)
 
 
 def near_to_all(order: Sequence[ClusterName], near: Near) -> list[ClusterName]:

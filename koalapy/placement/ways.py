@@ -161,7 +161,7 @@ def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
         return answer if isinstance(answer, Refusal) else [answer]
     if _has_links(grid):
         near = CA.place(request, grid)
-        if isinstance(near, Placement):
+        if isinstance(near, Placement) and _are_linked(near, grid):
             return [near, answer] if _are_linked(answer, grid) else [near]
     return [answer]
 

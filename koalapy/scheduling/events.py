@@ -160,15 +160,11 @@ class ReplicasChanged:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """What is known now of the network between two clusters, or within one; None leaves what was known before.
-
-    Of one that is ``unreachable`` nothing is known any more.
-    """
+    """What is known now of the network between two clusters, or within one; None leaves what was known before."""
 
     one: ClusterName
     other: ClusterName
     link: Link
-    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

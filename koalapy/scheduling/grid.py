@@ -373,15 +373,13 @@ class GridBook:
         return self._links.get(_pair(one, other), Link())
 
     def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
-        """Take in a measurement; what it does not say stays as it was."""
-        before = self.link(one, other)
-        latency = before.latency if link.latency is None else link.latency
-        bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
-        self._links = self._links | {_pair(one, other): Link(latency, bandwidth)}
-
-    def forget_link(self, one: ClusterName, other: ClusterName) -> None:
-        """It is as if it had never been measured."""
-        self._links = {pair: link for pair, link in self._links.items() if pair != _pair(one, other)}
+        """Take in a measurement; what it does not say stays as it was, but of an unreachable link nothing does."""
+        if not link.unreachable:
+            before = self.link(one, other)
+            latency = before.latency if link.latency is None else link.latency
+            bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
+            link = Link(latency, bandwidth)
+        self._links = self._links | {_pair(one, other): link}
 
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""

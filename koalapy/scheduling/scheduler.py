@@ -247,8 +247,6 @@ class Scheduler:
                 self.grid.set_replicas({event.file: event.sites})
                 self.grid.grew |= bool(event.sites)
             case ev.LinkMeasured():
-                if event.unreachable:
-                    self.grid.forget_link(event.one, event.other)
                 self.grid.set_link(event.one, event.other, event.link)
                 self.grid.grew = True
             case ev.PeriodicScan():

@@ -77,7 +77,7 @@ class Knowledge:
     def link(self) -> Link:
         """What policies go by: what was measured before what is configured, and nothing of what is unreachable."""
         if self.unreachable:
-            return Link()
+            return Link(unreachable=True)
         link = self.configured or Link()
         if self.measured is not None:
             link = Link(self.measured.latency, self.measured.bandwidth)

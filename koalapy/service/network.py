@@ -278,7 +278,7 @@ class Network:
         pair = found.one, found.other
         if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._book.pairs():
             known = self._book[pair]
-            self._engine.post(Item(events=(LinkMeasured(*pair, known.link, known.unreachable),)))
+            self._engine.post(Item(events=(LinkMeasured(*pair, known.link),)))
 
 
 def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:

@@ -84,11 +84,13 @@ def clusters(draw: st.DrawFn, name: str, largest: int = 6) -> ClusterView:
 
 @st.composite
 def linked(draw: st.DrawFn, views: st.SearchStrategy[GridView]) -> GridView:
-    """With speeds, and links between some of the clusters, each measured in part or not at all."""
+    """With speeds, and links between some of the clusters, each measured in part, not at all, or unreachable."""
     view = draw(views)
     measured = st.none() | st.sampled_from([1.0, 2.0, 3.0])
     pairs = [(a.name, b.name) for a in view for b in view if a.name <= b.name]
-    links = {pair: Link(draw(measured), draw(measured)) for pair in pairs if draw(st.integers(0, 3))}
+    each = st.builds(Link, measured, measured)
+    link = st.one_of(each, each, each, st.just(Link(unreachable=True)))
+    links = {pair: draw(link) for pair in pairs if draw(st.integers(0, 3))}
     speeds = {c.name: draw(st.sampled_from([1.0, 1.5, 2.0])) for c in view}
     return GridView(with_speeds(view, **speeds).clusters, links)
 

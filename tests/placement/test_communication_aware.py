@@ -1,6 +1,7 @@
 """Communication-aware placement: properties, figure 2 of sonmez-2010, and a grid with one slow link."""
 
 from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.communication_aware import CommunicationAware
+from koalapy.placement.filling import fill_in_turn
+from koalapy.placement.flexible import whole_on_first
 from koalapy.placement.registry import builtin
 from tests.placement.grids import (
     explained,
@@ -68,10 +71,59 @@ def test_never_combines_what_may_not_be(name: str, request: FlexibleRequest, vie
     assert sum(component.size for component in answer.components) == request.total_size
     assert len(set(taken)) == len(taken) <= (request.max_components or len(taken))
     assert all(component.size >= request.min_component_size for component in answer.components)
+    able = [cluster for cluster in view if cluster.usable_idle >= request.min_component_size]
+    suffices = any(
+        all(measured(policy, view, a.name, b.name) is not None for a, b in combinations(some, 2))
+        and fill_in_turn(request, some)
+        for count in range(1, len(able) + 1) for some in combinations(able, count)
+    )  # fmt: skip
     for pair in combinations(taken, 2):
         value = measured(policy, view, *pair)
-        assert value is not None
-        assert policy is not in_groups or value <= 2
+        assert not view.link(*pair).unreachable
+        assert value is not None or not suffices, "there are others with all links between them measured"
+        assert policy is not in_groups or (value is not None and value <= 2)
+
+
+@pytest.mark.parametrize("name", ["latency", "bandwidth"])
+@given(request=requests(), view=linked(grids()))
+def test_refuses_only_what_cannot_be_split_over_clusters_that_reach_each_other(
+    name: str, request: FlexibleRequest, view: GridView
+) -> None:
+    answer = NAMED[name].place(request, view)
+    able = [cluster for cluster in view if cluster.usable_idle >= request.min_component_size]
+    possible = any(
+        not any(view.link(a.name, b.name).unreachable for a, b in combinations(some, 2)) and fill_in_turn(request, some)
+        for count in range(1, len(able) + 1) for some in combinations(able, count)
+    )  # fmt: skip
+    assert isinstance(answer, Placement) == bool(possible or whole_on_first(request, view.by_idle))
+
+
+@given(
+    st.lists(st.integers(1, 32), min_size=8, max_size=8), st.floats(0, 1), st.randoms(use_true_random=False),
+    st.floats(0, 1), st.sampled_from([1, 1, 2, 5]), st.sampled_from([None, None, 2, 4]),
+)  # fmt: skip
+def test_places_on_an_empty_grid_whatever_cluster_minimization_does(
+    nodes: list[int], share: float, random: Random, wanted: float, least: int, most: int | None
+) -> None:
+    """However many of the links between eight clusters are measured."""
+    view = grid(**dict(zip("abcdefgh", nodes, strict=True)))
+    pairs = [pair for pair in combinations("abcdefgh", 2) if random.random() < share]
+    view = GridView(view.clusters, {pair: Link(random.random(), 1 / (1 + random.random())) for pair in pairs})
+    request = FlexibleRequest(max(least, 1 + round(wanted * (sum(nodes) - 1))), least, most)
+    if isinstance(ClusterMinimization().place(request, view), Placement):
+        for policy in (by_latency, by_bandwidth):
+            assert isinstance(policy.place(request, view), Placement), summary(policy.place(request, view))
+
+
+def test_many_clusters_and_links_that_reach_nowhere_are_no_trouble() -> None:
+    """A hundred clusters, of which each is out of reach of half the others: to be sure would take for ever."""
+    names = [f"c{number:02}" for number in range(100)]
+    random = Random(1)
+    links = {pair: Link(unreachable=True) for pair in combinations(names, 2) if random.random() < 0.5}
+    view = GridView(grid(**dict.fromkeys(names, 4)).clusters, links)
+    assert isinstance(by_latency.place(FlexibleRequest(24), view), Placement)
+    refused = summary(by_latency.place(FlexibleRequest(200), view))
+    assert "on clusters of which none was found unreachable from another" in refused
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -154,7 +206,7 @@ def test_one_cluster_that_suffices_is_taken_by_its_own_network() -> None:
     assert sites(by_latency.place(FlexibleRequest(2), grid(north=2))) == [(2, "north")]
 
 
-def test_delft_and_leiden_are_never_combined() -> None:
+def test_delft_and_leiden_are_combined_only_where_others_do_not_suffice() -> None:
     """The link between them could not be measured (sonmez-2010 V-A)."""
     links = {"amsterdam delft": Link(1.0), "amsterdam leiden": Link(1.0), "delft": Link(0.1)}
     view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
@@ -162,11 +214,25 @@ def test_delft_and_leiden_are_never_combined() -> None:
     assert sites(by_latency.place(FlexibleRequest(7), with_links(grid(amsterdam=2, delft=1, leiden=5), links))) == [
         (2, "amsterdam"), (5, "leiden"),
     ]  # fmt: skip
+    answer = by_latency.place(FlexibleRequest(10), view)
+    assert sites(answer) == [(6, "delft"), (2, "amsterdam"), (2, "leiden")]
+    assert isinstance(answer, Placement)
+    assert answer.reason.endswith("; not measured is the link between delft and leiden")
+
+
+def test_clusters_that_do_not_reach_each_other_are_never_combined() -> None:
+    links = {"amsterdam delft": Link(1.0), "delft leiden": Link(unreachable=True), "delft": Link(0.1)}
+    view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
+    assert sites(by_latency.place(FlexibleRequest(7), with_links(grid(amsterdam=2, delft=1, leiden=5), links))) == [
+        (2, "amsterdam"), (5, "leiden"),
+    ]  # fmt: skip
     assert summary(by_latency.place(FlexibleRequest(10), view)) == (
-        "needs 10 nodes; at most 8 are idle on clusters with all links between them measured "
+        "needs 10 nodes; at most 8 are idle on clusters of which none was found unreachable from another "
         "(delft 6, leiden 5, amsterdam 2)"
     )
-    beside = "1 of the others cannot be combined with it: only clusters with all links between them measured are"
+    beside = (
+        "1 of the others cannot be combined with it: only clusters of which none was found unreachable from another are"
+    )
     assert explained(by_latency, FlexibleRequest(10), view) == [
         ("amsterdam", "2 of 2 nodes idle, the request needs 10 in all", None),
         ("delft", f"6 of 9 nodes idle, the request needs 10 in all; {beside}", 2),
