@@ -41,6 +41,7 @@ class Endings:
                     self._claiming.rest_is_lost(job, component, f"{component.cluster} is out of reach", now)
         for component in attempt.gang:
             staging.end(self._ledger, job, component)
+        self._timers.forget(job.id, job.generation)
         becomes, reason = job.ending, attempt.end_reason
         if becomes is JobState.QUEUED:
             self._requeue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None), now)

@@ -1,6 +1,6 @@
 """The scheduler's book of each cluster: what it reported, what was promised since, how often it failed."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
@@ -384,6 +384,10 @@ class GridBook:
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
         self._replicas = {**self._replicas, **sites}
+
+    def forget_files(self, wanted: Collection[str]) -> None:
+        """Files that are nowhere, but those that somebody wants, who is to know that."""
+        self._replicas = {name: sites for name, sites in self._replicas.items() if sites or name in wanted}
 
 
 def _pair(one: ClusterName, other: ClusterName) -> tuple[ClusterName, ClusterName]:

@@ -39,6 +39,9 @@ from koalapy.scheduling.transfers import Transfers
 from koalapy.scheduling.waiting import Waiting
 from koalapy.scheduling.waits import Waits
 
+MOST_GONE = 1000
+"""Files that nobody may want any more."""
+
 
 class Scheduler:
     """One grid's scheduler. All state lives here or in what ``restore`` is given."""
@@ -51,6 +54,8 @@ class Scheduler:
         self.policies = policies
         self.grid = GridBook(clusters, links)
         self._latest = 0.0
+        self._gone = 0
+        """How many files were said to be nowhere since it was last looked who wants such files."""
         self._ledger = Ledger()
         self._timers = Timers()
         placer = Placer({book.name: book.profile for book in self.grid.books()})
@@ -244,8 +249,7 @@ class Scheduler:
                 self._transfers.update(event, now)
                 self._endings.settle(event.token, now)
             case ev.ReplicasChanged():
-                self.grid.set_replicas({event.file: event.sites})
-                self.grid.grew |= bool(event.sites)
+                self._replicas_changed(event)
             case ev.LinkMeasured():
                 self.grid.set_link(event.one, event.other, event.link)
                 self.grid.grew = True
@@ -312,6 +316,14 @@ class Scheduler:
             self._transfers.reconcile(event, self.jobs(), now)
         for update in event.stages:
             self._endings.settle(update.token, now)
+
+    def _replicas_changed(self, event: ev.ReplicasChanged) -> None:
+        self.grid.set_replicas({event.file: event.sites})
+        self.grid.grew |= bool(event.sites)
+        self._gone += not event.sites
+        if self._gone > MOST_GONE:
+            self._gone = 0
+            self.grid.forget_files({file.name for job in self.jobs() for file in job.spec.all_inputs})
 
     def _cancel(self, job: Job, reason: str, now: float) -> None:
         if job.state.is_active:

@@ -1,6 +1,7 @@
 """Deadlines in the scheduler's own time, fired by whoever tells it the time."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -38,26 +39,68 @@ class Timer:
     cluster: ClusterName = ""
 
 
+Attempt = tuple[JobId, int]
+"""A job and the generation of an attempt of it."""
+
+
 class Timers:
-    """A heap of deadlines. Those that no longer matter are not removed; whoever handles one looks whether it does."""
+    """A heap of deadlines. Those of attempts that are over are removed when they are as many as the others; of the rest
+    whoever handles one looks whether it still matters."""
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._seq = 0
+        self._of: Counter[Attempt] = Counter()
+        """How many deadlines each attempt has that is not over."""
+        self._over: set[Attempt] = set()
+        self._vain = 0
+        """How many of the heap are of attempts that are over."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, at: float, kind: Deadline, *, job: JobId = 0, generation: int = 0, component: int = 0,
             cluster: ClusterName = "") -> None:  # fmt: skip
         self._seq += 1
-        heapq.heappush(self._heap, Timer(at, self._seq, kind, job, generation, component, cluster))
+        self._push(Timer(at, self._seq, kind, job, generation, component, cluster))
 
     def postpone(self, timer: Timer, at: float) -> None:
         """Have a deadline that was due come again."""
         self._seq += 1
-        heapq.heappush(self._heap, replace(timer, at=at, seq=self._seq))
+        self._push(replace(timer, at=at, seq=self._seq))
+
+    def _push(self, timer: Timer) -> None:
+        attempt = timer.job, timer.generation
+        if attempt not in self._over:
+            heapq.heappush(self._heap, timer)
+            self._of[attempt] += 1
+
+    def forget(self, job: JobId, generation: int) -> None:
+        """An attempt is over: none of its deadlines means anything any more."""
+        count = self._of.pop((job, generation), 0)
+        if count:
+            self._over.add((job, generation))
+            self._vain += count
+        if self._vain > len(self._heap) // 2:
+            self._heap = [timer for timer in self._heap if (timer.job, timer.generation) not in self._over]
+            heapq.heapify(self._heap)
+            self._over.clear()
+            self._vain = 0
 
     def next_at(self) -> float | None:
+        self._drop_vain()
         return self._heap[0].at if self._heap else None
 
     def due(self, now: float) -> Iterator[Timer]:
-        while self._heap and self._heap[0].at <= now:
-            yield heapq.heappop(self._heap)
+        while (at := self.next_at()) is not None and at <= now:
+            timer = heapq.heappop(self._heap)
+            attempt = timer.job, timer.generation
+            self._of[attempt] -= 1
+            if not self._of[attempt]:
+                del self._of[attempt]
+            yield timer
+
+    def _drop_vain(self) -> None:
+        while self._heap and (self._heap[0].job, self._heap[0].generation) in self._over:
+            heapq.heappop(self._heap)
+            self._vain -= 1

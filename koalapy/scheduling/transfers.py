@@ -5,17 +5,20 @@ end, so that it moves when they turn out to be slower. A stage is named by the r
 same cluster finds the files of the one it stands in for.
 """
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 
 from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming import Claiming
-from koalapy.scheduling.commands import MOST_STRAYS, StageComponent, UnstageComponent
+from koalapy.scheduling.commands import StageComponent, UnstageComponent
 from koalapy.scheduling.events import InventoryReceived, StageUpdated
 from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.ledger import Ledger, live
+
+MOST_REMEMBERED = 1000
+"""Of a cluster: nobody says when such a stage is gone. How many orders there are at a time, the outbox bounds."""
 
 
 class Transfers:
@@ -25,8 +28,8 @@ class Transfers:
         self._ledger = ledger
         self._claiming = claiming
         self._faults = faults
-        self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
-        """Stages of no live attempt that were told to end and have not yet."""
+        self._strays: defaultdict[ClusterName, OrderedDict[Token, None]] = defaultdict(OrderedDict)
+        """The last stages of no live attempt that were heard of, each of which was told to end once."""
 
     def update(self, event: StageUpdated, now: float) -> None:
         """Take in one snapshot of one stage."""
@@ -94,6 +97,10 @@ class Transfers:
 
     def _disown(self, event: StageUpdated) -> None:
         """Nothing of an attempt that is over may stay."""
-        if event.token not in (strays := self._strays[event.cluster]) and len(strays) < MOST_STRAYS:
-            strays.add(event.token)
+        strays = self._strays[event.cluster]
+        if event.token not in strays:
             self._ledger.command(UnstageComponent(event.cluster, event.token, stray=True))
+        strays[event.token] = None
+        strays.move_to_end(event.token)
+        if len(strays) > MOST_REMEMBERED:
+            strays.popitem(last=False)

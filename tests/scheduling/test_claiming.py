@@ -345,6 +345,16 @@ def test_walltime_of_a_job_out_of_sight_waits_for_word_of_it() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
+def test_deadlines_of_jobs_that_are_over_are_not_kept_until_they_come() -> None:
+    world = World({"north": 4})
+    for _ in range(200):
+        world.submit(fixed(north=4), lasts=1, walltime=1e6)
+    world.advance(400)
+    assert not world.scheduler.jobs()
+    wakeup = world.scheduler.next_wakeup()
+    assert wakeup is None or wakeup < world.now + 1e5
+
+
 def _reach_all(world: World) -> None:
     """Bring everybody up to date in a world where nothing happens by itself."""
     for name, site in world.sites.items():

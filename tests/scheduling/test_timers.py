@@ -1,5 +1,7 @@
 """Deadlines come when they are due, in order, and no earlier."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,3 +47,45 @@ def test_one_that_is_added_while_others_come_is_not_lost() -> None:
             timers.add(3.0, Deadline.STOP, job=1)
     assert kinds == [Deadline.UNREACHABLE, Deadline.LOST]
     assert timers.next_at() == 3.0
+
+
+attempts = st.tuples(st.integers(1, 5), st.integers(1, 2))
+
+
+@given(st.lists(st.one_of(
+    st.tuples(st.just("add"), attempts, st.floats(0, 100)), st.tuples(st.just("forget"), attempts, st.just(0.0)),
+    st.tuples(st.just("pass"), attempts, st.floats(0, 30)),
+)))  # fmt: skip
+def test_those_of_attempts_that_are_over_never_come_and_take_no_more_room_than_the_others(steps: list[Any]) -> None:
+    timers, now = Timers(), 0.0
+    waiting: list[tuple[float, tuple[int, int]]] = []
+    over: set[tuple[int, int]] = set()
+    for what, attempt, number in steps:
+        if what == "add" and attempt not in over:
+            timers.add(now + number, Deadline.WALLTIME, job=attempt[0], generation=attempt[1])
+            waiting.append((now + number, attempt))
+        elif what == "forget":
+            timers.forget(*attempt)
+            over.add(attempt)
+            waiting = [each for each in waiting if each[1] != attempt]
+        elif what == "pass":
+            now += number
+            due = sorted(each[0] for each in waiting if each[0] <= now)
+            assert [timer.at for timer in timers.due(now)] == due
+            waiting = [each for each in waiting if each[0] > now]
+        assert timers.next_at() == min((each[0] for each in waiting), default=None)
+        assert len(timers) <= 2 * len(waiting) + 1
+
+
+def test_a_deadline_that_waited_for_news_does_not_come_back_after_its_attempt() -> None:
+    timers = Timers()
+    for at in (1.0, 9.0, 9.5):
+        timers.add(at, Deadline.BARRIER, job=3, generation=2)
+    timers.add(8.0, Deadline.LOST, cluster="north")
+    timers.add(8.5, Deadline.LOST, cluster="south")
+    (timer,) = timers.due(1.0)
+    timers.forget(3, 2)
+    timers.postpone(timer, 5.0)
+    assert [each.cluster for each in timers.due(20.0) if each.kind is Deadline.LOST] == ["north", "south"]
+    assert timers.next_at() is None
+    assert len(timers) == 0

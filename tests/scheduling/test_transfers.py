@@ -7,7 +7,7 @@ import pytest
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduling import transfers
+from koalapy.scheduling import scheduler, transfers
 from koalapy.scheduling.commands import UnstageComponent
 from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, StageFault, StageUpdated
 from koalapy.scheduling.rules import Rules
@@ -315,9 +315,33 @@ def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
     assert world.job(job).started_at == 160
 
 
-def test_stages_that_a_cluster_makes_up_are_answered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "MOST_STRAYS", 3)
+def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "MOST_REMEMBERED", 3)
     world = world_by_hand()
-    for stage in range(100, 106):
+
+    def told(stage: int) -> int:
+        before = len(world.sent)
         world.step([StageUpdated(f"{stage}.1.0", "north", "running", 1, 0)])
-    assert [c.token for c in world.sent if isinstance(c, UnstageComponent)] == ["100.1.0", "101.1.0", "102.1.0"]
+        return sum(isinstance(command, UnstageComponent) for command in world.sent[before:])
+
+    assert [told(stage) for stage in range(100, 110)] == [1] * 10
+    assert [told(stage) for stage in (107, 108, 109)] == [0, 0, 0]
+    assert [told(stage) for stage in (100, 109, 108)] == [1, 0, 0], "forgotten, which costs one order more"
+
+
+def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MOST_GONE", 10)
+    world = world_of()
+    world.step([ReplicasChanged("wanted", ()), ReplicasChanged("kept", ("files",))])
+    job = world.submit(fixed(InputFile("wanted", 1600, ("files",)), north=2))
+    for number in range(100):
+        world.step([ReplicasChanged(f"f{number}", ())])
+    known = world.scheduler.view(Priority.LOW).replicas
+    assert len(known) <= 2 + 11
+    assert (known["wanted"], known["kept"]) == ((), ("files",))
+    assert world.state(job) is JobState.QUEUED
+    assert "no cluster has a good replica of wanted" in world.scheduler.waiting_reason(world.job(job))
+    world.cancel(job)
+    for number in range(100):
+        world.step([ReplicasChanged(f"f{number}", ())])
+    assert "wanted" not in world.scheduler.view(Priority.LOW).replicas
