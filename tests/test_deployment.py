@@ -25,6 +25,11 @@ def test_the_daemons_unit_is_open_to_nobody_unless_it_is_told() -> None:
     assert (lines("StateDirectoryMode"), lines("UMask")) == (["0700"], ["0077"])
 
 
+def test_units_let_many_runners_and_requests_in() -> None:
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        assert "\nLimitNOFILE=65536\n" in unit.read_text(), unit
+
+
 def test_every_token_of_the_examples_would_be_taken() -> None:
     settings = load(DEPLOY / "koala.yaml")
     assert all(checked_token(section.token or "") for section in settings.clusters.values())

@@ -208,6 +208,7 @@ class Agent:
             self._reporter.offer_again()
             self._catch_up()
             self._runners.tell_address()
+            self._runners.look_at_files()
 
     async def _sweep(self) -> None:
         """Remove what killed runners have left on this machine, where the nodes are this machine."""

@@ -64,7 +64,7 @@ class Contact:
                 done, _ = await asyncio.wait((looking,), timeout=CALL_WITHIN - patience)
             if not done:
                 raise SiteUnavailable(f"no answer within {CALL_WITHIN:g} s")
-            answer = looking.result()
+            answer = _told(looking)
         except SiteError as error:
             text = in_one_line(error)
             self._out_of_reach(text, silent=time.monotonic() - began >= patience)
@@ -85,6 +85,10 @@ class Contact:
                 return await asked
         except TimeoutError as error:
             raise SiteUnavailable(f"the resource manager did not answer within {CALL_WITHIN:g} s") from error
+        except SiteError:
+            raise
+        except Exception as error:
+            raise unexpected(error) from error
 
     def troubled(self, why: str) -> None:
         """It was asked whether it would take a job; ``why`` is empty when nothing is known to be in the way."""
@@ -114,6 +118,21 @@ class Contact:
             log.warning("resource manager out of reach", action="lrm-lost", reason=text or since)
         self._fault = ": ".join(filter(None, (since, text)))
         self._tell()
+
+
+def unexpected(error: Exception) -> SiteUnavailable:
+    """What is to be told of an error that nobody thought of: what had been asked for may have been done."""
+    log.error("an error in the agent", action="lrm-error", exc_info=error)
+    return SiteUnavailable(f"an error in the agent: {error!r}", hint="see the agent's log")
+
+
+def _told(looking: "asyncio.Future[T]") -> T:
+    try:
+        return looking.result()
+    except SiteError:
+        raise
+    except Exception as error:
+        raise unexpected(error) from error
 
 
 def in_one_line(error: SiteError) -> str:

@@ -10,7 +10,7 @@ import structlog
 from koalapy.agents.component import Component
 from koalapy.agents.departing import Departing
 from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm_contact import Contact, in_one_line
+from koalapy.agents.lrm_contact import Contact, in_one_line, unexpected
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.spool import trouble
@@ -285,6 +285,8 @@ class LrmJobs:
             component.fail(in_one_line(error))
         except OSError as error:
             component.fail(trouble(component.folder.path, error))
+        except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
+            component.fail(in_one_line(unexpected(error)))
         component.handed_in_at = time.monotonic()
         if component.lrm_job is None:
             component.end()

@@ -15,6 +15,7 @@ import structlog
 
 from koalapy.agents.runner_messages import understood
 from koalapy.agents.spool import trouble
+from koalapy.open_files import how_many
 
 log = structlog.get_logger()
 
@@ -32,6 +33,9 @@ HELLO_WITHIN = 30.0
 """Seconds."""
 STRANGERS = 256
 """Connections without a hello at the same time."""
+FEW_LEFT = 0.9
+"""Of the files that may be open, those that are."""
+MORE_FILES = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
 BREATH = 0.002
 """Seconds in which the event loop goes round."""
 
@@ -200,6 +204,7 @@ class RunnerServer:
         """What is to be in the file that tells runners where to report, until it is."""
         self.address = ""
         """Where runners are to find it, for people."""
+        self._short_of_files = False
 
     async def listen(self, desk: Desk) -> None:
         def connection() -> RunnerConnection:
@@ -228,6 +233,13 @@ class RunnerServer:
             log.error("runners cannot be told where to report", action="listen", reason=trouble(self._file, error))
             return
         self._untold = ""
+
+    def look_at_files(self) -> None:
+        """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
+        few, (used, most) = self._short_of_files, how_many()
+        self._short_of_files = used > most * FEW_LEFT
+        if self._short_of_files and not few:
+            log.warning("few more runners can connect", action="listen", open_files=used, limit=most, hint=MORE_FILES)
 
     async def hear_out(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""

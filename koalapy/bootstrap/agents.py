@@ -23,6 +23,7 @@ from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
 from koalapy.concealment import forget_own
 from koalapy.model.errors import UsageError
+from koalapy.open_files import raise_limit
 from koalapy.private import private_directory
 from koalapy.settings import ClusterSection, Settings, load
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 PREDECESSOR_ENDS_WITHIN = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
+FILES = 65_536
+"""Open files that an agent asks for: one for each runner, and what transfers and commands need."""
 JOBS = "koala-"
 """How the names of our jobs begin, in every resource manager."""
 
@@ -43,6 +46,7 @@ def agent(
     ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
     """
     configure_logging(logging.WARNING if embedded else logging.INFO)
+    raise_limit(FILES)
     if embedded:
         token, settings = take_handover()
     else:

@@ -26,6 +26,7 @@ from koalapy.bootstrap.handover import write_handover
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
+from koalapy.open_files import raise_limit
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.scheduling.events import AgentFailed
@@ -35,7 +36,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
 from koalapy.service.catalogue import Catalogue
-from koalapy.service.connections import Connections, raise_file_limit
+from koalapy.service.connections import OF_USE, Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.disks import LOOK_EVERY as LOOK_AT_DISKS_EVERY
 from koalapy.service.disks import DiskWatch
@@ -114,7 +115,7 @@ async def run(
     hub.number_above(services.jobs.number_above)
     hub.feedback = TransferFeedback(services.files, services.network)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
-    connections = Connections(raise_file_limit())
+    connections = Connections(raise_limit(OF_USE))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
     with _user_tokens(settings, data_dir, listener) as users:
         hosts = Hosts([host, *settings.allowed_hosts])

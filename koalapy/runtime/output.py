@@ -38,7 +38,8 @@ class Block:
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError:
-            os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
             return
         finally:
             os.close(file)

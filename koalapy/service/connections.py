@@ -1,7 +1,6 @@
 """How many connections the daemon has, and for how long: who only holds one open takes it from nobody else."""
 
 import asyncio
-import resource
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -11,20 +10,10 @@ SPARE = 64
 """Connections of these that no request of a user's may keep busy: for those that come, and for agents."""
 OWN_FILES = 256
 """Files that the daemon needs for itself: its database, its embedded agents, the agents' WebSockets."""
+OF_USE = 2 * MOST + OWN_FILES
+"""Open files; programs of embedded clusters inherit the limit."""
 HEADERS_WITHIN = 20.0
 """Seconds from the beginning of a connection, or from the last answer, until a request's headers are complete."""
-
-
-def raise_file_limit() -> int:
-    """Allow this process as many open files as the system lets it; how many these are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MOST + OWN_FILES
-    # Programs of embedded clusters inherit it: no more than is of use.
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 class Connections:

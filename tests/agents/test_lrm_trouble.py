@@ -173,6 +173,58 @@ async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_ma
     assert own._patience() >= 2 * 1000.0
 
 
+# Errors that nobody thought of
+
+
+async def test_one_while_it_is_handed_in_ends_the_component(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task had died, and whoever told it to stop waited for ever."""
+
+    def refuse(submission: LrmSubmission) -> str:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(lrm, "take", refuse)
+    monkeypatch.setattr("koalapy.agents.lrm_jobs.SUBMIT_PAUSE", 0.001)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        status = await daemon.reaches("7.1.0", "ended")
+        assert status["infrastructure"]
+        assert status["error"] == "an error in the agent: KeyError('nobody thought of this'); see the agent's log"
+
+
+async def test_one_before_that_ends_it_too(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> str:
+        raise LookupError("nobody thought of this")
+
+    monkeypatch.setattr("koalapy.agents.agent.LrmSubmission", refuse)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        assert "nobody thought of this" in (await daemon.reaches("7.1.0", "ended"))["error"]
+        await daemon.command("stop", "7.1.0", reason="cancelled")
+        assert await daemon.reaches("7.1.0", "ended")
+
+
+async def test_one_at_a_look_is_told_as_trouble_and_passes(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        with monkeypatch.context() as patch:
+            patch.setattr(lrm, "_check", refuse)
+            lrm.changed.set()
+            await daemon.until(lambda: "nobody thought of this" in counts(daemon)[2])
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
 # Runners that are not heard of
 
 

@@ -5,7 +5,6 @@ downwards, one name after the other and without following a single link, so that
 the look and the opening.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,11 @@ from pathlib import Path
 
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.text import is_utf8
+from koalapy.open_files import PASSING
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A pipe that took a file's place must not keep us waiting."""
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing of a file."""
 
 
 @dataclass(frozen=True, slots=True)

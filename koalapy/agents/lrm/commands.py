@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.open_files import PASSING
 
 PATIENCE = 30.0
 """Seconds that a command has to answer."""
@@ -43,6 +44,8 @@ async def run(
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
     except OSError as error:
+        if error.errno in PASSING:
+            raise SiteUnavailable(f"cannot run {argv[0]} now: {error.strerror}") from error
         raise SiteRejected(
             f"cannot run {argv[0]}: {error.strerror}", fault="site",
             hint="install it on this host, or put it on the agent's PATH",

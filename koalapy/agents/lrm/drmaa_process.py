@@ -97,10 +97,13 @@ class DrmaaProcess:
     async def _start(self) -> "_Session":
         # Neither the working directory nor the script's own folder on the search path: modules named drmaa are there.
         command = [sys.executable, "-P", "-X", "utf8", str(WORKER), str(os.getpid()), self._contact]
-        process = await asyncio.create_subprocess_exec(
-            *command, env=self._environment, cwd="/", start_new_session=True, limit=_LONGEST_LINE,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=self._environment, cwd="/", start_new_session=True, limit=_LONGEST_LINE,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as problem:
+            raise SiteUnavailable(f"cannot run {sys.executable} now: {problem.strerror}") from problem
         session = _Session(process, self._ended)
         try:
             async with asyncio.timeout(self._patience):

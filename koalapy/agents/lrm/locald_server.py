@@ -1,5 +1,6 @@
 """locald's one loop: clients on a Unix socket, children that end, deadlines. JSON lines, a reply for each request."""
 
+import errno
 import json
 import selectors
 import signal
@@ -17,6 +18,9 @@ _LONGEST_LINE = 4 << 20
 _MOST_UNSENT = 64 << 20
 _BUSY_READING = 1 << 16
 """Bytes not yet read by a client that make its notices of change wait."""
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+_PAUSE = 0.5
+"""Seconds until somebody is let in again for whom there was no room."""
 _NOTICE_GAP = 0.01
 """Seconds between two notices of change."""
 
@@ -112,7 +116,7 @@ class Server:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listen()
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
         while True:
             self._advance()
@@ -143,10 +147,16 @@ class Server:
         if self._terminated and not self._stopping:
             self._stop_everything()
 
+    def _listen(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # gone again, or no file descriptor left for it
+        except OSError as error:  # gone again, or no file descriptor left for it
+            if error.errno in _NO_ROOM:  # it would be tried all the time
+                self._selector.unregister(self._listener)
+                self._deadlines.set("listen", _PAUSE, self._listen)
             return
         client = Client(connection)
         self._clients.add(client)

@@ -1,0 +1,78 @@
+"""Open files: how many there may be, and what it means when they run out."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from koalapy.agents.lrm.commands import run
+from koalapy.agents.lrm.drmaa_process import DrmaaProcess
+from koalapy.agents.runners import RunnerServer
+from koalapy.bootstrap import agents
+from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
+from koalapy.open_files import how_many, raise_limit
+
+
+@contextmanager
+def few(left: int = 0) -> Iterator[int]:
+    """So many more files may be opened; the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, hard))
+    try:
+        yield free + left
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_limit_is_raised_as_far_as_that_is_allowed() -> None:
+    with few(left=10) as limit:
+        assert raise_limit(limit + 10) == limit + 10
+        assert how_many()[1] == limit + 10
+        assert raise_limit(limit) == limit + 10, "it is never lowered"
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY:
+            assert raise_limit(hard + 1) == hard
+
+
+def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("configure_logging", "forget_own"):
+        monkeypatch.setattr(agents, name, lambda *_: None)
+    config = tmp_path / "koala.yaml"
+    config.write_text("clusters: {north: {kind: local, nodes: 1}}\n")
+    with few(left=10):
+        with pytest.raises(UsageError, match="there is no cluster south"):
+            agents.agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret")
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert how_many()[1] == (agents.FILES if hard == resource.RLIM_INFINITY else min(agents.FILES, hard))
+
+
+async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() -> None:
+    """It was taken for a refusal of the site's, and the cluster was given no job for a minute."""
+    with few(), pytest.raises(SiteUnavailable, match="cannot run true now: Too many open files"):
+        await run("true")
+    assert (await run("true")).code == 0
+    with pytest.raises(SiteRejected, match="cannot run no-such-program: No such file"):
+        await run("no-such-program")
+
+
+async def test_a_worker_for_which_there_is_none_left() -> None:
+    worker = DrmaaProcess(None, "", {}, lambda _: None, 5.0)
+    with few(), pytest.raises(SiteUnavailable, match="Too many open files"):
+        await worker.about()
+
+
+def test_it_is_said_once_that_few_are_left(tmp_path: Path) -> None:
+    server = RunnerServer("127.0.0.1", tmp_path / "agent.json")
+    with capture_logs() as said, few() as limit:
+        for _ in range(2):
+            server.look_at_files()
+        raise_limit(2 * limit + 100)
+        server.look_at_files()
+    assert [each["event"] for each in said] == ["few more runners can connect"]
+    assert "raise LimitNOFILE" in said[0]["hint"]
