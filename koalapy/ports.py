@@ -127,13 +127,15 @@ class Batch:
     clusters: list[ClusterRecord] = field(default_factory=list)
     advised: list[Advised] = field(default_factory=list)
     """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
+    scans: dict[Priority, int] = field(default_factory=dict)
+    """How often placement queues have been scanned, of those that were."""
     number: int = 0
     """Given by the store when it is first handed the batch, by which it knows it again."""
 
     def __bool__(self) -> bool:
         return bool(
             self.jobs or self.timeline or self.outbox or self.acknowledged
-            or self.submitted or self.clusters
+            or self.submitted or self.clusters or self.scans
         )  # fmt: skip
 
 
@@ -145,6 +147,8 @@ class Saved:
     outbox: tuple[OutboxEntry, ...]
     clusters: tuple[ClusterRecord, ...]
     next_job: JobId
+    scans: dict[Priority, int] = field(default_factory=dict)
+    """How often the placement queues had been scanned."""
 
 
 @dataclass(frozen=True, slots=True)

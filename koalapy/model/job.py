@@ -285,7 +285,10 @@ class Job:
     attempt: Attempt | None = None
     restarts: int = 0
     placement_tries: int = 0
+    """Of a job that waits: as of the scan ``counted_scan``."""
     claiming_tries: int = 0
+    counted_scan: int = 0
+    """The number of the last scan of its placement queue that is counted in ``placement_tries``."""
     placed_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -293,7 +296,7 @@ class Job:
     ending: JobState | None = None
     """What the job becomes once its components have ended: set from the moment its attempt is over."""
     queue_seq: int = 0
-    """Place in its placement queue: the smaller, the nearer to the head."""
+    """Place in its placement queue: the smaller, the nearer to the head. It is kept through all attempts."""
     claim_factor: float | None = None
     """L, as lowered by failed claims; None while it has its first value."""
     first_start_estimate: float | None = None

@@ -3,65 +3,94 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from koalapy.model.cluster import GridView
-from koalapy.model.job import JobId, JobSpec, Priority
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.job import JobId, Priority
+from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
+from koalapy.scheduling.asking import Asking, Shape
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.needs import Room
 from koalapy.scheduling.queue import PlacementQueue
 from koalapy.scheduling.rules import Rules
 
 
 class Aging:
-    """One reservation at a time: that of the job that has waited longest, of high priority before low.
+    """One reservation at a time: that of the job that has waited longest, of high priority before low, among those
+    that could be placed at all.
 
-    The job is placed on the grid as it would be if all jobs of this scheduler had ended; as many nodes as it would have
-    on each cluster are then not offered to jobs of low priority, until it is placed.
+    A job is placed on the grid as it would be if all jobs of this scheduler had ended; as many nodes as it would have
+    on each cluster are then not offered to jobs of low priority, until it is placed. The oldest of a shape stands for
+    it, and who could not be placed even so keeps nothing. The daemon's own jobs never hold up anybody's.
     """
 
     def __init__(
-        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridBook,
-        ask: Callable[[JobSpec, GridView], Placement | Refusal],
+        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridBook, asking: Asking,
+        tries: Callable[[JobId], int],
     ) -> None:  # fmt: skip
         self._rules = rules
         self._queues = queues
         self._ledger = ledger
         self._grid = grid
-        self._ask = ask
+        self._asking = asking
+        self._tries = tries
+        self._stale = False
         self._chosen: JobId | None = None
         self._kept: Counter[ClusterName] = Counter()
+        self._empty = GridView(())
+        """The grid without our jobs, as it was when it was last looked at."""
+        self._hopeless: set[Shape] = set()
+        """Shapes that were refused even there."""
 
     @property
     def job(self) -> JobId | None:
         """The job nodes are kept for, while it waits."""
         if self._chosen is not None and not any(self._chosen in queue for queue in self._queues.values()):
-            self._chosen = None
+            return None
         return self._chosen
 
-    def choose(self) -> None:
-        """After a scan: who has waited too long, and what is kept for it."""
-        self._chosen = None
-        self._kept.clear()
-        if not self._rules.aging:
-            return
-        for priority in Priority:
-            queue = self._queues[priority]
-            oldest = queue.oldest()
-            if oldest is not None and self._tries(oldest, queue) >= self._rules.aging_tries:
-                answer = self._ask(self._ledger.jobs[oldest].spec, self._grid.view(_without_our_jobs))
+    def reconsider(self) -> None:
+        """Who is chosen may be another one, or be kept other nodes, when ``choose`` is called next."""
+        self._stale = True
+
+    def choose(self) -> bool:
+        """Who has waited too long, and what is kept for it; whether somebody may have what he could not before."""
+        if not self._stale:
+            return False
+        self._stale = False
+        job, kept = self.job, self._kept
+        self._chosen, self._kept = None, Counter()
+        if self._rules.aging:
+            self._choose()
+        return self._chosen != job or any(self._kept[cluster] < count for cluster, count in kept.items())
+
+    def _choose(self) -> None:
+        room: Room | None = None
+        for queue in self._queues.values():
+            for job, needs in queue.oldest_of_each_shape():
+                if self._tries(job) < self._rules.aging_tries:
+                    continue
+                spec = self._ledger.jobs[job].spec
+                room = room or self._look()
+                shape = self._asking.shape(spec)
+                if shape in self._hopeless or spec.internal:
+                    continue
+                answer = self._asking.ask(spec, self._empty) if room.may_fit(needs) else None
                 if isinstance(answer, Placement):
-                    self._chosen = oldest
+                    self._chosen = job
                     for component in answer.components:
                         self._kept[component.cluster] += component.size
                     return
+                if not self._asking.learns(spec):
+                    self._hopeless.add(shape)
 
-    def _tries(self, job: JobId, queue: PlacementQueue) -> int:
-        return self._ledger.jobs[job].placement_tries + queue.scans_of(job)
-
-    def placed(self, job: JobId) -> None:
-        if job == self._chosen:
-            self._chosen = None
+    def _look(self) -> Room:
+        """Look at the grid without our jobs; what was refused there is refused while it stays as it is."""
+        empty = self._grid.view(_without_our_jobs)
+        if empty != self._empty:
+            self._empty = empty
+            self._hopeless.clear()
+        return Room({c.name: c.idle for c in empty.clusters if c.state is ClusterState.USABLE})
 
     def view(self) -> GridView:
         """What jobs of low priority are offered."""

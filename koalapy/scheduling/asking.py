@@ -41,8 +41,13 @@ class Asking:
 
     def shape(self, spec: JobSpec) -> Shape:
         """What the answer to a job depends on."""
-        learned = self._advising.shape(spec) if self._policies.learns(spec.policy) else ()
-        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec), *spec.inputs, *learned)
+        learned = self._advising.shape(spec) if self.learns(spec) else ()
+        own = ("internal",) if spec.internal else ()
+        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec), *spec.inputs, *learned, *own)
+
+    def learns(self, spec: JobSpec) -> bool:
+        """Whether the answer to a job may also change with what is learned meanwhile."""
+        return self._policies.learns(spec.policy)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""

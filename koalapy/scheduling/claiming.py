@@ -21,6 +21,7 @@ from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.preemption import Preemption
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.tries import may_not_be_claimed, tries_used_up
 
 END_GRACE = 2.0
 """Seconds that components have to end by themselves after the program succeeded."""
@@ -256,10 +257,9 @@ class Claiming:
 
     def _come_back(self, job: Job, blocked: list[Component], now: float) -> Job:
         """Another try at the next JCT, unless that is as good as the JST: then the job gives up what it has."""
-        limit = job.spec.max_claiming_tries or self._rules.max_claiming_tries
         where = _clusters(blocked)
-        if limit is not None and job.claiming_tries >= limit:
-            return self.end(job, JobState.FAILED, f"not claimed in {limit} tries: no room on {where}", now)
+        if may_not_be_claimed(job, self._rules):
+            return self.give_up(job, f"no room on {where}", now)
         following = self._next_try(job, now)
         if following is None:
             return self.give_up(job, f"no room on {where} before its start time", now)
@@ -278,10 +278,12 @@ class Claiming:
         return following if later else None
 
     def give_up(self, job: Job, reason: str, now: float) -> Job:
-        """The JST has come and a component is not started: all are aborted, L is lowered, and the job queues again."""
+        """The claim has failed: all components are aborted, L is lowered, and the job queues again if it may."""
         rules, factor = self._rules, self._factor(job)
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
         job = self._ledger.change(job, claim_factor=lowered)
+        if used_up := tries_used_up(job, rules):
+            return self.end(job, JobState.FAILED, f"{used_up}: {reason}", now)
         return self.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
 
     def _await_barrier(self, job: Job, now: float) -> None:
@@ -321,7 +323,7 @@ class Claiming:
     def overtaken(self, job: Job, component: Component, reason: str, now: float) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         following = self._next_try(job, now)
-        if following is None:
+        if following is None or may_not_be_claimed(job, self._rules):
             return self.give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
         if component.state is not ComponentState.ENDED:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from koalapy.model.advice import Advised
-from koalapy.model.job import Attempt, Job, JobId, TimelineEntry, Token
+from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
 MOST_STRAYS = 10_000
@@ -80,8 +80,10 @@ class Effects:
     """Clusters that are to tell all they know, and then that they have: see ``events.ClusterConfirmed``."""
     advised: list[Advised] = field(default_factory=list)
     """Of jobs that were placed by advice."""
+    scans: dict[Priority, int] = field(default_factory=dict)
+    """Of the placement queues that were scanned periodically: how often by now."""
     warnings: list[str] = field(default_factory=list)
     """What the operator should know; for the log only."""
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.timeline or self.commands or self.clusters)
+        return bool(self.jobs or self.timeline or self.commands or self.clusters or self.scans)

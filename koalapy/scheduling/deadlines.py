@@ -48,7 +48,7 @@ class Deadlines:
         job = self._ledger.get(timer.job)
         if timer.kind is Deadline.RETRY:
             if job is not None and job.state is JobState.QUEUED and job.retry_at == timer.at:
-                self._waiting.enqueue(job)
+                self._waiting.come_back(job)
             return
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return

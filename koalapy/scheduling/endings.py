@@ -61,7 +61,7 @@ class Endings:
     def _requeue(self, job: Job, now: float) -> None:
         """Back to the placement queue, at once or after the pause that its failures have earned it."""
         if job.retry_at is None or job.retry_at <= now:
-            self._waiting.enqueue(job)
+            self._waiting.come_back(job)
         else:
             self.pause(job, job.retry_at)
 

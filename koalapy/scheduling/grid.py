@@ -100,6 +100,8 @@ class ClusterBook:
         """Components that have given back their nodes here and still send what they have."""
         self.grew = False
         """Whether nodes became available here since the grid was last asked."""
+        self.departs = False
+        """Whether more nodes will be available than was expected when the grid was last asked."""
         self.reported = False
         """Whether it has told its nodes since the daemon began."""
         self._idle = 0
@@ -118,7 +120,7 @@ class ClusterBook:
     ) -> None:  # fmt: skip
         self.grew |= bool(self.lacks - lacks)
         self.lacks = lacks
-        before = self.available if not self.problem or problem else 0
+        before, expected = (self.available if not self.problem or problem else 0), self.expected
         self.problem, self.notices = problem, notices
         if problem and not total:
             return  # its agent is new and has not seen its nodes yet: what was known of them stands
@@ -134,6 +136,7 @@ class ClusterBook:
         for token in [token for token in self._leaving if token not in self.live and token not in holding]:
             del self._leaving[token]
         self.grew |= self.available > before
+        self.departs |= self.expected > expected
 
     def promise(self, token: Token, size: int) -> None:
         """Nodes are given to a component; they stop being available now, not when the cluster says so."""
@@ -160,6 +163,7 @@ class ClusterBook:
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
         if token in self.live:
+            self.departs |= token not in self._leaving
             self._leaving[token] = self.live[token]
 
     @property
@@ -174,7 +178,7 @@ class ClusterBook:
 
     def release(self, token: Token) -> None:
         """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
-        before = self.available
+        before, expected = self.available, self.expected
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
         self._promised_of.pop(token, None)
@@ -189,6 +193,7 @@ class ClusterBook:
             self.grew |= not self._trials
         self.shown(token)
         self.grew |= self.available > before
+        self.departs |= self.expected > expected
 
     # Nodes
 
@@ -356,6 +361,13 @@ class GridBook:
             book.grew = False
         learned, self.grew = self.grew, False
         return bool(grown) or learned
+
+    def take_departures(self) -> bool:
+        """Whether there may be more room soon than was expected when this was last asked."""
+        departing = [book for book in self._books.values() if book.departs]
+        for book in departing:
+            book.departs = False
+        return bool(departing)
 
     def view(self, idle: Callable[[ClusterBook], int] | None = None) -> GridView:
         """The grid as policies see it; ``idle`` says how many nodes of a cluster count, by default the available."""

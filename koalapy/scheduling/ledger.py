@@ -6,7 +6,18 @@ from typing import Any
 
 from koalapy.model.advice import Advised
 from koalapy.model.errors import ConflictError
-from koalapy.model.job import TRANSITIONS, Attempt, Component, Job, JobId, JobState, TimelineEntry, Token, parse_token
+from koalapy.model.job import (
+    TRANSITIONS,
+    Attempt,
+    Component,
+    Job,
+    JobId,
+    JobState,
+    Priority,
+    TimelineEntry,
+    Token,
+    parse_token,
+)
 from koalapy.scheduling.commands import Command, Effects
 
 
@@ -87,8 +98,16 @@ class Ledger:
     def advised(self, given: Advised) -> None:
         self._effects.advised.append(given)
 
+    def scanned(self, queue: Priority, scans: int) -> None:
+        self._effects.scans[queue] = scans
+
     def warn(self, text: str) -> None:
         self._effects.warnings.append(text)
+
+    @property
+    def changed_clusters(self) -> bool:
+        """Whether a cluster's state may have changed since the effects were last taken."""
+        return bool(self._effects.clusters)
 
     def cluster_changed(self, name: str) -> None:
         self._effects.clusters.add(name)

@@ -1,7 +1,8 @@
 """A placement queue whose scan costs distinct request shapes, not jobs (semantics 4)."""
 
 import heapq
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -17,12 +18,12 @@ ANY_CLUSTER: ClusterName = ""
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The waiting jobs of one shape, in order; those that left the queue meanwhile are dropped when they come first."""
+    """The waiting jobs of one shape, in order; there is no group without jobs."""
 
     shape: Hashable
     needs: Needs
     number: int
-    jobs: "deque[Entry]" = field(default_factory=deque)
+    entries: "list[Entry]" = field(default_factory=list)
 
     @property
     def clusters(self) -> tuple[ClusterName, ...]:
@@ -32,25 +33,32 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A job's place in the queue; it is gone when the queue knows another one for the job, or none."""
+    """A job's place in the queue."""
 
     key: Key
     job: JobId
     group: Group
-    scans: int
-    """How many scans there had been when the job came."""
+    last_scan: int | None = None
+    """The number of the scan with which its tries are used up."""
 
 
 class PlacementQueue:
-    """Jobs in order of arrival (or narrowest first), grouped by shape: jobs of one shape are refused alike."""
+    """Jobs in the order of ``seq`` (or narrowest first), grouped by shape: jobs of one shape are refused alike.
+
+    It keeps nothing of jobs that have left it.
+    """
 
     def __init__(self, order: QueueOrder = "fcfs") -> None:
         self._narrowest_first = order == "narrowest-first"
         self._groups: dict[Hashable, Group] = {}
         self._entries: dict[JobId, Entry] = {}
-        self._numbers = 0
-        self._last_seq = 0
+        self._last_scans: dict[int, set[JobId]] = {}
+        """Jobs by the number of the scan with which their tries are used up."""
+        self._groups_made = 0
         self._awaited: Counter[ClusterName] = Counter()
+        """How many shapes name each cluster."""
+        self._came: set[JobId] | None = None
+        """Jobs that were put in since the scan began, while there is one."""
         self.scans = 0
         """Periodic scans so far: each is a failed try of every job that is still there."""
 
@@ -65,93 +73,116 @@ class PlacementQueue:
         return iter(sorted(self._entries, key=lambda job: self._entries[job].key))
 
     def push(self, job: JobId, seq: int, shape: Hashable, request: Request) -> None:
-        """Append a job; ``seq`` must be above that of every job pushed before."""
+        """Put a job to the place that its ``seq`` gives it, the smaller the nearer to the head."""
         group = self._groups.get(shape)
         if group is None:
-            self._numbers += 1
-            group = self._groups[shape] = Group(shape, needs_of(request), self._numbers)
+            self._groups_made += 1
+            group = self._groups[shape] = Group(shape, needs_of(request), self._groups_made)
+            self._awaited.update(group.clusters)
+        if self._came is not None:
+            self._came.add(job)
         key = (group.needs.total if self._narrowest_first else 0, seq)
-        entry = self._entries[job] = Entry(key, job, group, self.scans)
-        self._last_seq = max(self._last_seq, seq)
-        self._awaited.update(group.clusters)
-        group.jobs.append(entry)
+        entry = self._entries[job] = Entry(key, job, group)
+        if not group.entries or group.entries[-1].key < key:
+            group.entries.append(entry)
+        else:
+            group.entries.insert(_place(group, key), entry)
 
-    def remove(self, job: JobId) -> int:
-        """Take a job out; returns how many scans it went through."""
+    def limit(self, job: JobId, tries_left: int | None) -> None:
+        """Say in how many more scans a job may fail, or that it may for ever."""
+        entry = self._entries[job]
+        self._forget_limit(entry)
+        if tries_left is not None:
+            entry.last_scan = self.scans + max(1, tries_left)
+            self._last_scans.setdefault(entry.last_scan, set()).add(job)
+
+    def _forget_limit(self, entry: Entry) -> None:
+        if entry.last_scan is not None and (jobs := self._last_scans.get(entry.last_scan)) is not None:
+            jobs.discard(entry.job)
+            if not jobs:
+                del self._last_scans[entry.last_scan]
+        entry.last_scan = None
+
+    def remove(self, job: JobId) -> None:
+        """Take a job out, if it is there."""
         entry = self._entries.pop(job, None)
         if entry is None:
-            return 0
-        for cluster in entry.group.clusters:
-            self._awaited[cluster] -= 1
-            if not self._awaited[cluster]:
-                del self._awaited[cluster]
-        return self.scans - entry.scans
+            return
+        self._forget_limit(entry)
+        group = entry.group
+        del group.entries[_place(group, entry.key)]
+        if not group.entries:
+            del self._groups[group.shape]
+            self._awaited -= Counter(group.clusters)
 
     @property
     def awaited(self) -> frozenset[ClusterName]:
         """The clusters that jobs here name, and ``ANY_CLUSTER`` where one names none."""
         return frozenset(self._awaited)
 
-    def scans_of(self, job: JobId) -> int:
-        """How many scans passed a job over since it came."""
-        return self.scans - self._entries[job].scans
+    def count_scan(self) -> list[JobId]:
+        """All that are here have failed once more; the answer is whose tries are used up, in order."""
+        self.scans += 1
+        jobs = self._last_scans.pop(self.scans, set())
+        return sorted(jobs, key=lambda job: self._entries[job].key)
+
+    def key(self, job: JobId) -> Key:
+        """What jobs are ordered by."""
+        return self._entries[job].key
 
     def position(self, job: JobId) -> int:
         """How many jobs stand before this one."""
         key = self._entries[job].key
-        return sum(1 for other in self._entries.values() if other.key < key)
+        return sum(_place(group, key) for group in self._groups.values())
 
     def head(self) -> JobId | None:
         """The first job."""
-        first = min(self._heads(), key=lambda entry: entry.key, default=None)
-        return first.job if first else None
+        first = min(self._groups.values(), key=lambda group: group.entries[0].key, default=None)
+        return first.entries[0].job if first else None
 
     def in_order(self) -> Iterator[JobId]:
         """Jobs from head to tail, for those who look at the first few only."""
-        merged = heapq.merge(*(head.group.jobs for head in self._heads()), key=lambda entry: entry.key)
-        return (entry.job for entry in merged if self._entries.get(entry.job) is entry)
+        groups = [group.entries for group in self._groups.values()]
+        return (entry.job for entry in heapq.merge(*groups, key=lambda entry: entry.key))
 
-    def _heads(self) -> list[Entry]:
-        return [head for group in list(self._groups.values()) if (head := self._head(group))]
-
-    def oldest(self) -> JobId | None:
-        """The job that has been here longest."""
-        first = min(self._heads(), key=lambda entry: entry.key[1], default=None)
-        return first.job if first else None
+    def oldest_of_each_shape(self) -> list[tuple[JobId, Needs]]:
+        """The job of each shape that has been here longest, with its needs; the oldest of all first."""
+        first = sorted((group.entries[0] for group in self._groups.values()), key=lambda entry: entry.key[1])
+        return [(entry.job, entry.group.needs) for entry in first]
 
     def scan(self, place: Callable[[JobId], bool], mode: QueueMode, fits: Callable[[Needs], bool]) -> None:
         """Offer jobs from head to tail to ``place``, which takes those it can out of the queue, and says so.
 
         ``fits`` tells without asking anybody that nothing of a shape can be placed. A shape refused once is refused
         for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal ends it. Who comes to the queue
-        meanwhile is not offered.
+        meanwhile, to whatever place, is not offered.
         """
-        last = self._last_seq
+        self._came = set()
+        try:
+            self._offer(place, mode, fits)
+        finally:
+            self._came = None
+
+    def _offer(self, place: Callable[[JobId], bool], mode: QueueMode, fits: Callable[[Needs], bool]) -> None:
         groups = [group for group in self._groups.values() if mode != "scan" or fits(group.needs)]
-        heap = [(head.key, group.number, group) for group in groups if (head := self._head(group))]
+        heap = [(group.entries[0].key, group.number, group) for group in groups]
         heapq.heapify(heap)
         while heap:
             key, _, group = heapq.heappop(heap)
-            head = self._head(group)
-            if head is None or key[1] > last:
-                continue
-            if head.key != key:
-                heapq.heappush(heap, (head.key, group.number, group))
-                continue
-            if not (fits(group.needs) and place(head.job)):
-                if mode != "scan":
-                    return
-                continue
-            if (head := self._head(group)) is not None:
-                heapq.heappush(heap, (head.key, group.number, group))
+            entry = self._first(group)
+            if entry is not None and entry.key == key:
+                if not (fits(group.needs) and place(entry.job)):
+                    if mode != "scan":
+                        return
+                    continue
+                entry = self._first(group)
+            if entry is not None:
+                heapq.heappush(heap, (entry.key, group.number, group))
 
-    def _head(self, group: Group) -> Entry | None:
-        """A shape's first job, without those before it that left the queue."""
-        jobs = group.jobs
-        while jobs and self._entries.get(jobs[0].job) is not jobs[0]:
-            jobs.popleft()
-        if jobs:
-            return jobs[0]
-        if self._groups.get(group.shape) is group:
-            del self._groups[group.shape]
-        return None
+    def _first(self, group: Group) -> Entry | None:
+        """The first job of a shape that was there when the scan began."""
+        return next((entry for entry in group.entries if not self._came or entry.job not in self._came), None)
+
+
+def _place(group: Group, key: Key) -> int:
+    return bisect_left(group.entries, key, key=lambda entry: entry.key)

@@ -4,7 +4,7 @@ A world (live, embedded, simulated) calls ``step`` with what happened and the ti
 sends the commands among them. It calls again at ``next_wakeup`` at the latest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -92,8 +92,10 @@ class Scheduler:
         """Everything that changed since this was last called."""
         return self._ledger.take()
 
-    def restore(self, jobs: Iterable[Job], now: float) -> None:
-        """Take up the jobs of an earlier life; clusters count as out of reach until they are heard of."""
+    def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
+        """Take up the jobs of an earlier life, and how often its queues had been scanned; clusters count as out of
+        reach until they are heard of."""
+        self._waiting.restore_scans(scans or {})
         for job in sorted(jobs, key=lambda j: j.queue_seq):
             self._ledger.jobs[job.id] = job
             if (told := as_of(job, now, self.rules.restart_pause_max)) != job:
@@ -218,7 +220,7 @@ class Scheduler:
                 job = self._waiting.leave(self.check_action(event))
                 self._ledger.move(job, JobState.HELD, now, "held", event.reason)
             case ev.JobReleased():
-                self._waiting.enqueue(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
+                self._waiting.release(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
             case ev.ClusterReported():
                 self._report(event)
             case ev.ClusterConfirmed():
@@ -265,9 +267,7 @@ class Scheduler:
             self._deadlines.fire(timer, now)
         self._advising.something_happened()
         self._tell_apart()
-        if self.grid.take_growth() and self.rules.event_driven:
-            self._waiting.scan_all(now)
-        self._waiting.try_arrivals(now)
+        self._waiting.place(now)
         self._something_happened()
 
     def _something_happened(self) -> None:
@@ -351,9 +351,7 @@ class Scheduler:
         if not met:
             return
         learning = (job for job in self.jobs() if job.waits and self.policies.learns(job.spec.policy))
-        waiting = [job for job in learning if application_of(job.spec) in met]
-        for job in sorted(waiting, key=lambda job: job.queue_seq):
-            self._waiting.restore(self._waiting.leave(job))
+        self._waiting.tell_apart(job for job in learning if application_of(job.spec) in met)
 
     def _restore_nodes(self) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""

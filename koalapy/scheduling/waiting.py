@@ -1,8 +1,10 @@
-"""The jobs that wait to be placed: two queues, their scans, tries and limits (semantics 4)."""
+"""The jobs that wait to be placed: two queues, their places, scans, tries and limits (semantics 4).
 
-from collections.abc import Callable, Iterable
+``docs/scheduling.md`` has a table of a job's place in its queue: ``_enter`` and ``leave`` are that table.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from heapq import heappop, heappush
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobState, Priority
@@ -17,6 +19,7 @@ from koalapy.scheduling.needs import needs_of
 from koalapy.scheduling.offers import Offers
 from koalapy.scheduling.queue import ANY_CLUSTER, PlacementQueue
 from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.tries import placement_limit
 
 SHARED_REQUESTS = 10_000
 
@@ -35,13 +38,17 @@ class Waiting:
         self._asking = asking
         self._begin = begin
         self._queues = {priority: PlacementQueue(rules.queue_order) for priority in Priority}
-        self._aging = Aging(rules, self._queues, ledger, grid, asking.ask)
+        self._aging = Aging(rules, self._queues, ledger, grid, asking, self._tries)
         self._seq = 0
         self._pausing: set[JobId] = set()
-        """Queued jobs that come back to the tail of their queues later."""
+        """Queued jobs that come back to their queues later."""
         self._arrivals: list[JobId] = []
-        self._expiries: dict[Priority, list[tuple[int, int, JobId]]] = {priority: [] for priority in Priority}
-        """Of jobs with a limit of placement tries: (the scan at which it is reached, queue_seq, job)."""
+        """Jobs at the tails of their queues that are to be tried out of turn."""
+        self._due: set[Priority] = set()
+        """Queues where somebody may be placed that could not be when they were scanned last."""
+        self._beginning: JobId | None = None
+        self._bounced: set[JobId] = set()
+        """Jobs whose claim failed in the moment in which they were placed: they are not placed again in that moment."""
         self._answers: dict[Shape, str] = {}
         """Why jobs of a shape are not placed, as asked since something last happened; empty when they would be."""
         self._requests: dict[Request, Request] = {}
@@ -66,38 +73,79 @@ class Waiting:
         if len(self._requests) > SHARED_REQUESTS:
             self._requests.clear()
         request = self._requests.setdefault(job.spec.request, job.spec.request)
-        self.enqueue(job if request is job.spec.request else replace(job, spec=replace(job.spec, request=request)))
+        if request is not job.spec.request:
+            job = replace(job, spec=replace(job.spec, request=request))
+        self._enter(job, anew=True)
 
-    def enqueue(self, job: Job) -> None:
-        """To the tail of its queue; it is tried at once."""
-        self._seq += 1
-        self._pausing.discard(job.id)
-        job = self._ledger.change(job, queue_seq=self._seq, retry_at=None)
-        self._push(job)
-        self._arrivals.append(job.id)
+    def release(self, job: Job) -> None:
+        """A job that was held stands where a new one would."""
+        self._enter(job, anew=True)
+
+    def come_back(self, job: Job) -> None:
+        """A job whose attempt is over, or the pause after it."""
+        self._enter(job, anew=False)
+
+    def pause(self, job: Job) -> None:
+        """Keep a queued job out of its queue until its ``retry_at``, when it comes back."""
+        self._pausing.add(job.id)
 
     def restore(self, job: Job) -> None:
-        """A job of an earlier life, to its old place; jobs come in the order of ``queue_seq``."""
+        """A job of an earlier life, to its old place, with its tries."""
         self._seq = max(self._seq, job.queue_seq)
         if job.waits:
             self._push(job)
 
-    def pause(self, job: Job) -> None:
-        """Keep a queued job out of its queue until its ``retry_at``, when it is to be put there."""
-        self._pausing.add(job.id)
+    def restore_scans(self, scans: Mapping[Priority, int]) -> None:
+        """What the tries of jobs of an earlier life are counted by; before these are restored."""
+        for priority, count in scans.items():
+            self._queues[priority].scans = count
+
+    def _enter(self, job: Job, *, anew: bool) -> None:
+        """Put a job into its queue: at the tail, to be tried at once, or to the place that it has had all the time,
+        to be tried when its turn comes in a scan, which is due."""
+        self._pausing.discard(job.id)
+        if anew:
+            self._seq += 1
+        scans = self._queues[job.spec.priority].scans
+        job = self._ledger.change(
+            job, queue_seq=self._seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
+        )  # fmt: skip
+        self._push(job)
+        if anew:
+            self._arrivals.append(job.id)
+        elif job.id == self._beginning:
+            self._bounced.add(job.id)
+        else:
+            self._due.add(job.spec.priority)
 
     def _push(self, job: Job) -> None:
         queue = self._queues[job.spec.priority]
         queue.push(job.id, job.queue_seq, self._asking.shape(job.spec), job.spec.request)
-        self._expect_limit(job)
+        queue.limit(job.id, self._tries_left(job))
+        if self.tries(job) >= self.rules.aging_tries:
+            self._aging.reconsider()
 
     def leave(self, job: Job) -> Job:
         """Take a job out of its queue; the scans it went through become tries of its own."""
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             return self._ledger.change(job, retry_at=None)
-        scans = self._queues[job.spec.priority].remove(job.id)
-        return self._ledger.change(job, placement_tries=job.placement_tries + scans) if scans else job
+        priority, tries = job.spec.priority, self.tries(job)
+        if job.id == self._aging.job:
+            self._aging.reconsider()
+        if self.rules.queue != "scan" and job.id != self._beginning:
+            self._due.add(priority)  # it may have stood in others' way
+        self._queues[priority].remove(job.id)
+        return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
+
+    def tell_apart(self, jobs: Iterable[Job]) -> None:
+        """The shapes of these jobs have changed: they are not refused any more with those they were like before."""
+        for job in jobs:
+            queue = self._queues[job.spec.priority]
+            if job.id in queue:
+                queue.remove(job.id)
+                self._push(job)
+                self._due.add(job.spec.priority)
 
     def position(self, job: Job) -> int | None:
         """A queued job's place in its queue, counted from 1."""
@@ -107,7 +155,10 @@ class Waiting:
     def tries(self, job: Job) -> int:
         """How often a job was tried to be placed, scans that passed it over among them."""
         queue = self._queues[job.spec.priority]
-        return job.placement_tries + (queue.scans_of(job.id) if job.id in queue else 0)
+        return job.placement_tries + (queue.scans - job.counted_scan if job.id in queue else 0)
+
+    def _tries(self, job: JobId) -> int:
+        return self.tries(self._ledger.jobs[job])
 
     # What they are offered
 
@@ -148,10 +199,17 @@ class Waiting:
 
     # Scans
 
-    def scan_all(self, now: float) -> None:
-        """Both queues, since nodes became free somewhere."""
-        for priority in Priority:
-            self._scan(priority, now)
+    def place(self, now: float) -> None:
+        """Try whoever may have got a chance since this was last called, and each newcomer once."""
+        self._bounced.clear()
+        self._wake()
+        self._choose()
+        while True:
+            if self.rules.event_driven:
+                self._scan_due(Priority, now)
+            if not self._arrivals:
+                return
+            self._try_arrivals(now)
 
     def scan_periodically(self, now: float) -> None:
         """The high queue S times for each time of the low one; each is a failed try of those that stay."""
@@ -160,91 +218,112 @@ class Waiting:
         if self._high_scans >= self.rules.high_scans_per_low:
             self._high_scans = 0
             scanned.append(Priority.LOW)
+        self._bounced.clear()
+        self._choose()
+        self._due.update(scanned)
+        self._scan_due(scanned, now)
         for priority in scanned:
-            self._scan(priority, now)
             self._count_scan(priority, now)
-        self._aging.choose()
+        self._aging.reconsider()
+        self._choose()
+        self._scan_due(scanned, now)
+
+    def _wake(self) -> None:
+        """Whom may help what has changed of the grid."""
+        grown, departing = self.grid.take_growth(), self.grid.take_departures()
+        if self._ledger.changed_clusters:
+            self._aging.reconsider()
+        if grown or self._ledger.changed_clusters:
+            self._due.update(Priority)
+        elif departing:
+            self._due.add(Priority.HIGH)  # which may be placed on nodes that are about to be free
+
+    def _choose(self) -> None:
+        """For whom nodes are kept, if that may have changed: it is offered these, and others what is not kept now."""
+        if self._aging.choose():
+            self._due.update(Priority)
+
+    def _scan_due(self, priorities: Iterable[Priority], now: float) -> None:
+        while due := [priority for priority in priorities if priority in self._due]:
+            self._due.remove(due[0])
+            self._scan(due[0], now)
 
     def _scan(self, priority: Priority, now: float) -> None:
         queue = self._queues[priority]
         if not len(queue):
             return
-        aged = self._aging.job
-        if aged is not None and aged in queue:
-            self._place(aged, Offers(self, priority, everything=True), now)
+        while (aged := self._aging.job) is not None and aged in queue:
+            if not self._place(aged, Offers(self, priority, everything=True), now):
+                break
         offers = Offers(self, priority)
         queue.scan(lambda job: self._place(job, offers, now), self.rules.queue, offers.may_fit)
 
-    def try_arrivals(self, now: float) -> None:
-        """Each newcomer is tried once, in order; shapes refused once are refused for all of them."""
+    def _try_arrivals(self, now: float) -> None:
+        """Each newcomer once, in the order of the queues; shapes refused once are refused for all of a queue."""
         arrivals, self._arrivals = self._arrivals, []
         offers = {priority: Offers(self, priority) for priority in Priority}
-        refused: set[Shape] = set()
-        for job_id in arrivals:
-            job = self._ledger.get(job_id)
-            if job is None or job_id not in self._queues[job.spec.priority]:
-                continue
-            if self.rules.queue == "fcfs" and self._queues[job.spec.priority].head() != job_id:
-                continue
-            shape, offer = self._asking.shape(job.spec), offers[job.spec.priority]
-            if shape not in refused and offer.may_fit(needs_of(job.spec.request)) and self._place(job_id, offer, now):
-                for other in offers.values():
-                    other.renew()
-            else:
-                refused.add(shape)
-                self._count_try(job, now)
+        for priority, queue in self._queues.items():
+            refused: set[Shape] = set()
+            offer = offers[priority]
+            for job_id in sorted({job for job in arrivals if job in queue}, key=queue.key):
+                if self.rules.queue == "fcfs" and queue.head() != job_id:
+                    continue
+                job = self._ledger.jobs[job_id]
+                shape, needs = self._asking.shape(job.spec), needs_of(job.spec.request)
+                if shape not in refused and offer.may_fit(needs) and self._place(job_id, offer, now):
+                    for other in offers.values():
+                        other.renew()
+                else:
+                    refused.add(shape)
+                    self._count_try(job, now)
 
     def _place(self, job_id: JobId, offers: Offers, now: float) -> bool:
         """Take a job out of its queue and begin to claim for it, if it can be placed."""
+        if job_id in self._bounced:
+            return False
         job = self._ledger.jobs[job_id]
         answer = self._asking.ask(job.spec, offers.view)
         if isinstance(answer, Refusal) and offers.with_preemption is not None:
             answer = self._asking.ask(job.spec, offers.with_preemption)
         if isinstance(answer, Refusal):
             return False
+        self._beginning = job_id
         job = self.leave(job)
-        self._aging.placed(job_id)
-        offers.renew()
         self._begin(job, answer, now)
+        self._beginning = None
+        self._choose()
+        offers.renew()
         return True
 
     # Tries
 
-    def _limit(self, job: Job) -> int | None:
-        own = job.spec.max_placement_tries
-        return own if own is not None else self.rules.max_placement_tries
-
-    def _expect_limit(self, job: Job) -> None:
-        limit = self._limit(job)
-        if limit is not None:
-            at = self._queues[job.spec.priority].scans + max(0, limit - job.placement_tries)
-            heappush(self._expiries[job.spec.priority], (at, job.queue_seq, job.id))
+    def _tries_left(self, job: Job) -> int | None:
+        """In how many more scans a job may fail; None where only the head is tried in each, or without a limit."""
+        limit = placement_limit(job, self.rules)
+        return None if limit is None or self.rules.queue != "scan" else limit - self.tries(job)
 
     def _count_scan(self, priority: Priority, now: float) -> None:
         queue = self._queues[priority]
-        if self.rules.queue == "scan":
-            queue.scans += 1
-            expiries = self._expiries[priority]
-            while expiries and expiries[0][0] <= queue.scans:
-                _, seq, job_id = heappop(expiries)
-                job = self._ledger.get(job_id)
-                if job is not None and job.queue_seq == seq and job_id in queue:
-                    self._give_up(job, now)
-        elif (head := queue.head()) is not None:
+        if self.rules.queue != "scan":
             # A scan that ends at the first refusal has tried nobody behind it.
-            self._count_try(self._ledger.jobs[head], now)
+            if (head := queue.head()) is not None:
+                self._count_try(self._ledger.jobs[head], now)
+        elif len(queue):
+            for job in queue.count_scan():
+                self._give_up(self._ledger.jobs[job], now)
+            self._ledger.scanned(priority, queue.scans)
 
     def _count_try(self, job: Job, now: float) -> None:
         """A try that failed: on arrival, and where only the head is tried in each scan."""
         job = self._ledger.change(job, placement_tries=job.placement_tries + 1)
-        limit = self._limit(job)
+        limit = placement_limit(job, self.rules)
         if limit is not None and self.tries(job) >= limit:
             self._give_up(job, now)
-        elif self.rules.queue == "scan":
-            self._expect_limit(job)
+        else:
+            self._queues[job.spec.priority].limit(job.id, self._tries_left(job))
 
     def _give_up(self, job: Job, now: float) -> None:
-        reason = f"not placed in {self._limit(job)} tries: {self.reason(job)}"
+        reason = f"not placed in {placement_limit(job, self.rules)} tries: {self.reason(job)}"
         self._ledger.move(self.leave(job), JobState.FAILED, now, "failed", reason, ended_at=now)
 
 

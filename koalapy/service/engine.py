@@ -231,6 +231,7 @@ class Engine:
             submitted=[i.submitted for i in this.items if i.submitted],
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
+            scans=effects.scans,
         )
         return batch, messages
 

@@ -111,7 +111,7 @@ def _input_from_json(data: Mapping[str, Any]) -> InputFile:
 
 
 _JOB_COLUMNS = (
-    "id", "reason", "queue_seq", "generation", "restarts", "placement_tries", "claiming_tries",
+    "id", "reason", "queue_seq", "generation", "restarts", "placement_tries", "claiming_tries", "counted_scan",
     "submitted_at", "placed_at", "started_at", "ended_at", "exit_code", "claim_factor", "first_start_estimate",
     "retry_at",
 )  # fmt: skip

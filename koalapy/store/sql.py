@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, TimelineEntry
+from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Priority, TimelineEntry
 from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
@@ -76,6 +76,9 @@ class SqlStore:
             {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
         ])  # fmt: skip
         self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
+        self._upsert(connection, tables.queues, [
+            {"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()
+        ])  # fmt: skip
         write_advised(connection, batch.advised)
         complete_advised(connection, batch.jobs.values())
 
@@ -129,12 +132,14 @@ class SqlStore:
             clusters = connection.execute(select(tables.clusters)).mappings()
             there = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
             gone = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
+            queues = connection.execute(select(tables.queues)).mappings()
             self._known = {job.id for job in jobs}
             return Saved(
                 tuple(jobs),
                 tuple(OutboxEntry(row["id"], row["cluster"], row["payload"]) for row in outbox),
                 tuple(rows.cluster_from_row(row) for row in clusters),
                 max(there, gone) + 1,
+                {Priority(row["priority"]): row["scans"] for row in queues},
             )
 
     def submitted(self, key: str) -> Submitted | None:

@@ -44,6 +44,7 @@ jobs = Table(
     Column("restarts", Integer, nullable=False),
     Column("placement_tries", Integer, nullable=False),
     Column("claiming_tries", Integer, nullable=False),
+    Column("counted_scan", Integer, nullable=False, server_default="0"),
     Column("submitted_at", Float, nullable=False),
     Column("placed_at", Float),
     Column("started_at", Float),
@@ -179,6 +180,13 @@ links = Table(
     Column("measured_at", Float, primary_key=True),
     Column("latency", Float),
     Column("bandwidth", Float),
+)
+
+queues = Table(
+    "queues",
+    metadata,
+    Column("priority", Plain(8), primary_key=True),
+    Column("scans", Integer, nullable=False),
 )
 
 lease = Table(

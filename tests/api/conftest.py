@@ -65,7 +65,7 @@ async def serving(
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(rules, builtin(), books, experience=experience, nonces=str)
     saved = store.load()
-    scheduler.restore(saved.jobs, time.time())
+    scheduler.restore(saved.jobs, time.time(), saved.scans)
 
     def describe(name: str) -> ClusterRecord:
         book = scheduler.grid[name]

@@ -1,7 +1,7 @@
 """What must hold at every step, whatever happens: semantics 2 to 6 and 13."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from koalapy.model.job import (
@@ -13,11 +13,13 @@ from koalapy.model.job import (
     JobId,
     JobState,
     Launcher,
+    Priority,
     TimelineEntry,
     Token,
     parse_token,
     token_of,
 )
+from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.commands import Effects, OpenBarrier, SubmitComponent
 
@@ -204,6 +206,57 @@ def _job_is_sound(job: Job, now: float) -> None:
         assert {c.state for c in job.attempt.components} != {ComponentState.ENDED}, (
             "nothing is left of the attempt and the job does not go on"
         )
+
+
+def check_waiting(world: "World") -> None:
+    """Nobody waits whom a scan of all queues would place: see the table in docs/scheduling.md.
+
+    But for those whose policies go by predictions, which change while nothing happens.
+    """
+    scheduler, rules = world.scheduler, world.rules
+    refused: set[object] = set()
+    for job in _whose_turn_it_is(world):
+        high, kept = job.spec.priority is Priority.HIGH, scheduler.reservation == job.id
+        if (high, kept, job.spec.request) in refused or scheduler.policies.learns(job.spec.policy):
+            continue
+        views = [scheduler.grid.view() if kept else scheduler.view(job.spec.priority)]
+        if high and rules.preemption == "placement":
+            views.append(scheduler.view_with_preemption())
+        for view in views:
+            answer = scheduler.ask(job.spec, view)
+            assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
+        refused.add((high, kept, job.spec.request))
+
+
+def _whose_turn_it_is(world: "World") -> Iterator[Job]:
+    """All who wait; in the modes head and fcfs the first of each queue. Whom nodes are kept for is always tried."""
+    narrowest = world.rules.queue_order == "narrowest-first"
+    for priority in Priority:
+        waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
+        waiting.sort(key=lambda job: (job.spec.request.total_size if narrowest else 0, job.queue_seq))
+        for place, job in enumerate(waiting):
+            assert world.scheduler.position(job.id) == place + 1
+            if world.rules.queue == "scan" or place == 0 or job.id == world.scheduler.reservation:
+                yield job
+
+
+def check_reservation(world: "World") -> None:
+    """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all."""
+    scheduler, rules = world.scheduler, world.rules
+    empty = scheduler.grid.view(lambda book: book.total - book.background - book.down)
+    for priority in Priority:
+        waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
+        met: set[object] = set()
+        for job in sorted(waiting, key=lambda job: job.queue_seq):
+            if job.spec.request in met:
+                continue  # an older one of its shape stands for it
+            met.add(job.spec.request)
+            if scheduler.tries(job.id) < rules.aging_tries:
+                continue
+            if isinstance(scheduler.ask(job.spec, empty), Placement):
+                assert scheduler.reservation == job.id
+                return
+    assert scheduler.reservation is None
 
 
 def check_quiet(world: "World") -> None:

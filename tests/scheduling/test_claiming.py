@@ -69,7 +69,7 @@ def test_local_users_are_faster() -> None:
     assert world.state(second) is JobState.RUNNING, "its nodes are free for others at once"
     assert world.scheduler.grid["south"].errors == 0
     assert world.job(first).restarts == 0
-    assert world.job(first).queue_seq > world.job(second).queue_seq, "back at the tail"
+    assert world.job(first).queue_seq < world.job(second).queue_seq, "back where it stood"
     world.sites["south"].local_user_leaves("user-1")
     world.advance(60)
     assert world.state(first) is JobState.SUCCEEDED

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from koalapy.model.cluster import ClusterView, GridView, Link
-from koalapy.model.job import ClaimingMode, JobId, JobState, Launcher, Priority, Token
+from koalapy.model.job import ClaimingMode, Job, JobId, JobSpec, JobState, Launcher, Priority, Token
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduling.events import (
@@ -25,6 +25,7 @@ from koalapy.scheduling.events import (
     JobCancelled,
     JobHeld,
     JobReleased,
+    JobSubmitted,
     PeriodicScan,
     ReplicasChanged,
     StageFault,
@@ -33,7 +34,7 @@ from koalapy.scheduling.rules import Rules
 from tests.scheduling import laws
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.sites import STAGE_SIZE, Site
-from tests.scheduling.world import World
+from tests.scheduling.world import Program, World
 
 pytestmark = pytest.mark.timeout(0 if "KOALA_TEST_EXAMPLES" in os.environ else 300)
 LIVE = ("waiting", "claimed", "running")
@@ -137,13 +138,37 @@ class Grid(RuleBasedStateMachine):
         self, some: list[Request], launcher: Launcher, priority: Priority, code: int, tries: int | None,
         collect: tuple[str, ...], rounds: int,
     ) -> None:  # fmt: skip
-        for request in some:
-            policy = self.world.policies.resolve("", request)
-            if isinstance(policy.place(request, WHOLE_GRID), Placement):
-                self.world.submit(
-                    request, launcher=launcher, priority=priority, code=code, walltime=60, max_placement_tries=tries,
-                    collect=collect,
-                )  # fmt: skip
+        possible = [request for request in some if self.is_possible(request)]
+        for request in possible:
+            self.world.submit(
+                request, launcher=launcher, priority=priority, code=code, walltime=60, max_placement_tries=tries,
+                collect=collect,
+            )  # fmt: skip
+        self.all_goes_well(rounds)
+
+    def is_possible(self, request: Request) -> bool:
+        policy = self.world.policies.resolve("", request)
+        return isinstance(policy.place(request, WHOLE_GRID), Placement)
+
+    @rule(
+        some=st.lists(st.tuples(requests, st.sampled_from(Priority)), min_size=2, max_size=4),
+        claims=st.sampled_from([None, None, 2]), pick=picks, rounds=rounds,
+    )  # fmt: skip
+    def submit_together(
+        self, some: list[tuple[Request, Priority]], claims: int | None, pick: int, rounds: int
+    ) -> None:  # fmt: skip
+        """Jobs of both queues in one transaction, and one that waits is cancelled in the same one."""
+        specs = [
+            JobSpec(request, ("program",), priority=priority, walltime=60, max_claiming_tries=claims)
+            for request, priority in some
+            if self.is_possible(request)
+        ]
+        first = len(self.world.jobs) + 1
+        jobs = [Job(ident, spec, self.world.now) for ident, spec in enumerate(specs, first)]
+        self.world.programs |= {job.id: Program() for job in jobs}
+        waiting = self.some(JobState.QUEUED)
+        cancelled = [JobCancelled(waiting[pick % len(waiting)])] if waiting else []
+        self.world.step([*cancelled, *(JobSubmitted(job) for job in jobs)])
         self.all_goes_well(rounds)
 
     def some(self, *states: JobState) -> list[JobId]:
@@ -317,6 +342,9 @@ class Grid(RuleBasedStateMachine):
     @rule(times=st.integers(1, 2))
     def scan(self, times: int) -> None:
         self.world.step([PeriodicScan()] * times)
+        laws.check_reservation(self.world)
+        if times == self.world.rules.high_scans_per_low:  # and so each queue was scanned
+            laws.check_waiting(self.world)
 
     @rule(name=names)
     def drain_or_resume(self, name: str) -> None:
@@ -339,7 +367,14 @@ class Grid(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.seen.clear()
+        before = self.places()
         self.world.restart()
+        assert self.places() == before
+
+    def places(self) -> dict[JobId, tuple[int | None, int]]:
+        """Where jobs stand in their queues, and how often they were tried."""
+        scheduler = self.world.scheduler
+        return {job.id: (scheduler.position(job.id), scheduler.tries(job.id)) for job in scheduler.jobs()}
 
     @invariant()
     def clusters_are_never_overbooked(self) -> None:

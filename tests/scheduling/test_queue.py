@@ -1,10 +1,13 @@
 """The placement queue against a plain list that is searched anew each time."""
 
+import gc
+from types import FunctionType, ModuleType
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.scheduling.queue import ANY_CLUSTER, PlacementQueue
+from koalapy.scheduling.queue import ANY_CLUSTER, Entry, Group, PlacementQueue
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Jobs = list[tuple[int, int, int]]
@@ -18,6 +21,7 @@ class PlainQueue:
         self.jobs: list[tuple[tuple[int, int], int, int]] = []
 
     def push(self, job: int, seq: int, size: int) -> None:
+        """To the place that ``seq`` gives it."""
         self.jobs.append(((size if self.narrowest else 0, seq), job, size))
         self.jobs.sort()
 
@@ -47,6 +51,7 @@ class PlainQueue:
 ACTIONS = st.one_of(
     st.tuples(st.just("push"), st.integers(1, 5)),
     st.tuples(st.just("remove"), st.integers(0, 30)),
+    st.tuples(st.just("release"), st.integers(0, 30)),
     st.tuples(st.just("return"), st.integers(0, 30)),
     st.tuples(st.just("scan"), st.integers(0, 12)),
 )
@@ -60,20 +65,23 @@ ACTIONS = st.one_of(
 def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: QueueOrder, mode: QueueMode) -> None:
     queue, plain = PlacementQueue(order), PlainQueue(order)
     sizes: list[int] = []
+    seqs: list[int] = []
     for seq, (action, value) in enumerate(actions):
         if action == "push":
             sizes.append(value)
+            seqs.append(seq)
             queue.push(len(sizes) - 1, seq, value, FlexibleRequest(value))
             plain.push(len(sizes) - 1, seq, value)
         elif action == "remove":
             queue.remove(value)
             plain.remove(value)
-        elif action == "return" and value < len(sizes):
-            # To the tail: whether it was there, or comes back after an attempt.
+        elif action in ("release", "return") and value < len(sizes):
+            # To the tail, or back to the place it had; whether it is still there, or not.
+            seqs[value] = seq if action == "release" else seqs[value]
             queue.remove(value)
             plain.remove(value)
-            queue.push(value, seq, sizes[value], FlexibleRequest(sizes[value]))
-            plain.push(value, seq, sizes[value])
+            queue.push(value, seqs[value], sizes[value], FlexibleRequest(sizes[value]))
+            plain.push(value, seqs[value], sizes[value])
         elif action == "scan":
             offered, _ = scan(queue, sizes, value, mode)
             assert (offered, _) == plain.scan(value, mode)
@@ -82,6 +90,10 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         assert len(queue) == len(expected)
         assert [job for job in range(len(sizes)) if job in queue] == sorted(expected)
         assert [queue.position(job) for job in expected] == list(range(len(expected)))
+        assert queue.head() == next(iter(expected), None)
+        assert list(queue.in_order()) == expected
+        oldest = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
+        assert [job for job, _ in queue.oldest_of_each_shape()] == sorted(oldest.values(), key=lambda job: seqs[job])
 
 
 CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)
@@ -115,3 +127,36 @@ def scan(queue: PlacementQueue, sizes: list[int], room: int, mode: QueueMode) ->
 
     queue.scan(place, mode, lambda needs: True)
     return offered, room
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1)), max_size=20),
+    leave=st.lists(st.integers(0, 19), max_size=20),
+    tries=st.integers(1, 4),
+)
+def test_nothing_is_kept_of_jobs_that_have_left(jobs: list[tuple[int, int]], leave: list[int], tries: int) -> None:
+    """Also not behind a first one of their shape that stays for ever, nor of shapes of which none is left."""
+    queue = PlacementQueue()
+    for job, (size, limited) in enumerate(jobs):
+        queue.push(job, job, size, FlexibleRequest(size))
+        queue.limit(job, tries if limited else None)
+    for job in leave:
+        queue.remove(job)
+    stay = set(range(len(jobs))) - set(leave)
+    kept = reachable(queue)
+    assert sum(isinstance(thing, Entry) for thing in kept) == len(stay)
+    assert sum(isinstance(thing, Group) for thing in kept) == len({jobs[job][0] for job in stay})
+    used_up = [job for _ in range(tries) for job in queue.count_scan()]
+    assert used_up == [job for job in sorted(stay) if jobs[job][1]]
+
+
+def reachable(root: object) -> list[object]:
+    """Everything that an object keeps alive."""
+    seen: dict[int, object] = {}
+    found = [root]
+    while found:
+        thing = found.pop()
+        if id(thing) not in seen and not isinstance(thing, type | FunctionType | ModuleType):
+            seen[id(thing)] = thing
+            found += gc.get_referents(thing)
+    return list(seen.values())

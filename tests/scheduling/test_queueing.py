@@ -1,5 +1,6 @@
 """Who is tried when: queue modes and orders, priorities, scans, limits, and what is told to those who wait."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -113,14 +114,34 @@ def test_a_periodic_scan_of_the_high_queue_does_not_use_up_what_the_low_one_wait
     assert world.state(low) is JobState.CLAIMING
 
 
-def test_the_safety_net_finds_what_no_event_announced() -> None:
-    """In the mode head a job is stuck behind one that is cancelled: no node came free, so nobody was tried."""
-    world, head = blocked(Rules(queue="fcfs"))
+@pytest.mark.parametrize("mode", ["head", "fcfs"])
+@pytest.mark.parametrize("leaves", [World.cancel, World.hold])
+@pytest.mark.parametrize("event_driven", [True, False])
+def test_who_stood_behind_a_head_that_leaves_is_tried(
+    mode: QueueMode, leaves: Callable[[World, int], None], event_driven: bool
+) -> None:
+    """At once, though no node came free; with ``event_driven`` off in the next scan."""
+    world, head = blocked(Rules(queue=mode, event_driven=event_driven), first=4)
     late = world.submit(fixed(north=1))
-    world.cancel(head)
+    world.settle()
+    world.sites["north"].grows(1)
+    world.settle()
     assert world.state(late) is JobState.QUEUED
-    world.advance(61)
+    leaves(world, head)
+    assert world.state(late) is (JobState.CLAIMING if event_driven else JobState.QUEUED)
+    world.advance(75)
     assert world.state(late) is JobState.SUCCEEDED
+
+
+def test_who_stood_behind_a_head_that_is_given_up_is_tried() -> None:
+    world = World({"north": 4}, Rules(queue="fcfs", high_scans_per_low=1, scan_interval=30))
+    world.submit(fixed(north=2), lasts=1000)
+    head = world.submit(fixed(north=4), max_placement_tries=3)
+    late = world.submit(fixed(north=2), lasts=1000)
+    world.advance(59)
+    assert (world.state(head), world.state(late)) == (JobState.QUEUED, JobState.QUEUED)
+    world.advance(2)
+    assert (world.state(head), world.state(late)) == (JobState.FAILED, JobState.RUNNING)
 
 
 def test_the_placement_queues_have_an_end() -> None:

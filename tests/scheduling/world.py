@@ -54,6 +54,9 @@ class Program:
     """Whether the components that are not the head stay until they are stopped."""
 
 
+PROGRAM = Program()
+
+
 class World:
     """Everything outside the scheduler. ``manual``: nothing happens at a site that the test does not do itself."""
 
@@ -78,6 +81,7 @@ class World:
         books = [self._book(name) for name in sizes]
         self.scheduler = Scheduler(self.rules, self.policies, books, links, nonces=nonces)
         self.jobs: dict[JobId, Job] = {}
+        self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
@@ -109,11 +113,16 @@ class World:
     ) -> JobId:  # fmt: skip
         """Submit a job whose program will do as told; returns its id."""
         self.scheduler.admit()
-        ident = len(self.jobs) + 1
-        self.programs[ident] = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
-        job = Job(ident, JobSpec(request, command, priority=priority, launcher=launcher, **spec), self.now)
-        self.step([JobSubmitted(job)])
-        return ident
+        spec |= {"priority": priority, "launcher": launcher}
+        program = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
+        return self.submit_together([JobSpec(request, command, **spec)], program)[0]
+
+    def submit_together(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[JobId]:
+        """Submit jobs in one transaction; their programs do as told."""
+        jobs = [Job(ident, spec, self.now) for ident, spec in enumerate(specs, len(self.jobs) + 1)]
+        self.programs |= {job.id: program for job in jobs}
+        self.step([JobSubmitted(job) for job in jobs])
+        return [job.id for job in jobs]
 
     def cancel(self, job: JobId) -> None:
         self.step([JobCancelled(job)])
@@ -170,6 +179,7 @@ class World:
         """Write a step down, and only then send what it orders."""
         laws.check_effects(self, effects)
         self.jobs |= effects.jobs
+        self.scans |= effects.scans
         self.timeline += effects.timeline
         self.warnings += effects.warnings
         for name in effects.clusters:
@@ -181,6 +191,8 @@ class World:
         self._ask_to_confirm()
         if self.strict:
             laws.check_books(self)
+            if self.rules.event_driven:
+                laws.check_waiting(self)
         return effects
 
     def _send(self, command: Command) -> None:
@@ -213,7 +225,7 @@ class World:
         self._ready.clear()
         self._unasked.clear()
         self.scheduler = Scheduler(self.rules, self.policies, books, self.links, nonces=self.nonces)
-        self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now)
+        self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
         self.step()
 
     def _book(self, name: str) -> ClusterBook:

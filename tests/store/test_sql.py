@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, KoalaError, LeaseLost, StoreUnavailable, UsageError
-from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, ClusterRecord, JobFilter, OutboxEntry, Submitted
 from koalapy.store.migrate import migrate
@@ -127,9 +127,12 @@ def test_a_new_daemon_finds_what_is_not_over(open_store: Open) -> None:
         "north", "local", "drained", 4, 4, 0, 0, 0, 3, "by ops: new switch", 8.0, 1, 1.0,
         unusable=True, note="three errors", trials=2, drained=Drain(7.0, "ops", "new switch"),
     )  # fmt: skip
-    store.write(batch(a_job(1), running(2), over, outbox=[entry], clusters=[north]))
+    waits = a_job(1, placement_tries=2, counted_scan=5)
+    store.write(batch(waits, running(2), over, outbox=[entry], clusters=[north], scans={Priority.LOW: 7}))
+    store.write(batch(scans={Priority.LOW: 8, Priority.HIGH: 16}))
     saved = open_store().load()
-    assert {job.id: job for job in saved.jobs} == {1: a_job(1), 2: running(2)}
+    assert {job.id: job for job in saved.jobs} == {1: waits, 2: running(2)}
+    assert saved.scans == {Priority.LOW: 8, Priority.HIGH: 16}
     assert saved.outbox == (entry,)
     assert saved.clusters == (replace(north, idle=0),)
     assert saved.next_job == 4
