@@ -1,10 +1,20 @@
 """How the suite is played: benchmarks apart, and, with several workers, what belongs together in one of them."""
 
+import signal
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import needs
+
+# What a shell runs in the background without job control ignores SIGINT, and so do all that it starts: here they are
+# to be interrupted by the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Benchmarks measure and do not test: they are collected by ``make bench`` only.
 collect_ignore = [] if "--benchmark-only" in sys.argv else ["benchmarks"]
@@ -14,6 +24,28 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 TESTBED = "testbed"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each thing that is missing here, with what it would enable and how to get it."""
+    lines = list(left_out(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())))
+    if lines:
+        terminalreporter.section("not played on this machine")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def left_out(reasons: Iterable[str]) -> Iterator[str]:
+    """From the reasons of skipped tests, and from what is known to be missing."""
+    counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    for need in needs.ALL:
+        found = [reason for reason in counts if reason.split(":")[0] == need.reason]
+        number = sum(counts.pop(reason) for reason in found)
+        told = [f"{number} test{'' if number == 1 else 's'} skipped"] if number else []
+        told += [need.left_out] if need.left_out and not need.is_met else []
+        if told:
+            yield f"{need.reason}: {', '.join(told)}; {need.remedy}"
+    yield from (f"{number} skipped: {reason}" for reason, number in counts.items())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from koalapy import credentials
 from koalapy.cli.client import Client
 from koalapy.credentials import Registration, checked_token, find_token, own_token, register_directory
 from koalapy.model.errors import UsageError
+from tests.needs import ROOT, needs
 
 TOKEN = "a-token-for-tests"
 NAME = f"daemons-{os.uname().nodename}"
@@ -210,7 +211,7 @@ def test_a_register_that_is_a_link_is_refused(state: Path, tmp_path: Path) -> No
     assert "is a symbolic link" in find_token(*HERE).why
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+@needs(ROOT)
 def test_a_register_of_another_account_is_refused(state: Path) -> None:
     state.mkdir(parents=True)
     (state / "127.0.0.1:8642").write_text(json.dumps({"token": TOKEN, "machine": credentials._machine()}))

@@ -9,6 +9,7 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
 from koalapy.store.sql import make_engine
+from tests.needs import ROOT, needs
 
 CONTENTS = ("koala.db", "token")
 
@@ -60,7 +61,7 @@ def test_what_is_private_already_may_hold_anything(tmp_path: Path) -> None:
     assert private_directory(folder(tmp_path / "own", 0o700, "notes"), CONTENTS, "--data-dir") == tmp_path / "own"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+@needs(ROOT)
 def test_one_of_another_account_is_refused(tmp_path: Path) -> None:
     there = folder(tmp_path / "data", 0o755, "koala.db")
     os.chown(there, 65534, 65534)

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("mpi4py.MPI", reason="needs mpi4py (pip install 'koalapy[mpi]')", exc_type=ImportError)
+from tests.needs import MPI
+
+pytest.importorskip("mpi4py.MPI", reason=MPI.reason, exc_type=ImportError)
 
 from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, Round, message, one_way, sampled, turn
 

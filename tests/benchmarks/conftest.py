@@ -1,5 +1,5 @@
 """The testbed's figures need a testbed."""
 
-from tests.grid.testbed import is_up
+from tests.needs import TESTBED_UP
 
-collect_ignore = [] if is_up() else ["test_testbed_speed.py"]
+collect_ignore = [] if TESTBED_UP.is_met else ["test_testbed_speed.py"]

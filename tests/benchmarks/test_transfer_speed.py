@@ -20,8 +20,9 @@ from koalapy.agents.files.depot import Depot
 from koalapy.agents.protocol import StageBundle
 from tests.agents.files.conftest import INSTANCE, FileSite, Wire
 from tests.agents.files.depots import FakeDepot
+from tests.needs import RSYNC, needs
 
-pytestmark = pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
+pytestmark = needs(RSYNC)
 ROUNDS = 9
 SIZE = 200_000_000
 FILES, FILE_SIZE = 1000, 2000

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.chaos import victims
 from tests.chaos.run import Orders, Outcome, run
-from tests.store.postgresql import Server, programs
+from tests.needs import postgresql
+from tests.store.postgresql import Server
 
 SHOWN = 10
 """Violations of each rule."""
@@ -32,7 +33,7 @@ def main() -> int:
     server: Server | None = None
     try:
         if orders.postgresql:
-            folder = programs()
+            folder = postgresql()
             if folder is None:
                 print("there is no PostgreSQL here: apt-get install postgresql", file=sys.stderr)
                 return 2

@@ -8,6 +8,7 @@ import pytest
 
 from koalapy.agents.lrm.local_cluster import LocalCluster
 from tests.cli.conftest import Koala, Server
+from tests.needs import RSYNC, needs
 
 Check = Callable[..., tuple[int, list[str]]]
 
@@ -47,6 +48,7 @@ def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         LocalCluster(directory, directory.parent.name, 2).stop()
 
 
+@needs(RSYNC)
 def test_all_is_well(check: Check, server: Server) -> None:
     code, lines = check("north", "the-secret-of-north")
     assert lines[0] == "ok    resource manager: embedded, 2 nodes, 2 idle"
@@ -56,6 +58,7 @@ def test_all_is_well(check: Check, server: Server) -> None:
     assert code == 0, lines
 
 
+@needs(RSYNC)
 def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
     code, lines = check("south")
     assert (code, lines[-1]) == (0, "ok    agent's token: the daemon starts this agent itself")

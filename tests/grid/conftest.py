@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.grid.embedded import Embedded, close
-from tests.grid.testbed import ENVIRONMENT, Testbed, is_up
+from tests.grid.testbed import Testbed
 from tests.grid.world import World
+from tests.needs import TESTBED, TESTBED_UP
 
-WORLDS = ["embedded", *(["testbed"] if is_up() else [])]
+WORLDS = ["embedded", *(["testbed"] if TESTBED_UP.is_met else [])]
 
 # The tests of a testbed cannot be played without one; a machine that must have it says so, and they are not left out.
-collect_ignore = [] if is_up() else ["test_testbed.py", "test_testbed_data.py"]
-if os.environ.get("KOALA_REQUIRE_TESTBED") and not is_up():
-    raise pytest.UsageError(f"there is no {ENVIRONMENT}: make testbed")
+collect_ignore = [] if TESTBED_UP.is_met else ["test_testbed.py", "test_testbed_data.py"]
+if os.environ.get("KOALA_REQUIRE_TESTBED") and not TESTBED_UP.is_met:
+    raise pytest.UsageError(f"there is no {TESTBED}: make testbed")
 
 
 def pytest_report_header() -> str:

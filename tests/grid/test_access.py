@@ -18,6 +18,7 @@ import pytest
 
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
+from tests.needs import IPV6, needs
 
 pytestmark = pytest.mark.grid
 
@@ -82,15 +83,7 @@ def test_a_directory_that_others_could_read_and_the_account_that_finds_its_daemo
         close(grid)
 
 
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@needs(IPV6)
 def test_an_address_of_ipv6_serves_agents_and_commands_alike(tmp_path: Path) -> None:
     grid = Embedded(tmp_path / "data")
     grid.host = "::1"

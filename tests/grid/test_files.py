@@ -16,8 +16,9 @@ import pytest
 
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
+from tests.needs import RSYNC, needs
 
-pytestmark = pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync")
+pytestmark = needs(RSYNC)
 
 Json = dict[str, Any]
 CLUSTERS = json.dumps(

@@ -3,18 +3,13 @@
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from tests.grid.containers import Container, containers
 from tests.grid.world import Folder, Gate, Load, Seen, World, until
+from tests.needs import TESTBED
 
-ENVIRONMENT = Path(__file__).parents[2] / ".testbed.env"
 CLUSTERS = {"north": ("slurm", 3), "south": ("slurm", 2), "east": ("sge", 3)}
 ADDRESSES = {"north-head": "198.18.0.10", "south-head": "198.18.0.20", "east-head": "198.18.0.30"}
-
-
-def is_up() -> bool:
-    return ENVIRONMENT.exists()
 
 
 class NodeGate(Gate):
@@ -77,7 +72,7 @@ class Testbed(World):
     six = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in CLUSTERS]}  # noqa: RUF012
 
     def __init__(self) -> None:
-        known = dict(line.split("=", 1) for line in ENVIRONMENT.read_text().splitlines() if "=" in line)
+        known = dict(line.split("=", 1) for line in TESTBED.read_text().splitlines() if "=" in line)
         super().__init__(known["KOALA_URL"], known["KOALA_TOKEN"])
         self.containers = containers()
         self.heads = {name: self.containers[f"{name}-head"] for name in CLUSTERS}

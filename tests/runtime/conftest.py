@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.needs import OPEN_MPI_4
+
 RUNNER = Path(__file__).parents[2] / "koalapy" / "runtime" / "runner.py"
 DEADLINE = 60.0
-SERIES_4 = Path("/usr")
-"""Where Debian has an Open MPI of series 4, which not every machine has."""
-collect_ignore = [] if (SERIES_4 / "bin" / "orterun").exists() else ["test_series_4.py"]
+collect_ignore = [] if OPEN_MPI_4.is_met else ["test_series_4.py"]
 MPI_ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "OMPI_MCA_coll": "^han,sm",

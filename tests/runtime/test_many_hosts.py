@@ -8,7 +8,8 @@ import pytest
 
 from koalapy.runtime.installation import Installation
 from koalapy.runtime.plan import Plan
-from tests.runtime.conftest import MPI_ENVIRONMENT, SERIES_4, FakeNode, plan
+from tests.needs import OPEN_MPI_4, SERIES_4, needs
+from tests.runtime.conftest import MPI_ENVIRONMENT, FakeNode, plan
 
 pytestmark = pytest.mark.mpi
 
@@ -24,9 +25,7 @@ LAUNCH_AGENT = 'shift; exec sh -c "$*"\n'
         pytest.param(
             {"KOALA_MPI_PREFIX": str(SERIES_4)},
             id="series 4",
-            marks=pytest.mark.skipif(
-                not (SERIES_4 / "bin" / "orterun").exists(), reason="apt-get install openmpi-bin for series 4"
-            ),
+            marks=needs(OPEN_MPI_4),
         ),
     ],
 )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from koalapy.runtime.meeting import MOST, other_ways
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import is_sound
+from tests.needs import NAMESPACES
 from tests.runtime.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runtime.test_openmpi import run
 
@@ -181,7 +182,7 @@ def machines() -> Iterator[Machines]:
             finally:
                 found.close()
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces here: {error}")
+        pytest.skip(f"{NAMESPACES.reason}: {error}")
 
 
 @pytest.fixture

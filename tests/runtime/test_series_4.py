@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.runtime.processes import descendants
-from tests.runtime.conftest import MPI_ENVIRONMENT, SERIES_4, FakeAgent, FakeNode, alive
+from tests.needs import SERIES_4
+from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
 from tests.runtime.connections import cut
 from tests.runtime.test_clusters_differ import WHERE_AM_I, said
 from tests.runtime.test_host_names import WHO_SHARES, groups_agree

@@ -7,9 +7,10 @@ import pytest
 
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
-from tests.store.postgresql import Server, programs
+from tests.needs import postgresql
+from tests.store.postgresql import Server
 
-INSTALLED = programs()
+INSTALLED = postgresql()
 collect_ignore = [] if INSTALLED else ["test_postgresql.py"]
 
 

@@ -13,13 +13,6 @@ DEADLINE = 60.0
 SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "max_connections=50", "autovacuum=off")
 
 
-def programs() -> Path | None:
-    """The folder of ``initdb`` and ``postgres``, where PostgreSQL is installed."""
-    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    found = str(newest[-1]) if newest else shutil.which("initdb")
-    return Path(found).resolve().parent if found else None
-
-
 class Server:
     """Runs from ``start`` to ``stop``; ``remove`` takes its folder away."""
 

@@ -6,9 +6,10 @@ import pytest
 
 from koalapy.workload.measures import Samples, planned, report_of
 from koalapy.workload.plan import Arrival
+from tests.needs import MATPLOTLIB
 from tests.workload.test_measures import Json, a_report, cluster, job
 
-plots = pytest.importorskip("koalapy.workload.plots", reason="no plots without matplotlib")
+plots = pytest.importorskip("koalapy.workload.plots", reason=MATPLOTLIB.reason)
 ALL = ["response", "coallocated", "utilisation", "cdf", "sizes"]
 RUN = {"complete": False, "interrupted": "interrupted", "background_target": 0.0}
 

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,10 +21,11 @@ from koalapy.agents.files.stages import Stages
 from koalapy.agents.protocol import Answer, Ask, Stage, StageBundle, StageFile, StageStatus
 from koalapy.agents.questions import Questions
 from tests.agents.files.depots import FakeDepot
+from tests.needs import RSYNC, needs
 
 DEADLINE = 30.0
 INSTANCE, T = "test", "7.1.0"
-needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
+needs_rsync = needs(RSYNC)
 
 
 class Wire:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,15 +81,25 @@ def test_what_a_replica_cannot_hold(tree: Path, odd: str, checksum: bool) -> Non
 
 
 async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, looks = Replicas(Roots("north", [tree.parent])), 0
-    real = found.measure
+    found, looks, waiting = Replicas(Roots("north", [tree.parent])), 0, 0
+    all_wait = threading.Event()
+    real, shield = found.measure, asyncio.shield
 
     def counting(path: Path, *, checksum: bool) -> Content:
         nonlocal looks
         looks += 1
+        assert all_wait.wait(30)
         return real(path, checksum=checksum)
 
+    def shielded(looking: asyncio.Future[Content]) -> asyncio.Future[Content]:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 3:
+            all_wait.set()
+        return shield(looking)
+
     monkeypatch.setattr(found, "measure", counting)
+    monkeypatch.setattr(asyncio, "shield", shielded)
     answers = await asyncio.gather(*(found.stat({"path": "tree"}) for _ in range(3)))
     assert looks == 1
     assert answers[0] == answers[1] == answers[2]

@@ -22,6 +22,7 @@ from koalapy.agents.protocol import Stage, StageBundle
 from koalapy.model.errors import SiteRejected
 from tests.agents.files.conftest import INSTANCE, FileSite, T
 from tests.agents.files.depots import FakeDepot
+from tests.needs import ROOT, needs
 
 
 def member(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
@@ -293,7 +294,7 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
     await north.until(lambda: not os.listdir(north.directory / "stages"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@needs(ROOT)
 def test_what_a_program_has_made_read_only_is_removed(tmp_path: Path) -> None:
     tree = tmp_path / "nobodys" / "tree"
     (tree / "a" / "b").mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 from koalapy.agents.lrm.drmaa_words import ERRORS, STATES, Ending, error_of, start_error
 from koalapy.agents.lrm.port import LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from tests.needs import DRMAA
 
 # The C binding's list, codes 1 to 25, as the package names them (24 and 25 carry no name of its own).
 EXCEPTIONS = [
@@ -55,7 +56,7 @@ def classes_of(module: str) -> dict[str, ast.ClassDef]:
     """Of the installed package, read without importing it: that would need a library."""
     spec = importlib.util.find_spec("drmaa")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package drmaa is not installed")
+        pytest.skip(DRMAA.reason)
     tree = ast.parse(Path(spec.submodule_search_locations[0], f"{module}.py").read_text())
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 

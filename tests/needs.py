@@ -1,0 +1,78 @@
+"""What tests need of the machine: those that cannot be played are told in one line for each thing that is missing."""
+
+import importlib.util
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SERIES_4 = Path("/usr")
+"""With Open MPI 4 below, where Debian has it."""
+TESTBED = Path(__file__).parents[1] / ".testbed.env"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a machine may lack, and how it gets it."""
+
+    name: str
+    is_met: bool
+    remedy: str
+    left_out: str = ""
+    """What is not even collected without it."""
+
+    @property
+    def reason(self) -> str:
+        """Of tests that are skipped for it; by this they are counted."""
+        return f"{self.name} missing"
+
+
+def postgresql() -> Path | None:
+    """The folder of ``initdb`` and ``postgres``, where PostgreSQL is installed."""
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = str(newest[-1]) if newest else shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def _has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+RSYNC = Need("rsync", shutil.which("rsync") is not None, "apt-get install rsync")
+POSTGRESQL = Need(
+    "PostgreSQL", postgresql() is not None, "apt-get install postgresql", "the store is tested with SQLite only"
+)
+TESTBED_UP = Need(
+    "testbed", TESTBED.exists(), "make testbed, which needs Docker", "nothing is tested on real Slurm and Grid Engine"
+)
+MPI = Need(
+    "Open MPI or mpi4py",
+    _has_module("mpi4py") and _has_module("numpy"),
+    "make .venv/.installed, or pip install '.[mpi]'",
+)
+OPEN_MPI_4 = Need(
+    "Open MPI 4", (SERIES_4 / "bin" / "orterun").exists(), "apt-get install openmpi-bin", "series 4 is not tested"
+)
+MATPLOTLIB = Need("matplotlib", _has_module("matplotlib"), "pip install '.[plots]'")
+DRMAA = Need("package drmaa", _has_module("drmaa"), "pip install '.[drmaa]'")
+IPV6 = Need("IPv6", _has_ipv6(), "give the loopback interface the address ::1")
+ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
+NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
+"""Found out by the tests themselves."""
+ALL = (RSYNC, POSTGRESQL, TESTBED_UP, MPI, OPEN_MPI_4, MATPLOTLIB, DRMAA, IPV6, ROOT, NAMESPACES)
+
+
+def needs(need: Need) -> pytest.MarkDecorator:
+    """A test that is skipped where the machine lacks that."""
+    return pytest.mark.skipif(not need.is_met, reason=need.reason)
