@@ -13,12 +13,11 @@ from pathlib import Path
 from koalapy.agents.agent import AgentSettings
 from koalapy.agents.check_daemon import check_daemon
 from koalapy.agents.check_files import check_files, shared_folder
+from koalapy.agents.check_node import check_runner
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.lrm.script import MODULES
 from koalapy.model.errors import SiteError
-
-OLDEST_PYTHON = (3, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,8 @@ class Expected:
 
 async def check_cluster(settings: AgentSettings, expected: Expected, make_lrm: Callable[[], Lrm]) -> list[Finding]:
     """Everything that was looked at, in order; ``make_lrm`` may raise ``SiteError``."""
-    findings = await _check_lrm(make_lrm)
-    findings.append(await _check_mpi(settings, expected))
-    findings.append(await _check_python(settings))
+    findings, on_nodes = await _check_lrm(settings, make_lrm)
+    findings += [await _check_mpi(settings, expected), on_nodes]
     findings.append(_check_directory(settings))
     findings.append(await _check_address(settings))
     findings += [_check_folder(settings.cluster, what, path) for what, path in expected.folders.items()]
@@ -45,11 +43,12 @@ async def check_cluster(settings: AgentSettings, expected: Expected, make_lrm: C
     return findings + await check_daemon(settings, own_token=expected.own_token)
 
 
-async def _check_lrm(make_lrm: Callable[[], Lrm]) -> list[Finding]:
+async def _check_lrm(settings: AgentSettings, make_lrm: Callable[[], Lrm]) -> tuple[list[Finding], Finding]:
+    """Findings about the resource manager; and one about the runner on its nodes, where it lets us try."""
     try:
         lrm = make_lrm()
     except SiteError as error:
-        return [Finding("resource manager", False, error.message, error.hint)]
+        return [Finding("resource manager", False, error.message, error.hint)], await check_runner(settings, None)
     try:
         fault: SiteError | None = None
         try:
@@ -59,7 +58,9 @@ async def _check_lrm(make_lrm: Callable[[], Lrm]) -> list[Finding]:
         findings = list(await lrm.check())
         if fault is not None and all(finding.ok for finding in findings):
             findings.append(Finding("resource manager", False, fault.message, fault.hint))
-        return findings
+        # An embedded cluster's nodes are this host.
+        usable = settings.lrm != "local" and all(finding.ok for finding in findings)
+        return findings, await check_runner(settings, lrm if usable else None)
     finally:
         await lrm.close()
 
@@ -97,23 +98,6 @@ async def _check_mpi(settings: AgentSettings, expected: Expected) -> Finding:
 def _not_found(mpirun: str, errors: str) -> str:
     complaint = next((line.strip() for line in errors.splitlines() if line.strip()), "")
     return f"{mpirun} was not found" + (f" ({complaint})" if complaint else "")
-
-
-async def _check_python(settings: AgentSettings) -> Finding:
-    wanted = ".".join(map(str, OLDEST_PYTHON))
-    hint = f"set clusters.{settings.cluster}.python to a Python {wanted} or newer that the nodes have under this path"
-    code = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
-    try:
-        answer = await run(settings.python, "-I", "-S", "-c", code)
-    except SiteError as error:
-        return Finding("Python on the nodes", False, error.message, hint)
-    told = answer.output.decode(errors="replace").strip()
-    if answer.code or not re.fullmatch(r"\d+\.\d+\.\d+", told):
-        return Finding("Python on the nodes", False, f"{settings.python} is none: {answer.complaint}", hint)
-    major, minor = (int(part) for part in told.split(".")[:2])
-    if (major, minor) < OLDEST_PYTHON:
-        return Finding("Python on the nodes", False, f"{settings.python} is {told}, older than {wanted}", hint)
-    return Finding("Python on the nodes", True, f"{told} ({settings.python})")
 
 
 def _check_directory(settings: AgentSettings) -> Finding:

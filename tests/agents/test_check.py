@@ -1,6 +1,8 @@
 """What the check of a head node finds and misses, each with the way out."""
 
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents import check_node
 from koalapy.agents.agent import AgentSettings
 from koalapy.agents.check import Expected, check_cluster
 from koalapy.agents.check_files import file_system
-from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.agents.check_node import WHAT
+from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.memory_lrm import MemoryLrm
 
@@ -148,22 +152,90 @@ async def test_modules_that_cannot_be_loaded(settings: AgentSettings) -> None:
 # Python, folders, address
 
 
-async def test_python_on_the_nodes(settings: AgentSettings, bin_: Path) -> None:
-    version = ".".join(map(str, sys.version_info[:3]))
-    assert await found(settings, "Python on the nodes") == Finding(
-        "Python on the nodes", True, f"{version} ({sys.executable})"
-    )
-    hint = "set clusters.north.python to a Python 3.11 or newer that the nodes have under this path"
-    for text, problem in {
-        "echo 3.9.2": "PATH is 3.9.2, older than 3.11",
-        "echo hello": "PATH is none: hello",
-        "exit 3": "PATH is none: exit code 3",
-    }.items():
-        path = str(program(bin_ / "python", text))
-        seen = await found(replace(settings, python=path), "Python on the nodes")
-        assert seen == Finding("Python on the nodes", False, problem.replace("PATH", path), hint)
-    seen = await found(replace(settings, python="/nowhere"), "Python on the nodes")
+class Node(MemoryLrm):
+    """Runs the jobs it is given on a node, which has a Python of its own."""
+
+    def __init__(self, python: str) -> None:
+        super().__init__()
+        self.python = python
+        self.given: list[LrmSubmission] = []
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        self.given.append(submission)
+        job = await super().submit(submission)
+        with submission.output.open("w") as output:
+            command = [self.python, *submission.argv[1:]]
+            subprocess.run(command, stdout=output, stderr=output, check=False)  # noqa: ASYNC221
+        self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, nodes=("n7",))
+        return job
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_node, "WITHIN", 0.05)
+    monkeypatch.setattr(check_node, "ARRIVES_WITHIN", 0.05)
+    monkeypatch.setattr(check_node, "LOOK_EVERY", 0.01)
+
+
+VERSION = ".".join(map(str, sys.version_info[:3]))
+OTHER_PYTHON = "set clusters.north.python to a Python 3.9 or newer that the nodes have"
+
+
+async def test_the_runner_is_tried_on_a_node_under_the_python_there(settings: AgentSettings, tmp_path: Path) -> None:
+    node = Node(sys.executable)
+    before = sorted(os.walk(tmp_path))
+    seen = await found(settings, WHAT, lrm=node)
+    host = socket.gethostname()
+    assert seen == Finding(WHAT, True, f"{VERSION} ({settings.python} on {host}), which runs the runner")
+    (given,) = node.given
+    assert (given.nodes, given.environment) == (1, settings.environment)
+    assert sorted(os.walk(tmp_path)) == before
+    assert [job for job, _ in node.cancelled] == ["1"], "nothing of it is left"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("echo koala-python 3.8.18", "PYTHON is 3.8.18 on n7, older than 3.9", OTHER_PYTHON),
+        ("echo hello", "PYTHON is none on n7: hello", OTHER_PYTHON),
+        ("exit 3", "PYTHON is none on n7: no answer", OTHER_PYTHON),
+        (
+            "echo koala-python 3.9.2; echo NotImplementedError: setsid", "the runner does not run on n7 under 3.9.2: "
+            "NotImplementedError: setsid", f"correct what it says, or {OTHER_PYTHON}",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_node_on_which_it_does_not_run(
+    settings: AgentSettings, bin_: Path, text: str, problem: str, hint: str
+) -> None:
+    """Nothing was tried there: what the head node's Python could do was taken for what the nodes' can."""
+    seen = await found(settings, WHAT, lrm=Node(str(program(bin_ / "python", text))))
+    assert seen == Finding(WHAT, False, problem.replace("PYTHON", settings.python), hint)
+
+
+async def test_an_embedded_clusters_nodes_are_this_host(settings: AgentSettings, bin_: Path) -> None:
+    node = Node(sys.executable)
+    local = replace(settings, lrm="local")
+    expected = Finding(WHAT, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
+    assert await found(local, WHAT, lrm=node) == expected
+    assert node.given == []
+    seen = await found(replace(local, python="/nowhere"), WHAT)
     assert (seen.ok, seen.found) == (False, "cannot run /nowhere: No such file or directory")
+
+
+async def test_where_no_node_is_free_it_is_tried_here_which_is_said(settings: AgentSettings) -> None:
+    lrm = MemoryLrm()
+    seen = await found(settings, WHAT, lrm=lrm)
+    assert seen.ok
+    assert seen.found.endswith("on this host), which runs the runner; no node was free within 0.05 s to try it on")
+    assert seen.hint == "look again when there is one"
+    assert [job for job, _ in lrm.cancelled] == ["1"]
+
+
+async def test_a_resource_manager_that_does_not_take_the_trial(settings: AgentSettings) -> None:
+    lrm = MemoryLrm()
+    lrm.refusal = SiteRejected("no account", hint="set one")
+    assert await found(settings, WHAT, lrm=lrm) == Finding(WHAT, False, "no account", "set one")
 
 
 async def test_a_directory_that_can_be_made_is_not_made(settings: AgentSettings, tmp_path: Path) -> None:

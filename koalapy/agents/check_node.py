@@ -1,0 +1,144 @@
+"""Whether the runner runs on a node, and under which Python: tried there, as a job of one node."""
+
+import asyncio
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from koalapy.agents.agent import RUNNER, AgentSettings
+from koalapy.agents.lrm.commands import run
+from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
+from koalapy.model.errors import SiteError
+
+WHAT = "Python on the nodes"
+OLDEST_PYTHON = (3, 9)
+CODE = """\
+import sys
+sys.stdout.write("koala-python %d.%d.%d\\n" % sys.version_info[:3])
+sys.stdout.flush()
+sys.argv = [sys.argv[1], "check"]
+own = {"__name__": "__main__", "__file__": sys.argv[0], "__package__": None}
+exec(compile(open(sys.argv[0], "rb").read(), sys.argv[0], "exec"), own)
+"""
+"""For any Python: says which one it is before it tries the runner, which an old one cannot read."""
+WITHIN = 30.0
+"""Seconds that a node may take to become free and to answer."""
+LOOK_EVERY = 0.5
+WALLTIME = 60.0
+ARRIVES_WITHIN = 3.0
+"""Seconds after a job's end in which what it wrote comes through a shared file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was written, and where: empty while nobody knows."""
+
+    output: str
+    node: str = ""
+    ran: bool = True
+
+
+async def check_runner(settings: AgentSettings, lrm: Lrm | None) -> Finding:
+    """Tried on a node through ``lrm``; without one, or where no node is free, on this host, which it says."""
+    hint = f"set clusters.{settings.cluster}.python to a Python {_version(OLDEST_PYTHON)} or newer that the nodes have"
+    try:
+        if lrm is None:
+            return _judge(settings, await _try_here(settings), "this host", hint)
+        tried = await _try_there(settings, lrm)
+        if tried.ran:
+            return _judge(settings, tried, tried.node or "a node", hint)
+        here = _judge(settings, await _try_here(settings), "this host", hint)
+        no_node = f"no node was free within {WITHIN:g} s to try it on"
+        return Finding(WHAT, here.ok, f"{here.found}; {no_node}", here.hint or "look again when there is one")
+    except SiteError as error:
+        return Finding(WHAT, False, error.message, error.hint or hint)
+    except OSError as error:
+        return Finding(WHAT, False, f"cannot try it: {error}", hint)
+
+
+def _judge(settings: AgentSettings, tried: Tried, where: str, hint: str) -> Finding:
+    version = re.search(r"koala-python (\d+)\.(\d+)\.(\d+)", tried.output)
+    runs = re.search(r"koala-runner (\S+)", tried.output)
+    lines = [line.strip() for line in tried.output.splitlines() if line.strip()]
+    if version is None:
+        return Finding(
+            WHAT, False, f"{settings.python} is none on {where}: {lines[-1] if lines else 'no answer'}", hint
+        )
+    told, where = version[0].split()[1], runs[1] if runs and where != "this host" else where
+    if (int(version[1]), int(version[2])) < OLDEST_PYTHON:
+        wanted = _version(OLDEST_PYTHON)
+        return Finding(WHAT, False, f"{settings.python} is {told} on {where}, older than {wanted}", hint)
+    if runs is None:
+        hint = f"correct what it says, or {hint}"
+        return Finding(WHAT, False, f"the runner does not run on {where} under {told}: {lines[-1]}", hint)
+    return Finding(WHAT, True, f"{told} ({settings.python} on {where}), which runs the runner")
+
+
+def _version(parts: tuple[int, ...]) -> str:
+    return ".".join(map(str, parts))
+
+
+def _command(settings: AgentSettings) -> tuple[str, ...]:
+    return (settings.python, "-I", "-S", "-c", CODE, str(RUNNER))
+
+
+async def _try_here(settings: AgentSettings) -> Tried:
+    answer = await run(*_command(settings))
+    return Tried(answer.output.decode(errors="replace") + answer.errors)
+
+
+async def _try_there(settings: AgentSettings, lrm: Lrm) -> Tried:
+    """``SiteError`` when the resource manager does not take the job."""
+    directory = settings.directory.absolute()
+    shared = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    folder = Path(tempfile.mkdtemp(prefix=".koala-check-", dir=shared))
+    output = folder / "output"
+    name = f"koala-check-{secrets.token_hex(4)}"
+    try:
+        job = await lrm.submit(
+            LrmSubmission(
+                name, 1, _command(settings), settings.environment, folder, output, WALLTIME, settings.modules
+            )
+        )  # fmt: skip
+        try:
+            node = await _end_of(lrm, job)
+        finally:
+            await lrm.cancel(job, name)
+        if node is None:
+            return Tried("", ran=False)
+        return Tried(await _written(output), node)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _end_of(lrm: Lrm, job: str) -> str | None:
+    """Where it ran, as far as that is known, once it has ended; None when it does not in time."""
+    give_up, node, seen = time.monotonic() + WITHIN, "", False
+    while time.monotonic() < give_up:
+        found = next((each for each in (await lrm.snapshot()).jobs if each.id == job), None)
+        if found is not None:
+            seen, node = True, next(iter(found.nodes), node)
+        if (found is None and seen) or (found is not None and found.state is LrmJobState.ENDED):
+            return node
+        await asyncio.sleep(LOOK_EVERY)
+    return None
+
+
+async def _written(output: Path) -> str:
+    give_up = time.monotonic() + ARRIVES_WITHIN
+    while True:
+        text = _text(output)
+        if "koala-runner" in text or time.monotonic() > give_up:
+            return text
+        await asyncio.sleep(LOOK_EVERY)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
