@@ -4,6 +4,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:/@\s]+))(?::\d{0,5})?")
@@ -52,6 +53,7 @@ def _plain(name: str) -> str:
     return name.lower().rstrip(".")
 
 
+@lru_cache(256)
 def _is_address(kind: type[IPv4Address] | type[IPv6Address], text: str) -> bool:
     try:
         kind(text)

@@ -7,7 +7,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.wording import known_names
 
 
-def refuse_unknown(request: Request) -> None:
+async def refuse_unknown(request: Request) -> None:
     """Raises ``UsageError`` for the first query parameter the route does not declare."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute)

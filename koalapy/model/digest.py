@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from koalapy.model.job import JobSpec
@@ -29,11 +30,22 @@ def has_digest(spec: JobSpec, digest: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        told = {"type": value.type} if hasattr(value, "type") else {}
-        given = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
-        return told | {name: _plain(one) for name, (one, default) in given.items() if one != default}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    defaults = _defaults(value.__class__)
+    if not defaults:
+        return value
+    told = {"type": value.type} if hasattr(value, "type") else {}
+    for name, default in defaults:
+        if (one := getattr(value, name)) != default:
+            told[name] = _plain(one)
+    return told
+
+
+@cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
+    """Of the fields of a class that has any."""
+    return tuple((one.name, one.default) for one in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _digest_of_before(spec: JobSpec) -> str:

@@ -35,6 +35,8 @@ def fill_in(spec: JobSpec, known: Known) -> JobSpec:
     """
     application = spec.application or application_of(spec)
     spec = replace(spec, application=application if application.isprintable() else "")
+    if not spec.all_inputs:
+        return spec
     request = spec.request
     if isinstance(request, FlexibleRequest):
         inputs = {

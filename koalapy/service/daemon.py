@@ -34,6 +34,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             app, http=connections.protocol(), lifespan="off", access_log=False, log_level="warning",
             timeout_graceful_shutdown=GRACE, ws_max_size=64 * 1024 * 1024, ws_per_message_deflate=False, backlog=1024,
+            proxy_headers=False,
         )  # fmt: skip
         super().__init__(config)
         self._on_started = started

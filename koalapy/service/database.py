@@ -46,6 +46,8 @@ class Database:
     def __init__(self) -> None:
         self.away = asyncio.Event()
         """Set while it takes nothing."""
+        self._waiting: set[asyncio.Future[None]] = set()
+        """Of those who wait for work: each is done as soon as the database takes nothing."""
         self._problems: dict[str, str] = {}
         self._since = 0.0
         self._going_on: set[asyncio.Future[Any]] = set()
@@ -62,6 +64,9 @@ class Database:
             log.error("the database takes nothing", action="database", error=reason)
         self._problems[who] = reason
         self.away.set()
+        for told in self._waiting:
+            if not told.done():
+                told.set_result(None)
 
     def took(self, who: str) -> None:
         """The same one's transaction was."""
@@ -86,15 +91,23 @@ class Database:
         self._going_on.add(working)
         working.add_done_callback(self._going_on.discard)
         while not working.done():
-            away = asyncio.ensure_future(self.away.wait())
-            await asyncio.wait({working, away}, return_when=asyncio.FIRST_COMPLETED)
-            away.cancel()
+            await self._until_done_or_away(working)
             if not working.done():
                 await asyncio.wait({working}, timeout=PATIENCE)
             if not working.done() and self.problem:
                 working.add_done_callback(_end_quietly)
                 raise StoreUnavailable(f"{self.problem}; it is not known yet whether this will be done", hint=hint)
         return working.result()
+
+    async def _until_done_or_away(self, working: "asyncio.Future[Any]") -> None:
+        away: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._problems:
+            away.set_result(None)
+        self._waiting.add(away)
+        try:
+            await asyncio.wait({working, away}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiting.discard(away)
 
 
 def _end_quietly(work: "asyncio.Future[Any]") -> None:

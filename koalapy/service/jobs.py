@@ -28,6 +28,7 @@ from koalapy.service.database import asked
 from koalapy.service.disks import DiskWatch
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.explain import dry_run, explain_job
+from koalapy.service.keys import Keys
 from koalapy.service.memories import JOBS_AHEAD
 from koalapy.service.output import Outputs
 
@@ -52,6 +53,7 @@ class Jobs:
         self._next_job = next_job
         self._describe = describe
         self.disks: DiskWatch | None = None
+        self._used = Keys(store)
         self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Of submissions under way, so that two with one key do not both become jobs; a lock is kept by those who have
         it and those who wait for it."""
@@ -70,7 +72,7 @@ class Jobs:
 
     async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
         async with self._keys.setdefault(key, asyncio.Lock()):
-            first = await asked(self._store.submitted, key)
+            first = await self._used.find(key)
             if first is None:
                 return await self._store_new(spec, (key, digest_of(spec))), True
             if not has_digest(spec, first.digest):

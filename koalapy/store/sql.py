@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -16,7 +16,7 @@ from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
-from koalapy.store.jobs import jobs_of
+from koalapy.store.jobs import AT_ONCE, jobs_of
 from koalapy.store.lease import Lease
 from koalapy.store.usage import usage_between
 
@@ -142,11 +142,15 @@ class SqlStore:
                 {Priority(row["priority"]): row["scans"] for row in queues},
             )
 
-    def submitted(self, key: str) -> Submitted | None:
+    def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
+        known, wanted = tables.submissions.c, list(keys)
+        found: dict[str, Submitted] = {}
         with self._reading() as connection:
-            query = select(tables.submissions).where(tables.submissions.c.key == key)
-            row = connection.execute(query).mappings().first()
-            return Submitted(row["key"], row["job_id"], row["digest"]) if row else None
+            for start in range(0, len(wanted), AT_ONCE):
+                some = known.key.in_(wanted[start : start + AT_ONCE])
+                rows_found = connection.execute(select(known.key, known.job_id, known.digest).where(some))
+                found |= {key: Submitted(key, job, digest) for key, job, digest in rows_found}
+        return found
 
     def job(self, job: JobId) -> Job | None:
         with self._reading() as connection:

@@ -63,7 +63,7 @@ def test_nothing_of_a_job_is_left_but_what_it_taught(open_store: Open) -> None:
     nothing = dict.fromkeys(whole, 0)
     assert rows_of(store, 1) == rows_of(store, 2) == nothing | {"runs": 1}
     assert rows_of(store, 3) == whole
-    assert store.submitted("key 1") is None, "and what it was submitted with may be used for another"
+    assert store.submitted(["key 1"]) == {}, "and what it was submitted with may be used for another"
     assert SqlAdvice(store._engine).runs(10) == taught
     assert SqlAdvice(store._engine).runs(2) == taught[1:]
     history_of(store).remove([1, 2])

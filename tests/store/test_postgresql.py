@@ -58,7 +58,7 @@ def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> Non
         lambda: store.job(1),
         lambda: store.jobs(JobFilter()),
         lambda: store.timeline(1),
-        lambda: store.submitted("key"),
+        lambda: store.submitted(["key"]),
     )
     try:
         for question in questions:
@@ -176,7 +176,7 @@ def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url
             write()
         assert not cut.armed.is_set(), "the answer was lost, and not the commit"
         write()
-    assert daemon.submitted("key") == Submitted("key", 1, "d")
+    assert daemon.submitted(["key"]) == {"key": Submitted("key", 1, "d")}
     assert daemon.timeline(1) == timeline
     assert measurements.history("north", "south", 10) == [measured]
     daemon.write(batch(a_job(1, reason="known since"), a_job(2)))

@@ -169,15 +169,15 @@ def test_a_batch_is_written_whole_or_not_at_all(store: SqlStore) -> None:
     with pytest.raises(IntegrityError):
         store.write(twice)
     assert store.job(2) is None
-    assert store.submitted("key") is None
+    assert store.submitted(["key"]) == {}
 
 
 def test_a_key_stays_the_first_jobs_and_stops_nothing(store: SqlStore) -> None:
     """A daemon that let two through must not end by it."""
     store.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
     store.write(batch(a_job(2), a_job(3), submitted=[Submitted("key", 2, "other"), Submitted("new", 3, "digest")]))
-    assert store.submitted("key") == Submitted("key", 1, "digest")
-    assert store.submitted("new") == Submitted("new", 3, "digest")
+    assert store.submitted({"key", "other"}) == {"key": Submitted("key", 1, "digest")}
+    assert set(store.submitted(["new", *(f"n{number}" for number in range(1200)), "key"])) == {"new", "key"}
     assert store.job(2) == a_job(2)
 
 
