@@ -410,6 +410,10 @@ class HistoryStore(Protocol):
         ...
 
 
+REMEMBERED = 3
+"""Ping-pongs of a link that count: one that is far from the others does not."""
+
+
 class MeasurementKind(StrEnum):
     """Whence something is known of the network between two clusters, or within one."""
 
@@ -423,7 +427,10 @@ class MeasurementKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of a link's history; ``one`` <= ``other``. Latency in seconds, bandwidth in bytes per second."""
+    """One line of a link's history; latency in seconds, bandwidth in bytes per second.
+
+    Of ping-pongs ``one`` <= ``other``; a transfer went from ``one`` to ``other``.
+    """
 
     one: ClusterName
     other: ClusterName
@@ -433,6 +440,8 @@ class Measurement:
     bandwidth: float | None = None
     job: JobId | None = None
     error: str = ""
+    back: float | None = None
+    """The bandwidth from ``other`` to ``one``; None where it was not told apart."""
 
 
 class MeasurementStore(Protocol):
@@ -443,11 +452,12 @@ class MeasurementStore(Protocol):
         ...
 
     def latest(self) -> list[Measurement]:
-        """Of each pair the newest of each kind; of ping-pongs the newest that went well and the newest that failed."""
+        """Of each pair the newest of each kind, of transfers each way; of ping-pongs the newest that failed, and the
+        newest ``REMEMBERED`` that went well. In the order in which they were added."""
         ...
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
-        """Of one pair, newest first."""
+        """Of one pair, both ways, newest first."""
         ...
 
 

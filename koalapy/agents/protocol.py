@@ -133,6 +133,9 @@ class Moved(Message):
     source: Name
     size: Bytes
     seconds: Seconds
+    flowed: Bytes = 0
+    flowing: Seconds = 0.0
+    """What of both came after the first bytes had been seen: without what it takes to set a transfer up."""
 
 
 class StageStatus(Message):

@@ -85,6 +85,7 @@ def _link_view(link: LinkRecord) -> dict[str, Any]:
         "state": link.state,
         "latency": link.link.latency,
         "bandwidth": link.link.bandwidth,
+        "bandwidth_back": known.link_back.bandwidth,
         "kind": known.newest.kind if known.newest and not known.unreachable else None,
         "at": moment(known.newest.at) if known.newest and not known.unreachable else None,
         "tried_at": moment(known.tried_at),
@@ -101,8 +102,10 @@ def _measurement_view(line: Measurement) -> dict[str, Any]:
     return {
         "kind": line.kind,
         "at": moment(line.at),
+        "source": line.one,
         "latency": line.latency,
         "bandwidth": line.bandwidth,
+        "bandwidth_back": line.back,
         "job": line.job,
         "error": line.error,
     }

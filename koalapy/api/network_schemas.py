@@ -47,7 +47,9 @@ class LinkView(Output):
     latency: float | None
     """Seconds for 64 KB."""
     bandwidth: float | None
-    """Bytes per second."""
+    """Bytes per second, from ``one`` to ``other``."""
+    bandwidth_back: float | None
+    """From ``other`` to ``one``."""
     kind: MeasurementKind | None
     """Whence the newest of it is; null where nothing was measured."""
     at: str | None
@@ -89,8 +91,13 @@ class MeasurementView(Output):
 
     kind: MeasurementKind
     at: str
+    source: str
+    """Whence a transfer came; of a ping-pong the first of the two."""
     latency: float | None
     bandwidth: float | None
+    """From there."""
+    bandwidth_back: float | None
+    """The other way, where it was told apart."""
     job: int | None
     error: str
 

@@ -31,7 +31,7 @@ def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns:
     """Two lines for each cluster: bandwidth in MB/s above, latency in ms below; in parts that have room."""
     rows = [["MB/s, ms", *(printable(name) for name in clusters)]]
     for one in clusters:
-        cells = [_cell(links[min(one, other), max(one, other)]) for other in clusters]
+        cells = [_cell(links[min(one, other), max(one, other)], back=one > other) for other in clusters]
         rows.append([printable(one), *(top for top, _ in cells)])
         rows.append(["", *(bottom for _, bottom in cells)])
     first = max(columns_of(row[0]) for row in rows)
@@ -46,10 +46,12 @@ def _part(rows: Sequence[Sequence[str]], part: range, first: int, width: int) ->
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _cell(link: Json) -> tuple[str, str]:
+def _cell(link: Json, *, back: bool) -> tuple[str, str]:
+    """The way from the line's cluster to the column's."""
     if link["state"] == "unreachable":
         return UNREACHABLE, ""
-    texts = (_number(link["bandwidth"], 1e-6), _number(link["latency"], 1e3))
+    bandwidth = link.get("bandwidth_back", link["bandwidth"]) if back else link["bandwidth"]
+    texts = (_number(bandwidth, 1e-6), _number(link["latency"], 1e3))
     if link["state"] == "stale":
         return texts[0] + STALE, texts[1] + STALE
     if link["state"] == "configured":

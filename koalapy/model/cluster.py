@@ -50,7 +50,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What is known of the network between two clusters (or within one): seconds and bytes per second."""
+    """What is known of the network from one cluster to another (or within one): seconds and bytes per second."""
 
     latency: float | None = None
     bandwidth: float | None = None
@@ -116,5 +116,5 @@ class GridView:
         return self._by_name.get(name)
 
     def link(self, one: ClusterName, other: ClusterName) -> Link:
-        """The link between two clusters, whichever way it was measured; empty when unmeasured."""
+        """The link from one cluster to another; the way back where only that was measured; empty when unmeasured."""
         return self.links.get((one, other)) or self.links.get((other, one)) or Link()

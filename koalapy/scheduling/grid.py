@@ -335,7 +335,7 @@ class GridBook:
 
     def __init__(self, clusters: Iterable[ClusterBook], links: Links | None = None) -> None:
         self._books = {book.name: book for book in sorted(clusters, key=lambda b: b.name)}
-        self._links = {_pair(*pair): link for pair, link in (links or {}).items()}
+        self._links = dict(links or {})
         self._replicas: dict[str, tuple[ClusterName, ...]] = {}
         self.grew = False
         """Whether a link or a replica became known that may open a way for a job."""
@@ -381,17 +381,22 @@ class GridBook:
     # What is known beside the clusters; views of before keep what they were made of
 
     def link(self, one: ClusterName, other: ClusterName) -> Link:
-        """What is known of the network between two clusters, or within one."""
-        return self._links.get(_pair(one, other), Link())
+        """What is known of the network from one cluster to another, or within one; the way back where that is all."""
+        return self._links.get((one, other)) or self._links.get((other, one)) or Link()
 
     def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
-        """Take in a measurement; what it does not say stays as it was, but of an unreachable link nothing does."""
-        if not link.unreachable:
-            before = self.link(one, other)
-            latency = before.latency if link.latency is None else link.latency
-            bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
-            link = Link(latency, bandwidth)
-        self._links = self._links | {_pair(one, other): link}
+        """Take in a measurement of one way; what it does not say stays as it was, but of an unreachable link nothing
+        does, either way."""
+        if link.unreachable:
+            self._links = self._links | {(one, other): link, (other, one): link}
+            return
+        before, links = self.link(one, other), dict(self._links)
+        latency = before.latency if link.latency is None else link.latency
+        bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
+        links[one, other] = Link(latency, bandwidth)
+        if (back := links.get((other, one))) is not None and back.unreachable:
+            del links[other, one]
+        self._links = links
 
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
@@ -400,7 +405,3 @@ class GridBook:
     def forget_files(self, wanted: Collection[str]) -> None:
         """Files that are nowhere, but those that somebody wants, who is to know that."""
         self._replicas = {name: sites for name, sites in self._replicas.items() if sites or name in wanted}
-
-
-def _pair(one: ClusterName, other: ClusterName) -> tuple[ClusterName, ClusterName]:
-    return (one, other) if one <= other else (other, one)

@@ -264,7 +264,8 @@ class Hub:
             if (message.file, message.source) not in {(file.name, source) for file, source in files}:
                 return ()
             return self.feedback.spoiled(message.file, message.source, message.error)
-        if message.state == "done" and message.token not in self._counted:
+        # A stage that had come before this daemon began was learned from by the one before it.
+        if message.state == "done" and found[1].staged_at is None and message.token not in self._counted:
             self._counted[message.token] = None
             if len(self._counted) > STAGES_REMEMBERED:
                 del self._counted[next(iter(self._counted))]
@@ -272,7 +273,7 @@ class Hub:
             for moved in message.moved:
                 if moved.source not in sources:
                     continue
-                self.feedback.moved(moved.source, session.cluster, moved.size, moved.seconds)
+                self.feedback.moved(moved.source, session.cluster, moved.flowed, moved.flowing)
         return ()
 
     def _ack(self, session: Session, message: wire.Ack) -> None:

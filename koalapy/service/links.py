@@ -3,24 +3,26 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from statistics import median
 
 from koalapy.model.cluster import Link
 from koalapy.model.request import ClusterName
-from koalapy.ports import Measurement, MeasurementKind
+from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
 
 Pair = tuple[ClusterName, ClusterName]
 
-SMOOTHING = 0.3
-"""Weight of a transfer against all that was measured before."""
+MEMORY = 20.0
+"""Seconds of transfers for which what is known of a bandwidth counts at most against further ones."""
+PINGPONG_COUNTS = 10.0
+"""Seconds of transfers for which ping-pongs count."""
 WORTH_TELLING = 0.05
 """Fraction by which transfers must have changed a bandwidth before that is told and kept."""
 TELL_WITHIN = 600.0
 """Seconds after which a transfer is told and kept even if it has changed little."""
-SHORTEST_TRANSFER = 1e-6
-"""Seconds; shorter ones were not measured."""
+SHORTEST_TRANSFER = 0.05
+"""Seconds; of shorter ones hardly anything was measured."""
 SMALLEST_TRANSFER = 4 * 1000 * 1000
-"""Bytes; smaller ones say more of the start of a transfer than of the link."""
+"""Bytes; smaller ones say more of buffers than of the link."""
 
 
 class LinkState(StrEnum):
@@ -41,28 +43,46 @@ def pair_of(one: ClusterName, other: ClusterName) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """The configured link and the newest measurement of each sort; what went well is told from what failed."""
+    """The configured link and the newest measurements of each sort, since its nodes last could not reach each other."""
 
     configured: Link | None = None
-    measured: Measurement | None = None
+    pingpongs: tuple[Measurement, ...] = ()
+    """The newest that went well, the oldest first."""
     failed: Measurement | None = None
-    """The newest ping-pong whose nodes could not reach each other."""
+    """The newest whose nodes could not reach each other."""
     moved: Measurement | None = None
-    """The newest transfer."""
+    """The newest transfer from the first cluster to the second."""
+    moved_back: Measurement | None = None
     vain: Measurement | None = None
-    """The newest that came to nothing."""
+    """The newest ping-pong that came to nothing."""
 
     order: tuple[Measurement, ...] = ()
     """The same from the oldest to the newest, as they were learned: clocks may have been set back in between."""
 
     def with_(self, new: Measurement) -> "Knowledge":
-        sort: dict[str, Any] = {_sort_of(new): new}
-        before = getattr(self, *sort)
-        return replace(self, order=(*(found for found in self.order if found is not before), new), **sort)
+        if new.kind is MeasurementKind.TRANSFER:
+            if self.unreachable:
+                return self  # It went between the heads, and says nothing of the nodes.
+            back = new.one > new.other
+            known = replace(self, moved_back=new) if back else replace(self, moved=new)
+        elif new.kind is MeasurementKind.INCONCLUSIVE:
+            known = replace(self, vain=new)
+        elif new.error:
+            known = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
+        else:
+            known = replace(self, pingpongs=(*self.pingpongs, new)[-REMEMBERED:])
+        kept = (*known.pingpongs, known.failed, known.moved, known.moved_back, known.vain)
+        order = tuple(found for found in (*self.order, new) if any(found is one for one in kept))
+        return replace(known, order=order)
 
     def _last(self, *found: Measurement | None) -> Measurement | None:
         """Which of these was learned last."""
         return next((each for each in reversed(self.order) if any(each is one for one in found)), None)
+
+    @property
+    def measured(self) -> Measurement | None:
+        """The newest ping-pong that went well."""
+        return self.pingpongs[-1] if self.pingpongs else None
 
     @property
     def unreachable(self) -> bool:
@@ -71,17 +91,44 @@ class Knowledge:
     @property
     def newest(self) -> Measurement | None:
         """The newest that has a bandwidth."""
-        return self._last(self.measured, self.moved)
+        return self._last(self.measured, self.moved, self.moved_back)
 
     @property
     def link(self) -> Link:
-        """What policies go by: what was measured before what is configured, and nothing of what is unreachable."""
+        """What policies go by, from the first cluster to the second: what was measured before what is configured, and
+        nothing of what is unreachable."""
+        return self._way(back=False)
+
+    @property
+    def link_back(self) -> Link:
+        """The same from the second to the first."""
+        return self._way(back=True)
+
+    def _way(self, *, back: bool) -> Link:
         if self.unreachable:
             return Link(unreachable=True)
-        link = self.configured or Link()
-        if self.measured is not None:
-            link = Link(self.measured.latency, self.measured.bandwidth)
-        return link if self.newest is None else replace(link, bandwidth=self.newest.bandwidth)
+        configured = self.configured or Link()
+        latencies = [each.latency for each in self.pingpongs if each.latency is not None]
+        latency = median(latencies) if latencies else configured.latency
+        bandwidth = self.bandwidth(back=back)
+        return Link(latency, configured.bandwidth if bandwidth is None else bandwidth)
+
+    def bandwidth(self, *, back: bool) -> float | None:
+        """What was measured of one way, or else of the other; None where nothing was.
+
+        Transfers carry on what ping-pongs have found. Of ping-pongs after them the middle counts, of these and what
+        the transfers had come to: one that is far from all others does not.
+        """
+        moved, other = (self.moved_back, self.moved) if back else (self.moved, self.moved_back)
+        if moved is None and self.measured is None:
+            moved = other
+        if moved is not None and self._last(self.measured, moved) is moved:
+            return moved.bandwidth
+        found = [each.back if back and each.back is not None else each.bandwidth for each in self.pingpongs]
+        if moved is not None:
+            found.append(moved.bandwidth)
+        known = [each for each in found if each is not None]
+        return median(known) if known else None
 
     @property
     def tried(self) -> Measurement | None:
@@ -103,17 +150,10 @@ class Knowledge:
         if self.unreachable:
             return LinkState.UNREACHABLE
         # A transfer says nothing of the latency: beside it, an old ping-pong is no newer.
-        known = self.measured or self.moved
+        known = self.measured or self._last(self.moved, self.moved_back)
         if known is not None:
             return LinkState.STALE if now - known.at > stale_after else LinkState.MEASURED
         return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
-
-
-def _sort_of(measurement: Measurement) -> str:
-    """The field of ``Knowledge`` that it is for."""
-    if measurement.kind is MeasurementKind.PINGPONG:
-        return "failed" if measurement.error else "measured"
-    return "moved" if measurement.kind is MeasurementKind.TRANSFER else "vain"
 
 
 class LinkBook:
@@ -128,8 +168,10 @@ class LinkBook:
             for place, one in enumerate(names)
             for other in names[place:]
         }
-        self._told: dict[Pair, Measurement | None] = {}
-        """By which the bandwidth is known to the scheduler and the store."""
+        self._told: dict[Pair, Measurement] = {}
+        """By which the bandwidth of one way is known to the scheduler and the store."""
+        self._counts: dict[Pair, float] = {}
+        """Seconds of transfers for which what is known of one way counts."""
         for measurement in latest:
             self.learn(measurement)
 
@@ -141,27 +183,41 @@ class LinkBook:
 
     def learn(self, measurement: Measurement) -> None:
         """Of clusters that are not configured any more nothing is learned."""
-        pair = measurement.one, measurement.other
-        if pair in self._known:
-            self._known[pair] = known = self._known[pair].with_(measurement)
-            self._told[pair] = known.newest
+        one, other = measurement.one, measurement.other
+        pair = pair_of(one, other)
+        if pair not in self._known:
+            return
+        self._known[pair] = self._known[pair].with_(measurement)
+        if measurement.kind is MeasurementKind.TRANSFER:
+            self._told[one, other], self._counts[one, other] = measurement, MEMORY
+        elif measurement.kind is MeasurementKind.PINGPONG:
+            for way in ((one, other), (other, one)):
+                self._told[way], self._counts[way] = measurement, PINGPONG_COUNTS
 
-    def moved(self, pair: Pair, size: int, seconds: float, now: float) -> Measurement | None:
-        """Learn from a transfer of that many bytes; None where nothing is to be told and kept of it."""
+    def moved(self, way: Pair, size: int, seconds: float, now: float) -> Measurement | None:
+        """Learn from a transfer of that many bytes, from the first cluster to the second; None where nothing is to be
+        told and kept of it. The longer it took, the more it counts."""
+        pair = pair_of(*way)
         if pair not in self._known or size < SMALLEST_TRANSFER or seconds < SHORTEST_TRANSFER:
             return None
-        known, told = self._known[pair], self._told.get(pair)
-        bandwidth = size / seconds
-        if known.newest is not None and known.newest.bandwidth is not None:
-            bandwidth = SMOOTHING * bandwidth + (1 - SMOOTHING) * known.newest.bandwidth
-        new = Measurement(*pair, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
+        known, back = self._known[pair], way != pair
+        if known.unreachable:
+            return None
+        before, counts = known.bandwidth(back=back), self._counts.get(way, 0.0)
+        bandwidth = size / seconds if before is None else (size + before * counts) / (seconds + counts)
+        self._counts[way] = min(MEMORY, counts + seconds)
+        new = Measurement(*way, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
+        told = self._told.get(way)
+        told_bandwidth = None if told is None else told.back if back and told.back is not None else told.bandwidth
+        recent = told_bandwidth if told is not None and 0 <= now - told.at < TELL_WITHIN else None
         self._known[pair] = known.with_(new)
-        recent = told.bandwidth if told is not None and 0 <= now - told.at < TELL_WITHIN else None
         if recent and abs(bandwidth / recent - 1) < WORTH_TELLING:
             return None
-        self._told[pair] = new
+        self._told[way] = new
         return new
 
     def links(self) -> dict[Pair, Link]:
         """What policies are to know at the start."""
-        return {pair: known.link for pair, known in self._known.items() if known.link != Link()}
+        found = {pair: known.link for pair, known in self._known.items() if known.link != Link()}
+        back = {pair[::-1]: known.link_back for pair, known in self._known.items() if known.link_back != known.link}
+        return found | back

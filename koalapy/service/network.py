@@ -154,8 +154,8 @@ class Network:
         return await asked(self._store.history, *pair_of(one, other), limit)
 
     def transferred(self, one: ClusterName, other: ClusterName, size: int, seconds: float) -> None:
-        """Learn from a transfer between two clusters that is over; bytes."""
-        found = self._book.moved(pair_of(one, other), size, seconds, self._engine.clock())
+        """Learn from a transfer from one cluster to another that is over; bytes."""
+        found = self._book.moved((one, other), size, seconds, self._engine.clock())
         if found is not None:
             self._spawn(self._write_down(found))
 
@@ -275,10 +275,12 @@ class Network:
             except LeaseLost as error:
                 log.error("a measurement is not kept", action="measure", error=str(error))
                 return
-        pair = found.one, found.other
+        pair = pair_of(found.one, found.other)
         if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._book.pairs():
             known = self._book[pair]
-            self._engine.post(Item(events=(LinkMeasured(*pair, known.link),)))
+            there = LinkMeasured(*pair, known.link)
+            back = LinkMeasured(*pair[::-1], known.link_back)
+            self._engine.post(Item(events=(there,) if pair[0] == pair[1] else (there, back)))
 
 
 def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
@@ -309,7 +311,10 @@ def result_of(pair: Pair, job: Job, output: bytes, now: float) -> Measurement:
     if job.state is JobState.SUCCEEDED:
         found = next((found for line in lines if (found := _told(line))), None)
         if found is not None:
-            return Measurement(*pair, MeasurementKind.PINGPONG, now, *found, job=job.id)
+            latency, there, back = found
+            if job.attempt is not None and job.attempt.head.cluster != pair[0]:
+                there, back = back, there
+            return Measurement(*pair, MeasurementKind.PINGPONG, now, latency, there, job=job.id, back=back)
         return Measurement(*pair, MeasurementKind.INCONCLUSIVE, now, job=job.id, error="the program told no result")
     errors = [c.error for c in job.attempt.components] if job.attempt else []
     if unreached := next((e for e in (*errors, job.reason) if CANNOT_REACH in e), ""):
@@ -319,12 +324,13 @@ def result_of(pair: Pair, job: Job, output: bytes, now: float) -> Measurement:
     return Measurement(*pair, MeasurementKind.INCONCLUSIVE, now, job=job.id, error=reason)
 
 
-def _told(line: str) -> tuple[float, float] | None:
-    """Latency and bandwidth, if a line of output tells them."""
+def _told(line: str) -> tuple[float, float, float] | None:
+    """Latency and the bandwidths from the first process and back, if a line of output tells them."""
     try:
         told: Any = json.loads(line)
         pair = told["pairs"][0]
-        found = float(pair["latency"]), float(pair["bandwidth"])
-    except (ValueError, LookupError, TypeError):
+        ways = [way["bandwidth"] for way in pair.get("ways", ())] or [pair["bandwidth"]]
+        found = float(pair["latency"]), float(ways[0]), float(ways[-1])
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return found if all(isfinite(value) and value > 0 for value in found) else None

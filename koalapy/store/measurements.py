@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Engine, RowMapping, delete, func, insert, select
 
 from koalapy.model.request import ClusterName
-from koalapy.ports import Measurement, MeasurementKind
+from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
 from koalapy.store import tables
 from koalapy.store.engine import reading, unavailable_is_known
 from koalapy.store.lease import Lease
@@ -45,13 +45,17 @@ class SqlMeasurements:
                 connection.execute(delete(tables.measurements).where(same, _columns.id <= first_too_old))
 
     def latest(self) -> list[Measurement]:
-        newest = select(func.max(_columns.id)).group_by(
-            _columns.one, _columns.other, _columns.kind, _columns.error != ""
-        )
-        return self._read(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
+        sort = (_columns.one, _columns.other, _columns.kind, _columns.error != "")
+        place = func.row_number().over(partition_by=sort, order_by=_columns.id.desc()).label("place")
+        placed = select(_columns.id, _columns.kind, _columns.error, place).subquery()
+        good = (placed.c.kind == MeasurementKind.PINGPONG.value) & (placed.c.error == "")
+        chosen = select(placed.c.id).where((placed.c.place == 1) | (good & (placed.c.place <= REMEMBERED)))
+        return self._read(select(tables.measurements).where(_columns.id.in_(chosen)).order_by(_columns.id))
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
-        query = select(tables.measurements).where(_columns.one == one, _columns.other == other)
+        there = (_columns.one == one) & (_columns.other == other)
+        back = (_columns.one == other) & (_columns.other == one)
+        query = select(tables.measurements).where(there | back)
         return self._read(query.order_by(_columns.id.desc()).limit(limit))
 
     def _read(self, query: Any) -> list[Measurement]:

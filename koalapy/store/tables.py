@@ -249,6 +249,7 @@ measurements = Table(
     Column("bandwidth", Float),
     Column("job_id", BigId),
     Column("error", PlainText(), nullable=False),
+    Column("back", Float),
     Index(None, "one", "other", "at"),
 )
 

@@ -14,9 +14,33 @@ async def test_every_link_is_told_with_how_it_is_known(open_api: Open) -> None:
     assert told == {
         "clusters": ["north", "south"],
         "links": [
-            {"one": "north", "other": "north", "state": "configured", "latency": 2e-5, "bandwidth": 1e9, **nothing},
-            {"one": "north", "other": "south", "state": "configured", "latency": 5e-4, "bandwidth": None, **nothing},
-            {"one": "south", "other": "south", "state": "unmeasured", "latency": None, "bandwidth": None, **nothing},
+            {
+                "one": "north",
+                "other": "north",
+                "state": "configured",
+                "latency": 2e-5,
+                "bandwidth": 1e9,
+                "bandwidth_back": 1e9,
+                **nothing,
+            },
+            {
+                "one": "north",
+                "other": "south",
+                "state": "configured",
+                "latency": 5e-4,
+                "bandwidth": None,
+                "bandwidth_back": None,
+                **nothing,
+            },
+            {
+                "one": "south",
+                "other": "south",
+                "state": "unmeasured",
+                "latency": None,
+                "bandwidth": None,
+                "bandwidth_back": None,
+                **nothing,
+            },
         ],
         "stale_after": 7 * 86400.0,
     }

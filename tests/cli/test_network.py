@@ -131,7 +131,7 @@ def test_results_as_json(koala: Koala, server: Server) -> None:
     assert (link["one"], link["other"], link["job"], link["reason"]) == (*NORTH, 7, "")
     assert link["result"] == {
         "kind": "pingpong", "at": "1970-01-01T00:16:40.000Z", "latency": 0.4e-3, "bandwidth": 185e6, "job": 7,
-        "error": "",
+        "error": "", "source": "north", "bandwidth_back": None,
     }  # fmt: skip
 
 

@@ -197,8 +197,8 @@ async def test_nodes_that_do_not_reach_each_other_make_a_link_unreachable_until_
         site.act = unreached
     network.measure(pairs=[("south", "north")])
     link = (await world.measured(network))[BOTH]
-    assert (link.state, link.link, link.known.error) == (LinkState.UNREACHABLE, Link(), UNREACHED)
-    assert world.link(BOTH) == Link(), "what was configured is not so"
+    assert (link.state, link.link, link.known.error) == (LinkState.UNREACHABLE, Link(unreachable=True), UNREACHED)
+    assert world.link(BOTH) == Link(unreachable=True), "what was configured is not so"
     assert (await world.jobs.get(1)).job.restarts == 0
     assert world.new_network({BOTH: Link(0.1)}).links()[1].state is LinkState.UNREACHABLE, "after a restart, too"
     for site in world.sites.values():

@@ -11,7 +11,7 @@ import pytest
 
 from koalapy.agents import protocol as wire
 from koalapy.model.job import Job, JobSpec
-from koalapy.model.request import ComponentRequest, FixedRequest
+from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.scheduling.events import JobSubmitted
 from koalapy.service import engine, session
 from koalapy.service.engine import Item
@@ -212,6 +212,26 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
             )  # fmt: skip
             await grid.all_taken_in(agent)
         assert listener.learned == []
+
+
+async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        grid.daemon.hub.feedback = listener = Listener()
+        file = InputFile("data", size=10**9, sites=("south",))
+        request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
+        job = Job(1, JobSpec(request, ("true",)), 0.0)
+        await grid.daemon.engine.commit(Item(events=(JobSubmitted(job),)))
+        placed = grid.daemon.scheduler.job(1)
+        assert placed is not None
+        assert placed.attempt is not None
+        token = placed.stage_token(placed.attempt.components[0])
+        moved = wire.Moved(source="south", size=10**9, seconds=9.0, flowed=10**8, flowing=1.0)
+        done = wire.StageStatus(token=token, state="done", size=10**9, staged=10**9, moved=[moved])
+        for _ in range(2):
+            grid.north.says(done)
+            await grid.all_taken_in(grid.north)
+            grid.daemon.hub._counted.clear()  # the next one remembers what is stored
+        assert listener.learned == [("south", "north", 10**8, 1.0)]
 
 
 async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.ports import Measurement, MeasurementKind
+from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.sql import make_engine
 from tests.store.conftest import Open
@@ -31,13 +31,16 @@ def test_a_line_is_as_it_was_written(measurements: SqlMeasurements) -> None:
     assert measurements.latest() == lines
 
 
-def test_the_latest_are_those_of_each_pair_and_sort(measurements: SqlMeasurements) -> None:
+def test_the_latest_are_those_of_each_pair_and_sort(open_store: Open, url: str) -> None:
+    measurements = SqlMeasurements(make_engine(url), open_store().lease)
     others = [replace(GOOD, one="north", other=other, at=50.0) for other in ("north", "west")]
-    for line in (GOOD, FAILED, *others, replace(GOOD, at=200.0), replace(FAILED, at=150.0, error="x"), MOVED):
+    good = [replace(GOOD, at=200.0 + at, back=2e6) for at in range(REMEMBERED)]
+    back = replace(MOVED, one="south", other="north")
+    older = [replace(MOVED, at=1.0), replace(back, at=1.0), GOOD, FAILED]
+    for line in (*older, *others, *good, replace(FAILED, at=150.0, error="x"), MOVED, back):
         measurements.add(line)
-    assert measurements.latest() == [
-        *others, replace(GOOD, at=200.0), replace(FAILED, at=150.0, error="x"), MOVED
-    ]  # fmt: skip
+    assert measurements.latest() == [*others, *good, replace(FAILED, at=150.0, error="x"), MOVED, back]
+    assert measurements.history("north", "south", 2) == measurements.history("south", "north", 2) == [back, MOVED]
 
 
 def test_old_lines_go_but_never_for_another_sort(measurements: SqlMeasurements) -> None:

@@ -66,6 +66,12 @@ class Pull:
         """Bytes that this agent has seen arrive."""
         self.seconds = 0.0
         """In which they did; no wait for a turn is among them."""
+        self.flowed, self.flowing = 0, 0.0
+        """The same without what it took until the first of them was here."""
+        self._first: tuple[float, int] | None = None
+        """When bytes were first seen to have come in this try, and how many were there."""
+        self._before = 0
+        """Bytes that were there before it."""
 
     async def run(self) -> Path:
         """The path of what came, whole and verified; ``StageTrouble``."""
@@ -127,16 +133,22 @@ class Pull:
             self.there = 0
         if self._kind == "file" and self._digest is None:
             self._follow()
-        began, before = time.monotonic(), self.there
+        began = time.monotonic()
+        self._expect_first(began)
         try:
             outcome = await rsync.pull(ticket, self._name, self._folder, self._tick)
         except rsync.RsyncMissing as error:
             words = "there is no rsync on its head node: install it there"
             raise StageTrouble(f"{self._cluster} cannot pull files: {words}", "site") from error
         finally:
-            self.seconds += time.monotonic() - began
+            ended = time.monotonic()
+            self.seconds += ended - began
+            first = self._first  # not what the last look sees
             await self._look_anew()
-            self.moved += max(0, self.there - before)
+            self.moved += max(0, self.there - self._before)
+            if first is not None:
+                self.flowing += max(0.0, ended - first[0])
+                self.flowed += max(0, self.there - first[1])
             self._give_back(file.source, ticket)
         if outcome.our_own:
             raise StageTrouble(f"there is no room left on {self._cluster}: {outcome.our_own}", "site")
@@ -150,13 +162,17 @@ class Pull:
 
     # How far it is
 
-    def _tick(self) -> None:
-        """``TooMuch``."""
+    def _expect_first(self, now: float) -> None:
+        self._before, self._first, self._next_look = self.there, None, now
+
+    def _tick(self) -> bool:
+        """Whether anything has come yet; ``TooMuch``."""
         if time.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().run_in_executor(None, self._look)
         self._progress()
         if self.there > self._file.size:
             raise TooMuch
+        return self._first is not None
 
     async def _look_anew(self) -> None:
         """After a look that is still under way, lest it has the last word."""
@@ -168,7 +184,10 @@ class Pull:
         began = time.monotonic()
         with contextlib.suppress(OSError):
             self.there = _size_of(self._folder)
-        self._next_look = time.monotonic() + SHARE * (time.monotonic() - began)
+        now = time.monotonic()
+        if self._first is None and self.there > self._before:
+            self._first = now, self.there
+        self._next_look = now + SHARE * (now - began)
 
     # Whether it is right
 

@@ -15,6 +15,8 @@ SILENCE = 30
 """Seconds without a byte after which a transfer counts as cut."""
 TICK = 0.25
 """Seconds between two looks at how far it is."""
+FIRST_TICK = 0.02
+"""The same until the first bytes have come: how long that took is no sign of how fast the link is."""
 LONGEST_COMPLAINT = 4000
 """Bytes that are kept of what it says, the last ones: there is a line for each of very many files, maybe."""
 COUNT = re.compile(r"\((\d+)\)")
@@ -66,8 +68,9 @@ def command(ticket: Way, folder: Path) -> list[str]:
     return [RSYNC, *options, f"rsync://{ticket.user}@{host}:{ticket.port}/{ticket.module}/", f"{folder}/"]
 
 
-async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], object]) -> Outcome:
-    """Run rsync to its end, ``tick`` being called all the while; ``RsyncMissing``. Killed when cancelled."""
+async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], bool]) -> Outcome:
+    """Run rsync to its end, ``tick`` being called all the while, which says whether anything has come;
+    ``RsyncMissing``. Killed when cancelled."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": ticket.password}
     try:
         process = await asyncio.create_subprocess_exec(
@@ -78,9 +81,10 @@ async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], object])
         raise RsyncMissing(error.strerror) from error
     talking = asyncio.create_task(_talk(process, f"./{name}\0".encode()))
     try:
+        pause = FIRST_TICK
         while True:
-            done, _ = await asyncio.wait((talking,), timeout=TICK)
-            tick()
+            done, _ = await asyncio.wait((talking,), timeout=pause)
+            pause = TICK if tick() else min(TICK, 1.1 * pause)
             if done:
                 break
         errors = talking.result()

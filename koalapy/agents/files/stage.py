@@ -257,7 +257,8 @@ class StageRun:
             self._means.turns, self._place, lambda: self._changed(self),
         )  # fmt: skip
         await self._take(index, file, await pull.run())
-        self._moved.append(Moved(source=file.source, size=pull.moved, seconds=pull.seconds))
+        seen = {"size": pull.moved, "seconds": pull.seconds, "flowed": pull.flowed, "flowing": pull.flowing}
+        self._moved.append(Moved(source=file.source, **seen))
         self._pull = None
 
     async def _take(self, index: int, file: StageFile, place: Path) -> None:

@@ -35,6 +35,30 @@ async def test_a_file_comes_and_is_told_of(north: FileSite, south: FileSite) -> 
     assert sorted(os.listdir(folder)) == ["set.bin"]
 
 
+async def test_what_it_takes_to_set_a_transfer_up_is_no_part_of_how_fast_it_flows(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
+    """The gate lets some bytes through, and holds the rest back until it is opened."""
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("set", BIG)))
+    await gate.reached.wait()
+    run = north.stages._stages[INSTANCE, T]
+    await north.until(lambda: run._pull is not None and run._pull._first is not None)
+    gate.open.set()
+    (moved,) = (await north.comes_to("done")).moved
+    assert moved.size == len(BIG)
+    assert 0 < moved.flowed < len(BIG)
+    assert 0 < moved.flowing < moved.seconds
+    gate.close()
+
+
+async def test_a_transfer_that_is_over_at_once_says_nothing_of_the_link(north: FileSite, south: FileSite) -> None:
+    north.stage(south.input(south.make("set", b"12345")))
+    (moved,) = (await north.comes_to("done")).moved
+    assert (moved.size, moved.flowed) == (5, 0)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -> None:
     path = south.make(f"odd/{name}", name.encode())
@@ -512,7 +536,7 @@ WAY = Way(host="127.0.0.1", port=1, module="0", user="koala", password="", kind=
 async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], Path]) -> None:
     complain = "i=0; while [ $i -lt 5000 ]; do echo rsync: [sender] opening file number $i; i=$((i+1)); done >&2"
     fake_rsync(f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11")
-    outcome = await rsync.pull(WAY, "x", tmp_path, lambda: None)
+    outcome = await rsync.pull(WAY, "x", tmp_path, lambda: False)
     assert outcome.code == 11
     assert outcome.complaint.startswith("[sender] opening file number ")
     assert outcome.our_own == "[receiver] write failed: No space left on device (28)"
@@ -523,10 +547,10 @@ async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
     tmp_path: Path, fake_rsync: Callable[[str], Path]
 ) -> None:
     fake_rsync(f"cat > {tmp_path}/heard")
-    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: None)).code == 0
+    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: False)).code == 0
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"
     fake_rsync("exec <&-; exit 3")
-    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: None)).code == 3
+    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: False)).code == 3
 
 
 async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:
