@@ -1,14 +1,14 @@
 """The bandwidth of a link's other way.
 
-Revision: 0009
-Revises: 0008
+Revision: 0010
+Revises: 0009
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 
