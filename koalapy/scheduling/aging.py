@@ -92,6 +92,10 @@ class Aging:
             self._hopeless.clear()
         return Room({c.name: c.idle for c in empty.clusters if c.state is ClusterState.USABLE})
 
+    def kept(self, cluster: ClusterName) -> int:
+        """Nodes that are not offered to jobs of low priority there."""
+        return 0 if self.job is None else self._kept[cluster]
+
     def view(self) -> GridView:
         """What jobs of low priority are offered."""
         if self.job is None:

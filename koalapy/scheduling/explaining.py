@@ -9,7 +9,7 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority, TimelineE
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
 from koalapy.scheduling.changes import smallest_change
-from koalapy.scheduling.findings import findings, listed_where, sufficient
+from koalapy.scheduling.findings import Kept, findings, listed_where, sufficient
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.standing import standing
 from koalapy.scheduling.trial import Trial
@@ -92,8 +92,11 @@ def _refused(
         notes = (answer.summary, *notes)
     suffices = sufficient(clusters) if placement is None else []
     suffices += _if_usable_again(scheduler, spec, trial) if placement is None else []
-    before = _before(scheduler, spec, trial, job)
-    if before is not None:
+    if _kept(scheduler, spec, trial, job):
+        # Once it is placed, it has them: that alone is no help.
+        reserved = scheduler.reservation
+        suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
+    elif (before := _before(scheduler, job, spec.priority)) is not None:
         suffices.append(f"job {before} placed before it")
     change = smallest_change(scheduler, spec, trial)
     ident, state = (job.id, job.state) if job is not None else (None, JobState.QUEUED)
@@ -109,7 +112,8 @@ def _clusters(
     view = trial.view(spec.priority)
     refused = () if placement is not None else scheduler.reasons(spec, view)
     books = scheduler.grid.books()
-    found = findings(spec.request, books, view, placement, refused, scheduler.reservation, now)
+    kept = {book.name: trial.kept(book.name, spec.priority) for book in books}
+    found = findings(spec.request, books, view, placement, refused, Kept(scheduler.reservation, kept), now)
     names = {book.name for book in books}
     return tuple(found), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
@@ -122,14 +126,12 @@ def _kept(scheduler: Scheduler, spec: JobSpec, trial: Trial, job: Job | None) ->
     return isinstance(trial.ask(spec, scheduler.grid.view()), Placement)
 
 
-def _before(scheduler: Scheduler, spec: JobSpec, trial: Trial, job: Job | None) -> JobId | None:
+def _before(scheduler: Scheduler, job: Job | None, priority: Priority) -> JobId | None:
     """The one job that has to be placed first."""
-    if _kept(scheduler, spec, trial, job):
-        return scheduler.reservation
     mode = scheduler.rules.queue
     if mode == "scan" or (job is None and mode == "head"):
         return None
-    head = _head(scheduler, spec.priority)
+    head = _head(scheduler, priority)
     return head if head != (job.id if job is not None else None) else None
 
 
@@ -152,10 +154,10 @@ def _if_usable_again(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> list[
     closed = [book for book in scheduler.grid.books() if not book.is_open or book.doubted][:MOST_CLUSTERS]
     texts = []
     for book in closed:
+        idle = max(0, book.trusted_available - trial.kept(book.name, spec.priority))
         opened = tuple(
-            replace(c, state=ClusterState.USABLE, idle=book.trusted_available) if c.name == book.name else c
-            for c in view.clusters
-        )  # fmt: skip
+            replace(c, state=ClusterState.USABLE, idle=idle) if c.name == book.name else c for c in view.clusters
+        )
         if isinstance(trial.ask(spec, replace(view, clusters=opened)), Placement):
             if book.state is ClusterState.DRAINED:
                 texts.append(f"{book.name} resumed (koala clusters resume {book.name})")

@@ -1,6 +1,7 @@
 """What each cluster means for a job that waits: what is idle there, who has the rest, and why that is not enough."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.explanation import ClusterFinding
@@ -10,6 +11,14 @@ from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.grid import ClusterBook
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Nodes that are not offered to a job, by cluster, since they are kept for another one, if for any."""
+
+    by: JobId | None
+    nodes: Mapping[ClusterName, int]
 
 
 def finding_of(
@@ -22,9 +31,9 @@ def finding_of(
 
 def findings(
     request: Request, books: Sequence[ClusterBook], view: GridView, placement: Placement | None,
-    refused: Sequence[ClusterReason], kept_for: JobId | None, now: float,
+    refused: Sequence[ClusterReason], kept: Kept, now: float,
 ) -> Iterator[ClusterFinding]:  # fmt: skip
-    """Of every cluster that the request could have to do with; ``kept_for``: the job for which nodes may be kept."""
+    """Of every cluster that the request could have to do with; ``kept``: what is kept from it."""
     reasons = {reason.cluster: reason for reason in refused}
     named = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
     for book in books:
@@ -35,19 +44,20 @@ def findings(
         gives = placement.nodes_on(book.name) if placement is not None else 0
         said = reasons.get(book.name)
         why = not_usable(book, now) or (said.reason if said is not None else "") or _when_placed(placement, gives)
-        if book.is_open and (holders := _holders(book, idle, kept_for)):
+        if book.is_open and (holders := _holders(book, idle, kept.by)):
             why = f"{why or f'{idle} of {book.total} nodes idle'} ({holders})"
         missing = said.missing if said is not None and book.is_open else None
-        if missing is not None and not _may_come(book, book.available + missing):
-            missing = None
+        if missing is not None:
+            missing = _more_idle(book, idle + missing + kept.nodes.get(book.name, 0))
         yield finding_of(book, idle, gives=gives, reason=why, missing=missing)
 
 
-def _may_come(book: ClusterBook, available: int) -> bool:
-    """Whether so many nodes would be available if more became idle: those that are idle already, kept for another job
-    or in doubt, do not come, and a limit stays."""
-    more = available - book.available
-    return book.idle + more <= book.total and (book.limit is None or available < book.limit.size)
+def _more_idle(book: ClusterBook, available: int) -> int | None:
+    """How many more nodes would have to be idle for so many to be available; None where they cannot come: those that
+    are idle already, kept for another job or in doubt, do not, and a limit stays."""
+    more = available - book.surplus
+    may_come = book.idle + more <= book.total and (book.limit is None or available < book.limit.size)
+    return more if may_come else None
 
 
 def not_usable(book: ClusterBook, now: float) -> str:

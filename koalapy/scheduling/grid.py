@@ -206,7 +206,7 @@ class ClusterBook:
         """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
         yet count and those in doubt, and within what the resource manager takes of us.
         """
-        return min(self.trusted_available, max(0, self.idle - self.doubted))
+        return min(self.trusted_available, max(0, self.surplus))
 
     @property
     def trusted_available(self) -> int:
@@ -217,6 +217,11 @@ class ClusterBook:
     def idle(self) -> int:
         """The same, whatever we doubt and whatever limits the resource manager has for us."""
         return max(0, self._idle - self._promised)
+
+    @property
+    def surplus(self) -> int:
+        """Nodes beyond those that are promised or in doubt; below 0 when there are too few for these."""
+        return self._idle - self._promised - self.doubted
 
     @property
     def doubted(self) -> int:

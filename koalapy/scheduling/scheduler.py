@@ -151,6 +151,10 @@ class Scheduler:
         """The job that has failed so many scans that nodes are kept for it."""
         return self._waiting.reservation
 
+    def kept(self, cluster: ClusterName) -> int:
+        """Nodes that are kept for that job there, and offered to none of low priority."""
+        return self._waiting.kept(cluster)
+
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""
         return self._waiting.view(priority)

@@ -4,6 +4,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
+from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.scheduling.scheduler import Scheduler
 
@@ -25,9 +26,17 @@ class Trial:
         """What a job of that priority is offered; nodes kept for the job itself are its own."""
         if priority not in self._views:
             scheduler = self._scheduler
-            own = self._job is not None and scheduler.reservation == self._job.id
-            self._views[priority] = scheduler.grid.view() if own else scheduler.view(priority)
+            self._views[priority] = scheduler.grid.view() if self._is_reserved_for else scheduler.view(priority)
         return self._views[priority]
+
+    @property
+    def _is_reserved_for(self) -> bool:
+        return self._job is not None and self._scheduler.reservation == self._job.id
+
+    def kept(self, cluster: ClusterName, priority: Priority) -> int:
+        """Nodes that are not offered to such a job there, but kept for another."""
+        offered = priority is Priority.HIGH or self._is_reserved_for
+        return 0 if offered else self._scheduler.kept(cluster)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""

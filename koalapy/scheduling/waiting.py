@@ -167,6 +167,10 @@ class Waiting:
         """The job that has failed so many scans that nodes are kept for it."""
         return self._aging.job
 
+    def kept(self, cluster: ClusterName) -> int:
+        """Nodes that are not offered to jobs of low priority there, for the sake of that one."""
+        return self._aging.kept(cluster)
+
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""
         return self._aging.view() if priority is Priority.LOW else self.grid.view()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import Drain, Link
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import (
     ComponentRequest,
@@ -162,9 +163,9 @@ def clusters_differ_too_much_in_speed() -> tuple[World, JobId]:
     return world, world.submit(FlexibleRequest(6), speed_ratio_min=0.9)
 
 
-@case("measured", ("policy", "cluster-minimization"))
-def links_are_not_measured() -> tuple[World, JobId]:
-    links = {(name, name): Link(1e-5, 1e9) for name in TWO}
+@case("unreachable", ("policy", "cluster-minimization"))
+def clusters_do_not_reach_each_other() -> tuple[World, JobId]:
+    links = {("north", "south"): Link(unreachable=True)}
     world = busy({"north": 8, "south": 8}, north=4, south=4, world={"links": links})
     return world, world.submit(FlexibleRequest(6), policy="communication-aware")
 
@@ -265,7 +266,7 @@ def first_come_first_served() -> tuple[World, JobId]:
 
 
 @case("nodes are kept for job 2", ("priority", "high"), clusters={"north": "3 kept for job 2"},
-      suffices="job 2 placed before it")  # fmt: skip
+      suffices="job 2, for which nodes are kept, out of its way (koala hold 2)")  # fmt: skip
 def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
     sizes = {"north": 4, "south": 5}
     world = busy(sizes, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0))
@@ -357,6 +358,64 @@ def test_as_many_nodes_as_there_is_room_for() -> None:
     found = why(world, world.submit(FlexibleRequest(8, min_component_size=2)))
     assert found.smallest_change is not None
     assert found.smallest_change.text == "ask for 6 nodes without any bounds"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    local=st.tuples(st.integers(0, 3), st.integers(0, 5)), drained=st.booleans(), everywhere=st.booleans(),
+    request=st.one_of(
+        st.builds(FlexibleRequest, st.integers(3, 8)), st.builds(nonfixed, st.integers(3, 6)),
+        st.builds(lambda north, south: fixed(north=north, south=south), st.integers(1, 4), st.integers(1, 5)),
+    ),
+)  # fmt: skip
+def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
+    local: tuple[int, int], drained: bool, everywhere: bool, request: Request
+) -> None:
+    """As many more idle nodes as are told, or the return of a cluster, or the reservation gone: each by itself."""
+    world = World({"north": 4, "south": 6}, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0), now=AT)
+    for name, count in zip(world.sites, local, strict=True):
+        for _ in range(count):
+            world.sites[name].local_user(1)
+    world.settle()
+    hog = world.submit(nonfixed(1), lasts=1e6)
+    attempt = world.job(hog).attempt
+    assert attempt is not None
+    there = attempt.gang[0].cluster
+    one = fixed(**{there: world.sites[there].total - local[there == "south"]})
+    reserved = world.submit(FlexibleRequest(10 - sum(local)) if everywhere else one, lasts=1e6)
+    world.advance(25.0)
+    assert world.scheduler.reservation == reserved
+    if drained:
+        world.step([ClusterDrained("south")])
+    job = world.submit(request, lasts=1e6)
+    if world.state(job) is not JobState.QUEUED:
+        return
+    found, scheduler = why(world, job), world.scheduler
+
+    def fits() -> bool:
+        return isinstance(scheduler.ask(world.job(job).spec, scheduler.view(Priority.LOW)), Placement)
+
+    def with_more_idle(name: str, count: int) -> bool:
+        """As an agent would report it."""
+        book, before = scheduler.grid[name], world.sites[name].look()
+        book.report(before.total, before.idle + count, before.background - count, 0, before.holding)
+        answer = fits()
+        book.report(before.total, before.idle, before.background, 0, before.holding)
+        return answer
+
+    for cluster in found.clusters:
+        if cluster.missing:
+            assert with_more_idle(cluster.cluster, cluster.missing)
+            assert not with_more_idle(cluster.cluster, cluster.missing - 1)
+            assert f"{cluster.missing} more idle node" in str(found.suffices)
+    if any("resumed" in text for text in found.suffices):
+        scheduler.grid["south"].drained = None
+        assert fits()
+        scheduler.grid["south"].drained = Drain(AT)
+    if any("out of its way" in text for text in found.suffices):
+        world.hold(reserved)
+        assert world.state(hog) is JobState.RUNNING
+        assert fits() or world.state(job).is_active
 
 
 def test_nodes_kept_for_a_job_are_its_own() -> None:
