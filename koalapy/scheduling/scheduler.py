@@ -287,7 +287,8 @@ class Scheduler:
 
     def _report(self, event: ev.ClusterReported) -> None:
         book = self.grid[event.cluster]
-        if (event.problem, event.notices, event.lacks) != (book.problem, book.notices, book.lacks):
+        told = event.total, event.problem, event.notices, event.lacks
+        if told != (book.total, book.problem, book.notices, book.lacks) or not book.reported:
             self._ledger.cluster_changed(book.name)
         book.disks = event.disks
         book.report(
