@@ -1,6 +1,7 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
 import re
+from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,8 @@ from koalapy.model.job import ClaimingMode
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.model.validation import MOST_COMPONENTS, MOST_PROCESSES
 from koalapy.model.wording import known_names
-from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules
+from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules, faults_of
+from koalapy.settings_refusal import DELIMITER, OUT_OF_RANGE, PREFIX, refusal
 
 LONGEST_TEXT = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
@@ -73,6 +75,12 @@ class RulesSection(Section):
 
     def build(self) -> Rules:
         return Rules(**self.model_dump())
+
+    def faults(self) -> Iterator[dict[str, Any]]:
+        """What of it cannot be, as pydantic tells of fields."""
+        for fault in faults_of(self.model_dump()):
+            said = fault.message.removeprefix(f"{fault.field} ")
+            yield {"loc": ("rules", fault.field), "type": OUT_OF_RANGE, "msg": said, "input": fault.value}
 
 
 class MpiSection(Section):
@@ -271,7 +279,7 @@ class Settings(BaseSettings):
     """Everything a daemon or an agent is told."""
 
     model_config = SettingsConfigDict(
-        env_prefix="KOALA_", env_nested_delimiter="__", extra="forbid", frozen=True, str_max_length=LONGEST_TEXT
+        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", frozen=True, str_max_length=LONGEST_TEXT
     )
 
     database: str | None = None
@@ -359,19 +367,8 @@ def load(path: Path | None) -> Settings:
     except SettingsError as error:
         raise UsageError(f"{error}: lists and objects are given as JSON", field="environment") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = _field_of(first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{field}: {message}", field=field, value=first.get("input")) from error
-    try:
-        settings.rules.build()
-    except UsageError as error:
-        field = f"rules.{error.field}"
-        raise UsageError(f"rules.{error.message}", field=field, value=error.value, hint=error.hint) from error
+        raise refusal(Settings, error.errors(), path) from error
+    faults = list(settings.rules.faults())
+    if faults:
+        raise refusal(Settings, faults, path)
     return settings
-
-
-def _field_of(location: tuple[int | str, ...]) -> str:
-    """``("links", 0, "latency")`` as ``links[0].latency``."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
-    return "".join(parts).removeprefix(".")

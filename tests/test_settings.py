@@ -200,3 +200,45 @@ def test_an_allowed_host_is_a_name_and_nothing_else(load_yaml: Any, name: str) -
     with pytest.raises(UsageError, match="is no host's name") as refusal:
         load_yaml(allowed_hosts=["grid.example.org", name])
     assert refusal.value.field == "allowed_hosts[1]"
+
+
+def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text(
+        "rules: {claim_grce: 5, scan_intervall: 1}\n"
+        "clusters: {north: {node: 3, transfer_limit: 0}}\n"
+        "links: [{between: [north, north], latencey: 1}]\nzzz: 1\n"
+    )
+    with pytest.raises(UsageError) as refused:
+        load(path)
+    assert refused.value.message.split("; ") == [
+        "rules.claim_grce: there is no such key, did you mean claim_grace?",
+        "rules.scan_intervall: there is no such key, did you mean scan_interval?",
+        "links[0].latencey: there is no such key, did you mean latency?",
+        "clusters.north.transfer_limit: Input should be greater than or equal to 1",
+        "clusters.north.node: there is no such key, did you mean nodes?",
+        *[one for one in refused.value.message.split("; ") if one.startswith("zzz: there is no such key (known: ")],
+    ]
+    assert refused.value.hint == f"correct {path}"
+    path.write_text("rules: {claim_grace: 0, claim_factor: 2}\n")
+    with pytest.raises(UsageError) as refused:
+        load(path)
+    assert refused.value.message == (
+        "rules.claim_grace is 0.0, but must be at least 0.001; "
+        "rules.claim_factor is 2.0, but must be at least 0.01 and below 1"
+    )
+
+
+def test_what_the_environment_said_wrong_is_to_be_corrected_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text("lease: 0\n")
+    monkeypatch.setenv("KOALA_RULES__CLAIM_GRCE", "5")
+    monkeypatch.setenv("KOALA_TOKENS", '[""]')
+    with pytest.raises(UsageError) as refused:
+        load(path)
+    places = refused.value.hint.removeprefix("correct ").split(" and ")
+    assert sorted(places) == sorted(
+        [str(path), "KOALA_RULES__CLAIM_GRCE in the environment", "KOALA_TOKENS in the environment"]
+    )

@@ -97,12 +97,13 @@ class Services:
 
 
 async def run(
-    settings: Settings, policies: Registry, host: str, port: int, data_dir: Path, umask: int,
+    settings: Settings, policies: Registry, host: str, port: int, data_directory: Callable[[], Path], umask: int,
     announce: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Be a daemon until told to end; ``umask`` is that of the agents."""
+    """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
     configured = settings.known_links()
     listener = _listen(host, port)
+    data_dir = data_directory()
     stores = _open_stores(settings, data_dir)
     links = LinkBook(settings.clusters, configured, stores.measurements.latest())
     catalogue = Catalogue(stores.files.replicas())

@@ -31,9 +31,11 @@ def serve(host: str, port: int, data_dir: Path, config: Path | None, announce: C
     configure_logging()
     settings = load(config)
     forget_own()
-    directory = private_directory(data_dir, CONTENTS, "--data-dir")
     umask = os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
     from koalapy.bootstrap.assembly import run
 
-    uvloop.run(run(settings, policies(), host, port, directory, umask, announce))
+    def data_directory() -> Path:
+        return private_directory(data_dir, CONTENTS, "--data-dir")
+
+    uvloop.run(run(settings, policies(), host, port, data_directory, umask, announce))

@@ -84,7 +84,7 @@ def _clusters(clusters: list[Json]) -> str:
         row += [cluster["gives"] or "-"] if placed else []
         row += [cluster["missing"] or "-"] if lacking else []
         rows.append([*row, cluster["reason"] or "-"])
-    return table(header, rows, cut=False)
+    return table(header, rows)
 
 
 def _facts(found: Json) -> list[tuple[str, str]]:
@@ -119,4 +119,4 @@ def _way_out(change: Json, job: int | None) -> str:
 
 def _history(reasons: list[Json]) -> str:
     rows = [[reason["at"][:19].replace("T", " "), reason["event"], reason["reason"]] for reason in reasons[-HISTORY:]]
-    return table(["TIME (UTC)", "EVENT", "WHY"], rows, cut=False)
+    return table(["TIME (UTC)", "EVENT", "WHY"], rows)

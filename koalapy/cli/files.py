@@ -91,9 +91,7 @@ def _page(replicas: list[Json]) -> str:
          r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"]
         for r in replicas
     ]  # fmt: skip
-    # What is wrong is told to its end, however narrow the terminal.
-    fine = all(row[-1] == "-" for row in rows)
-    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows, cut=fine)
+    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
 
 
 def _entries(count: int) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 from koalapy.cli import tables
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
+from koalapy.cli.errors import printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.cli.submission import current_user
 from koalapy.model.job import JobState
@@ -36,7 +37,10 @@ def queue(
     """List jobs, newest first: yours that are not over, or what the options ask for."""
     owner = user or ("" if everyone else current_user())
     query = {"owner": owner, "state": state, "name": name, "cluster": cluster}
-    jobs, more = Client(url, token).jobs(limit, active=None if state else True, **query)
+    client = Client(url, token)
+    jobs, more = client.jobs(limit, active=None if state else True, **query)
+    if not jobs and cluster:
+        client.cluster(cluster)  # says so if there is none
     if as_json or form is Format.JSON:
         show_json({"jobs": jobs})
     elif form is Format.NDJSON:
@@ -47,5 +51,15 @@ def queue(
             print(job["id"])
     else:
         print(tables.queue(jobs, wide=form is Format.WIDE))
+        if not jobs:
+            print(f"koala: {printable(_none(owner, state, name, cluster))}", file=sys.stderr)
     if more:
         print(f"koala: only the newest {limit} are shown; --limit shows more", file=sys.stderr)
+
+
+def _none(owner: str, state: list[JobState] | None, name: str | None, cluster: str | None) -> str:
+    """What was looked for in vain."""
+    told = f"there are no jobs of {owner}" if owner else "there are no jobs"
+    told += f" named {name}" if name else ""
+    told += f" with a component on {cluster}" if cluster else ""
+    return told + (f" in the state {' or '.join(state)}" if state else " that are not over")

@@ -178,21 +178,23 @@ def _read(file: Path) -> Json:
     """A job as a file has it, or as it comes from standard input."""
     import yaml
 
+    name = "standard input" if str(file) == STANDARD_INPUT else str(file)
     try:
         told = sys.stdin.buffer.read() if str(file) == STANDARD_INPUT else file.read_bytes()
         body = yaml.safe_load(told.decode("utf-8"))
     except OSError as error:
-        raise CliError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise CliError(f"cannot read {file}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
+        raise CliError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
+    except RecursionError as error:
+        raise CliError(f"cannot read {name}: too much within each other", Exit.USAGE, "write it flatter") from error
     if not isinstance(body, dict):
-        raise CliError(f"{file} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+        raise CliError(f"{name} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
     try:
         json.dumps(body, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CliError(
-            f"{file} has what JSON cannot say: {error}", Exit.USAGE, "write it as a text, in quotes"
-        ) from error
+        hint = "write it as a text, in quotes"
+        raise CliError(f"{name} has what JSON cannot say: {error}", Exit.USAGE, hint) from error
     return body
 
 

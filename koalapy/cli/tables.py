@@ -9,21 +9,34 @@ from typing import Any
 from koalapy.cli.errors import printable
 from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
-from koalapy.cli.width import columns_of, left, room
-from koalapy.cli.width import cut as cut_to
+from koalapy.cli.width import columns_of, folded, left, room
 from koalapy.model.moment import clock
 from koalapy.model.wording import nodes
 
 Json = dict[str, Any]
+NARROWEST = 20
+"""Columns of a text that is folded."""
+INDENT = 4
+"""Columns, of what stands below its line."""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, cut: bool = True) -> str:
-    """Columns as wide as needed; the last one is cut to the terminal where there is one."""
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool = True) -> str:
+    """Columns as wide as needed; on a terminal the last one is folded, within its column or below the others."""
     text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(columns_of(row[column]) for row in text) for column in range(len(header))]
-    lines = ["  ".join(left(cell, most) for cell, most in zip(row, widths, strict=True)).rstrip() for row in text]
-    if cut and (terminal := room(sys.stdout)):
-        lines = [cut_to(line, terminal[0]) for line in lines]
+    terminal = room(sys.stdout) if fold else None
+    start = sum(widths[:-1]) + 2 * len(widths[:-1])
+    lines = []
+    for row in text:
+        before = "  ".join([*(left(cell, most) for cell, most in zip(row[:-1], widths, strict=False)), ""])
+        if terminal is None or start + columns_of(row[-1]) <= terminal[0]:
+            lines.append(f"{before}{row[-1]}".rstrip())
+            continue
+        beside = terminal[0] - start >= NARROWEST
+        margin = " " * (start if beside else INDENT)
+        parts = folded(row[-1], max(NARROWEST, terminal[0] - len(margin)))
+        lines += [before + parts.pop(0)] if beside else [before.rstrip()]
+        lines += [margin + part for part in parts]
     return "\n".join(lines)
 
 
@@ -80,7 +93,7 @@ def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
             code = "-" if j["exit_code"] is None else j["exit_code"]
             row += [j["submitted_at"], j["request"]["type"], j["policy"], j["restarts"], code]
     rows = [[*row, _reason(j)] for row, j in zip(rows, jobs, strict=True)]
-    return table([*header, "REASON"], rows, cut=not wide)
+    return table([*header, "REASON"], rows, fold=not wide)
 
 
 def clusters(found: Sequence[Json]) -> str:

@@ -1,12 +1,16 @@
-"""What happens to a job that is waited for: a line on standard error for each change out of the ordinary."""
+"""What happens to a job that is waited for: a line on standard error for each change out of the ordinary.
+
+Of one that does not run yet it is told what it waits for, too, as soon as that has taken a moment.
+"""
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from koalapy.cli.client import Client
+from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import CliError, Exit, printable
 
 Json = dict[str, Any]
@@ -14,6 +18,9 @@ AGAIN = 1.0
 """Seconds until a daemon that is away is asked again."""
 LAST_WORDS = 1.0
 """Seconds that what has just happened may need to be told when the waiting is over."""
+MOMENT = 1.0
+"""Seconds of waiting before anything is said of it."""
+RUNS = ("running", *FINAL)
 
 
 class Telling:
@@ -24,12 +31,14 @@ class Telling:
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
         self._thread = threading.Thread(target=self._tell, daemon=True)
         self._over = threading.Event()
+        self._wait = Wait()
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, error: object, *_: object) -> None:
         self._over.set()
+        self._wait.close()
         if error is None:
             self._thread.join(LAST_WORDS)
 
@@ -40,9 +49,10 @@ class Telling:
             before = seen
             try:
                 for entries, job in changes(self._client.events(self._job, seen)):
-                    if not skip:
-                        for line in lines(entries, job):
-                            print(f"koala: {printable(line)}", file=sys.stderr, flush=True)
+                    told = [] if skip else list(lines(entries, job))
+                    for line in told:
+                        _say(line)
+                    self._wait.goes_on(job, is_told=bool(told))
                     seen, skip = max([seen, *(number for number, _ in entries)]), False
             except CliError as error:
                 if error.code is not Exit.UNREACHABLE or self._over.wait(AGAIN):
@@ -52,6 +62,55 @@ class Telling:
                 return
             if seen == before:  # nothing more is to come
                 return
+
+
+class Wait:
+    """Says what a job waits for after a moment, and from then on what has become of that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._after = threading.Timer(MOMENT, self._begin)
+        self._after.daemon = True
+        self._after.start()
+        self._is_silent = True
+        self._job: Json | None = None
+        self._said = ""
+
+    def goes_on(self, job: Json, *, is_told: bool) -> None:
+        """The job has changed; ``is_told``: the user knows already why."""
+        with self._lock:
+            self._job = job
+            if is_told:
+                self._said = kind_of(job)
+            elif not self._is_silent:
+                self._say()
+
+    def close(self) -> None:
+        self._after.cancel()
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._is_silent = False
+            if self._job is not None:
+                self._say()
+
+    def _say(self) -> None:
+        assert self._job is not None
+        runs = self._job["state"] in RUNS
+        if kind_of(self._job) == self._said or (runs and not self._said) or self._job["state"] in FINAL:
+            return
+        self._said = kind_of(self._job)
+        reason = "" if runs else self._job["reason"]
+        _say(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
+
+
+def kind_of(job: Json) -> str:
+    """Where a job stands, without the numbers, which may change with every moment."""
+    return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
+
+
+def _say(line: str) -> None:
+    print(f"koala: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:

@@ -89,7 +89,11 @@ def logs(
     """Print the output of a job."""
     client = Client(url, token)
     try:
-        _follow_logs(client, job, component) if follow else _print_logs(client, job, False, component)
+        if follow:
+            with Telling(client, job, from_the_first=False):
+                _follow_logs(client, job, component)
+        else:
+            _print_logs(client, job, False, component)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
 

@@ -37,6 +37,23 @@ def cut(text: str, columns: int, mark: str = "…") -> str:
     return text[: sum(1 for _ in takewhile(lambda so_far: so_far < columns, filled))] + mark
 
 
+def folded(text: str, columns: int) -> list[str]:
+    """In lines of as many columns at most, broken at blanks where there are any."""
+    lines = [""]
+    for word in text.split(" "):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if columns_of(joined) <= columns:
+            lines[-1] = joined
+            continue
+        lines += [""] if lines[-1] else []
+        while columns_of(word) > columns:
+            first = max(1, sum(1 for _ in takewhile(lambda so_far: so_far <= columns, accumulate(map(_columns, word)))))
+            lines[-1:] = [word[:first], ""]
+            word = word[first:]
+        lines[-1] = word
+    return lines if lines[-1] or len(lines) == 1 else lines[:-1]
+
+
 def room(stream: TextIO) -> tuple[int, int] | None:
     """Columns and lines of a terminal; None where the text goes elsewhere."""
     return shutil.get_terminal_size() if stream.isatty() else None

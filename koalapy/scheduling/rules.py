@@ -1,7 +1,8 @@
 """The parameters of the scheduler, with the defaults of the live world (semantics 4 to 6). Times in seconds."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
@@ -64,40 +65,45 @@ class Rules:
     probation_pause_max: float = 3600.0
 
     def __post_init__(self) -> None:
-        durations = (
-            "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after", "claim_epsilon",
-            "probation_pause", "probation_pause_max",
-        )  # fmt: skip
-        finite = ("claim_epsilon", "restart_pause", "restart_pause_max", "probation_pause", "probation_pause_max")
-        at_least_one = (
-            "high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold",
-            "max_placement_tries", "max_claiming_tries", "aging_tries",
-        )  # fmt: skip
-        not_negative = ("restart_pause", "restart_pause_max")
-        fractions = ("claim_factor", "claim_factor_min")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in durations and not value >= SHORTEST:
-                raise _out_of_range(field.name, value, f"at least {SHORTEST:g}")
-            if field.name in at_least_one and value is not None and value < 1:
-                raise _out_of_range(field.name, value, "at least 1")
-            if field.name in not_negative and not value >= 0:
-                raise _out_of_range(field.name, value, "at least 0")
-            if field.name in finite and value == float("inf"):
-                raise _out_of_range(field.name, value, "finite")
-            if field.name in fractions and not LEAST_FACTOR <= value < 1:
-                raise _out_of_range(field.name, value, f"at least {LEAST_FACTOR:g} and below 1")
-        if not self.assumed_bandwidth > 0:
-            raise _out_of_range("assumed_bandwidth", self.assumed_bandwidth, "greater than 0")
-        if not 0 <= self.claim_threshold <= 1:
-            raise _out_of_range("claim_threshold", self.claim_threshold, "from 0 to 1")
-        if not 0 <= self.claim_factor_step < 1:
-            raise _out_of_range("claim_factor_step", self.claim_factor_step, "at least 0 and below 1")
-        if self.claim_factor_min > self.claim_factor:
-            bound = f"at most claim_factor, {self.claim_factor}"
-            raise _out_of_range("claim_factor_min", self.claim_factor_min, bound)
-        if self.max_restarts is not None and self.max_restarts < 0:
-            raise _out_of_range("max_restarts", self.max_restarts, "at least 0, or left out for no limit")
+        for fault in faults_of({field.name: getattr(self, field.name) for field in fields(self)}):
+            raise fault
+
+
+def faults_of(values: Mapping[str, Any]) -> Iterator[UsageError]:
+    """What of the parameters' values cannot be, in order."""
+    durations = (
+        "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after", "claim_epsilon",
+        "probation_pause", "probation_pause_max",
+    )  # fmt: skip
+    finite = ("claim_epsilon", "restart_pause", "restart_pause_max", "probation_pause", "probation_pause_max")
+    at_least_one = (
+        "high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold",
+        "max_placement_tries", "max_claiming_tries", "aging_tries",
+    )  # fmt: skip
+    not_negative = ("restart_pause", "restart_pause_max")
+    fractions = ("claim_factor", "claim_factor_min")
+    for name, value in values.items():
+        if name in durations and not value >= SHORTEST:
+            yield _out_of_range(name, value, f"at least {SHORTEST:g}")
+        if name in at_least_one and value is not None and value < 1:
+            yield _out_of_range(name, value, "at least 1")
+        if name in not_negative and not value >= 0:
+            yield _out_of_range(name, value, "at least 0")
+        if name in finite and value == float("inf"):
+            yield _out_of_range(name, value, "finite")
+        if name in fractions and not LEAST_FACTOR <= value < 1:
+            yield _out_of_range(name, value, f"at least {LEAST_FACTOR:g} and below 1")
+    if not values["assumed_bandwidth"] > 0:
+        yield _out_of_range("assumed_bandwidth", values["assumed_bandwidth"], "greater than 0")
+    if not 0 <= values["claim_threshold"] <= 1:
+        yield _out_of_range("claim_threshold", values["claim_threshold"], "from 0 to 1")
+    if not 0 <= values["claim_factor_step"] < 1:
+        yield _out_of_range("claim_factor_step", values["claim_factor_step"], "at least 0 and below 1")
+    if values["claim_factor_min"] > values["claim_factor"]:
+        bound = f"at most claim_factor, {values['claim_factor']}"
+        yield _out_of_range("claim_factor_min", values["claim_factor_min"], bound)
+    if values["max_restarts"] is not None and values["max_restarts"] < 0:
+        yield _out_of_range("max_restarts", values["max_restarts"], "at least 0, or left out for no limit")
 
 
 def _out_of_range(name: str, value: object, bound: str) -> UsageError:

@@ -1,12 +1,17 @@
 """What each command prints and exits with, against a real server."""
 
+import io
 import json
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from koalapy.cli import tables
+from koalapy.cli.width import columns_of, folded
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
 
@@ -62,6 +67,14 @@ def test_every_field_of_a_file_arrives(koala: Koala, tmp_path: Path) -> None:
     )
     assert changed["policy_options"] == {"metric": "bandwidth", "group": "a"}
     assert changed["retry_on_exit"] == [9]
+
+
+def test_a_job_comes_from_standard_input(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = b"request: {type: flexible, total_size: 6}\ncommand: [x]\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(told)))
+    assert json.loads(koala("submit", "-f", "-", "--name", "piped", "--json").out)["name"] == "piped"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert koala("submit", "-f", "-").err.startswith("koala: standard input holds no job")
 
 
 def test_a_full_queue_tells_when_to_come_back(koala: Koala) -> None:
@@ -190,6 +203,46 @@ def test_the_queue(koala: Koala) -> None:
     assert "SUBMITTED" in koala("queue", "-o", "wide").out
     few = koala("queue", "-q", "--limit", "1")
     assert (few.out, few.err) == ("2\n", "koala: only the newest 1 are shown; --limit shows more\n")
+
+
+def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala) -> None:
+    assert koala("queue").err == "koala: there are no jobs of ada that are not over\n"
+    found = koala("queue", "--user", "nobody", "--state", "FAILED", "--name", "x")
+    assert found.err == "koala: there are no jobs of nobody named x in the state failed\n"
+    assert (found.code, len(found.out.splitlines())) == (0, 1)
+    nowhere = koala("queue", "--cluster", "nroth", "--all", "-q")
+    assert (nowhere.code, nowhere.out) == (3, "")
+    assert nowhere.err.startswith("koala: there is no cluster nroth; did you mean north?")
+    assert koala("queue", "--cluster", "north", "--all").err.endswith("with a component on north that are not over\n")
+    assert koala("queue", "--json").err == ""
+
+
+def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, reason = ["ID", "NAME", "REASON"], "local users of north were faster than this job three times in a row"
+    monkeypatch.setattr(tables, "room", lambda _: (50, 24))
+    assert tables.table(header, [["1", "short", reason], ["2", "x", "-"]]).splitlines() == [
+        "ID  NAME   REASON",
+        "1   short  local users of north were faster than",
+        "           this job three times in a row",
+        "2   x      -",
+    ]
+    below = tables.table(header, [["1", "n" * 40, reason]]).splitlines()
+    assert below == [
+        "ID  NAME",
+        "    REASON",
+        f"1   {'n' * 40}",
+        "    local users of north were faster than this job",
+        "    three times in a row",
+    ]
+    monkeypatch.setattr(tables, "room", lambda _: None)
+    assert tables.table(header, [["1", "n" * 40, reason]]).splitlines()[1].endswith("in a row")
+
+
+@given(st.text(st.sampled_from("ab 東\u0301"), max_size=40), st.integers(2, 9))
+def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
+    lines = folded(text, columns)
+    assert all(columns_of(line) <= columns for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_a_long_queue_is_listed_whole(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,3 +124,10 @@ def test_no_proxy_is_shown_the_token_of_this_accounts_own_daemon(
     daemon.close()
     assert [client.http.headers.get("Authorization") for client in (own, given, elsewhere)] == [BEARER, BEARER, None]
     assert [client.http.by_proxy for client in (own, given, elsewhere)] == [False, True, True]
+
+
+def test_a_daemon_that_is_refused_its_port_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
+    done = run(server.url, "serve", "--port", str(server.port), "--data-dir", str(tmp_path / "a" / "data"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"koala: cannot listen on 127.0.0.1:{server.port}: Address already in use; give ")
+    assert list(tmp_path.iterdir()) == []

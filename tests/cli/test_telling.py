@@ -1,9 +1,13 @@
 """Who waits for a job is told what happens to it."""
 
 import json
+import signal
+import threading
+from queue import SimpleQueue
 
 import pytest
 
+from koalapy.cli import telling
 from koalapy.cli.telling import changes, lines
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import Koala, Server
@@ -45,6 +49,57 @@ def test_a_failure_that_ends_the_waiting_is_told_once(koala: Koala, server: Serv
     done = koala("submit", "--flexible", "1", "--wait", "--", "exit", "3")
     assert done.code == 3
     assert sum("koala:" in line for line in done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("logs", "-f", "1"), ("wait", "1"), ("submit", "--flexible", "1", "--wait", "x")])
+def test_who_waits_for_a_queued_job_is_told_for_what(
+    koala: Koala, server: Server, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def interrupted(line: str) -> None:
+        said.append(line)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    said: list[str] = []
+    monkeypatch.setattr(telling, "MOMENT", 0.01)
+    monkeypatch.setattr(telling, "_say", interrupted)
+    koala("submit", "--flexible", "1", "program")
+    server.service.story = STORY[:1]
+    assert koala(*command).code == 130
+    assert said == [f"job {2 if command[0] == 'submit' else 1} is queued: too few idle nodes"]
+
+
+def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(telling, "MOMENT", 0.01)
+    monkeypatch.setattr(telling, "_say", said.put)
+    wait = telling.Wait()
+
+    def now(state: str, reason: str = "", *, is_told: bool = False) -> None:
+        wait.goes_on({"id": 7, "state": state, "reason": reason}, is_told=is_told)
+
+    now("queued", "4 of 6 nodes are idle")
+    assert said.get(timeout=30) == "job 7 is queued: 4 of 6 nodes are idle"
+    now("queued", "5 of 6 nodes are idle")
+    now("queued", "north is drained")
+    assert said.get(timeout=30) == "job 7 is queued: north is drained"
+    now("queued", "restart 1", is_told=True)
+    now("claiming")
+    now("running", "3 s")
+    now("running", "4 s")
+    now("succeeded")
+    assert [said.get(timeout=30) for _ in range(2)] == ["job 7 is claiming", "job 7 is running"]
+    assert said.empty()
+
+
+def test_one_that_runs_at_once_is_said_nothing_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(telling, "_say", said.append)
+    wait = telling.Wait()
+    wait.goes_on({"id": 7, "state": "queued", "reason": "new"}, is_told=False)
+    wait.goes_on({"id": 7, "state": "running", "reason": ""}, is_told=False)
+    wait._after.function()
+    wait.close()
+    assert said == []
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
