@@ -7,7 +7,7 @@ an epoch below which it refuses them. ``PROTOCOL`` rises with every change that 
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
@@ -300,6 +300,8 @@ class PlanContext(TypedDict):
     command: list[str]
     environment: dict[str, str]
     workdir: str | None
+    workdir_optional: NotRequired[bool]
+    """Whether it may run elsewhere where that folder is not there."""
     output: str | None
     nodes: Annotated[list[Nodes], Field(max_length=MOST_NODES)]
 

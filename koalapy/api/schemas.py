@@ -144,6 +144,8 @@ class JobSubmission(Input):
     launcher: Launcher = Launcher.OPENMPI
     processes_per_node: Annotated[Number, _number(1, MOST_PROCESSES)] | None = None
     workdir: FileName | None = None
+    workdir_optional: bool = False
+    """Whether the program runs elsewhere, and says so, where that folder is not there; else it fails."""
     output: FileName | None = None
     walltime: Seconds | None = None
     max_restarts: NotNegative | None = None
@@ -283,6 +285,7 @@ class JobView(Output):
     launcher: Launcher
     processes_per_node: int | None
     workdir: str | None
+    workdir_optional: bool
     output: str | None
     walltime: float | None
     max_restarts: int | None

@@ -153,7 +153,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
             body[field] = of_file | given
     body.setdefault("owner", current_user())
     if "workdir" not in body and not brings_files(body) and (here := _here()):
-        body["workdir"] = here
+        body |= {"workdir": here, "workdir_optional": True}
     if "request" not in body:
         raise CliError("no nodes are asked for", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
     return body

@@ -230,6 +230,8 @@ class JobSpec:
     launcher: Launcher = Launcher.OPENMPI
     processes_per_node: int | None = None
     workdir: str | None = None
+    workdir_optional: bool = False
+    """Whether the program runs elsewhere where that folder is not there: the submitter only happened to be in it."""
     output: str | None = None
     walltime: float | None = None
     max_restarts: int | None = None

@@ -10,8 +10,8 @@ from koalapy.runtime.link import Loop
 LAUNCH_AGENT = """\
 trap 'exit 0' TERM
 host=$1; shift; desk=${0%/*}
-printf '%s\\n' "$*" > "$desk/$host.command" && echo "$host" > "$desk/requests" || exit 1
-read -r code message < "$desk/$host.answer" || exit 0
+{ printf '%s\\n' "$*" > "$desk/$host.command" && echo "$host" > "$desk/requests"; } 2>/dev/null || exit 1
+{ read -r code message < "$desk/$host.answer"; } 2>/dev/null || exit 0
 [ "$code" = 0 ] || echo "$message" >&2
 exit "$code"
 """

@@ -89,6 +89,11 @@ class Follower:
         self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell)
         self._visitor.say_ready()
 
+    def refuse(self, failure: Failure) -> None:
+        """The job cannot run here by its user's doing: whose exit code is the program's is to say so."""
+        self._tell({"op": "unfit", "code": failure.code, "error": failure.message})
+        self._runner.loop.after("unfit", RESEND, lambda: self.refuse(failure))
+
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         head = self._plan.head
         if sender != (head["token"], head["node"]):
@@ -118,6 +123,7 @@ class Follower:
 
     def close(self) -> None:
         self._runner.loop.cancel("daemon-ended")
+        self._runner.loop.cancel("unfit")
         self._leave_preflight()
 
     def _move(self, way: int, hosts: list[str]) -> None:
@@ -225,6 +231,11 @@ class Head:
         elif op in ("ready", "reached"):
             if self._preflight is not None:
                 self._preflight.told(payload)
+        elif op == "unfit":
+            if not 0 < int(payload["code"]) < 256:
+                raise ValueError(f"{payload['code']} is no exit code")
+            self._runner.say(str(payload["error"])[:LONGEST_REFUSAL])
+            self._runner.conclude(int(payload["code"]))
         elif op == "daemon_ended":
             self._runner.relay(*sender, {"op": "noted"})
             self._daemon_ended(index, payload["code"])

@@ -204,25 +204,33 @@ class Runner:
         plan = Plan(message, self.settings.token, self.settings.node)
         self._phase = "opened"
         self.environment = plan.environment(self.settings)
-        self._enter(plan.context["workdir"] or self.settings.stage or self.settings.spool)
-        self._copy_to(plan.context["output"])
         if message["launcher"] == "processes":
             self._role = Single(self, plan)
         else:
             self._role = Head(self, plan) if plan.me is plan.head else Follower(self, plan)
         try:
+            self._enter(plan.context)
+            self._copy_to(plan.context["output"])
             self._role.start()
         except Failure as failure:
             self.say(failure.message)
-            self._failed(failure)
+            if failure.code is not None and isinstance(self._role, Follower):
+                self._role.refuse(failure)
+            else:
+                self._failed(failure)
         early, self._early = self._early, []
         for message in early:
             self._relayed(message)
 
-    def _enter(self, workdir: str) -> None:
+    def _enter(self, context: dict[str, Any]) -> None:
+        """Go where the program is to run; ``Failure`` where the user has named a place that is not there."""
+        workdir = context["workdir"] or self.settings.stage or self.settings.spool
         try:
             os.chdir(workdir)
         except OSError as error:
+            if context["workdir"] and not context.get("workdir_optional"):
+                text = f"cannot run in {workdir} on {self.settings.name}: {error.strerror}"
+                raise Failure(text, 126) from error
             # Home rather than the spool: what the program leaves there stays.
             places = (self.environment.get("HOME", ""), self.settings.spool)
             place = next((p for p in places if os.access(p, os.W_OK | os.X_OK)), "/")

@@ -138,6 +138,7 @@ def _context(job: Job, component: Component, profile: ClusterProfile, nodes: lis
         command=profile.words((own and own.command) or spec.command, cluster, job.id),
         environment=dict(spec.environment) | dict(own.environment if own else ()),
         workdir=profile.path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
+        workdir_optional=spec.workdir_optional,
         output=profile.path(output, cluster, job.id) if output else output,
         nodes=nodes,
     )

@@ -80,6 +80,23 @@ async def test_a_missing_command_never_reaches_mpirun(agent: FakeAgent) -> None:
     assert (await nodes[1].expect("exit"))["stopped"]
 
 
+@pytest.mark.parametrize("lacks", [0, 1])
+async def test_a_folder_that_a_node_does_not_have_is_the_jobs_own_failure(
+    agent: FakeAgent, tmp_path: Path, lacks: int
+) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    opening = plan(nodes, RANK, launcher="openmpi", workdir=str(tmp_path))
+    opening["contexts"][lacks]["workdir"] = "/no/such/folder"
+    for node in nodes:
+        node.send(**opening)
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"], end["stopped"]) == (126, False, False)
+    said = f"koala: cannot run in /no/such/folder on {nodes[lacks].hellos[0]['name']}: No such file or directory\n"
+    assert nodes[0].output.decode() == said
+    nodes[1].send(t="stop")
+    assert (await nodes[1].expect("exit"))["stopped"]
+
+
 async def test_without_mpirun_the_infrastructure_is_told_what_to_do(agent: FakeAgent) -> None:
     nodes = [await agent.start("7.1.0", 0, "127.0.1.1", PATH="/bin:/nowhere", KOALA_MPI_PREFIX="/nowhere")]
     await run(agent, nodes, ["true"])

@@ -74,12 +74,20 @@ async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(age
     assert "KOALA_RUNNER_SECRET" not in seen
 
 
-async def test_a_missing_workdir_falls_back_to_the_home_folder(agent: FakeAgent) -> None:
-    node, end = await result(agent, ["pwd"], workdir="/no/such/folder")
+async def test_a_missing_workdir_that_nobody_asked_for_falls_back_to_the_home_folder(agent: FakeAgent) -> None:
+    node, end = await result(agent, ["pwd"], workdir="/no/such/folder", workdir_optional=True)
     assert end["code"] == 0
     said, where = node.output.decode().splitlines()
     assert "/no/such/folder" in said
     assert where == str(Path.home())
+
+
+async def test_a_missing_workdir_that_was_asked_for_is_an_error(agent: FakeAgent) -> None:
+    """The program ran in another folder, and ended well."""
+    node, end = await result(agent, ["pwd"], workdir="/no/such/folder")
+    assert (end["code"], end["infrastructure"]) == (126, False)
+    assert node.output == b"koala: cannot run in /no/such/folder on node-127.0.1.1: No such file or directory\n"
+    assert not node.said("running")
 
 
 async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:

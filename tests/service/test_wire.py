@@ -40,6 +40,8 @@ def test_one_request_in_the_words_of_each_cluster() -> None:
         ["/users/ada/prog", "--tmp=/lustre/7", "on south", '{"json": "{job}"}'],
     ]
     assert contexts(spec, "workdir") == ["/home/ada/runs", "/users/ada/runs"]
+    assert contexts(spec, "workdir_optional") == [False, False]
+    assert contexts(replace(spec, workdir_optional=True), "workdir_optional") == [True, True]
     assert contexts(spec, "output") == ["/scratch/7.out", "/lustre/7.out"]
 
 
