@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.open_files import PASSING
 
+_PIECE = 65_536
 PATIENCE = 30.0
 """Seconds that a command has to answer."""
 
@@ -31,11 +32,13 @@ class Answer:
 
 
 async def run(
-    *argv: str, environment: Mapping[str, str] | None = None, given: bytes = b"", patience: float = PATIENCE
-) -> Answer:
+    *argv: str, environment: Mapping[str, str] | None = None, given: bytes = b"", patience: float = PATIENCE,
+    longest: int | None = None,
+) -> Answer:  # fmt: skip
     """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` after patience.
 
-    A command that was given up is killed; what it asked for may have been done all the same.
+    A command that was given up is killed; what it asked for may have been done all the same. One that says more than
+    ``longest`` bytes is killed, too, and its output is a little longer than that.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -52,7 +55,10 @@ async def run(
         ) from error  # fmt: skip
     try:
         async with asyncio.timeout(patience):
-            output, errors = await process.communicate(given or None)
+            if longest is None:
+                output, errors = await process.communicate(given or None)
+            else:
+                output, errors = await _beginning(process, longest)
     except TimeoutError as error:
         raise SiteUnavailable(f"{argv[0]} did not answer within {patience:g} s") from error
     finally:
@@ -61,6 +67,27 @@ async def run(
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return Answer(process.returncode or 0, output, errors.decode(errors="replace"))
+
+
+async def _beginning(process: asyncio.subprocess.Process, longest: int) -> tuple[bytes, bytes]:
+    """What a command says, but not much more than ``longest`` bytes of it."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    complaining = asyncio.create_task(process.stderr.read())
+    try:
+        pieces, size = [], 0
+        while size <= longest and (piece := await process.stdout.read(_PIECE)):
+            pieces.append(piece)
+            size += len(piece)
+        if size > longest:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return b"".join(pieces), b""
+        errors = await complaining
+        await process.wait()
+        return b"".join(pieces), errors
+    finally:
+        complaining.cancel()
 
 
 def words(text: str) -> Sequence[str]:

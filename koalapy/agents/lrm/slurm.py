@@ -237,15 +237,22 @@ class SlurmLrm:
         return nodes
 
     async def _jobs(self) -> list[SlurmJob]:
-        if self._columns:
-            found = read_columns(
-                (await ask("squeue", "--me", "--states=all", "--noheader", COLUMNS)).output, self._prefix
-            )
-        else:
-            answer = await ask("squeue", "--me", "--states=all", "--json")
-            found = read_jobs(answer.output, self._prefix)
-            self._columns = len(answer.output) > _LARGE_ANSWER
+        found = None if self._columns else await self._whole_queue()
+        if found is None:
+            self._columns = True
+            answer = await ask("squeue", "--me", "--states=all", "--noheader", COLUMNS)
+            found = read_columns(answer.output, self._prefix)
         return [job for job in found if job.name.startswith(self._prefix) and job.user == os.getuid()]
+
+    async def _whole_queue(self) -> list[SlurmJob] | None:
+        """Everyone's jobs, as many releases tell them whoever is asked for; None, and not read, where they are many."""
+        command = ("squeue", "--me", "--states=all", "--json")
+        answer = await run(*command, environment=environment(), longest=_LARGE_ANSWER)
+        if len(answer.output) > _LARGE_ANSWER:
+            return None
+        if answer.code != 0:
+            refuse("squeue", answer)
+        return read_jobs(answer.output, self._prefix)
 
     async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
         state = job_state(job.words)
