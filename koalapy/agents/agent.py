@@ -55,6 +55,9 @@ RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
 FIRST_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 LONGEST_PING = 10.0
+FROM_JOURNALS_AFTER = 10.0
+"""Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
+components count as lost else, though their runners are heard."""
 SWEEP_EVERY = 60.0
 """Seconds between two looks for what killed runners have left."""
 TEND_EVERY = 2.0
@@ -297,7 +300,12 @@ class Agent:
 
     async def _take_stock(self) -> None:
         self._reporter.welcomed(self._jobs.problem)
-        snapshot = await self._jobs.snapshot()
+        try:
+            async with asyncio.timeout(FROM_JOURNALS_AFTER):
+                snapshot = await self._jobs.snapshot()
+        except TimeoutError:
+            self._reporter.connected(None, self._jobs.problem)
+            snapshot = await self._jobs.snapshot()
         self._reporter.connected(snapshot, self._jobs.problem)
 
     def _probe(self, message: Probe) -> None:

@@ -155,7 +155,10 @@ class StageStatus(Message):
 
 
 class Inventory(Message):
-    """Everything the agent and its resource manager hold for this daemon; sent once after ``Welcome``."""
+    """Everything the agent and its resource manager hold for this daemon; sent after ``Welcome``.
+
+    Where the resource manager does not answer it is sent without what only that knows, and again when it does.
+    """
 
     type: Literal["inventory"] = "inventory"
     components: Annotated[list[Status], Field(max_length=MOST_LISTED)]

@@ -61,17 +61,23 @@ class Reporter:
         if problem:
             self.report(None, problem)
 
-    def connected(self, snapshot: LrmSnapshot, problem: str) -> None:
-        """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again."""
+    def connected(self, snapshot: LrmSnapshot | None, problem: str) -> None:
+        """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again.
+
+        Without a snapshot only what the journals say, if that is anything; all of it once there is one.
+        """
         own = [c for c in self.components.values() if c.instance == self.instance]
-        for component in own:
+        if snapshot is None and not own:
+            return
+        for component in own if not self._ready else ():
             component.output.begin_anew()
         self._ready = True
         statuses = [self._status(c) for c in own]
-        components = [*statuses, *self._strays(snapshot)]
+        components = [*statuses, *(self._strays(snapshot) if snapshot is not None else ())]
         self.uplink.put(Inventory(components=components, stages=self.stages(self.instance)))
         self._reported = None
-        self.report(snapshot)
+        if snapshot is not None:
+            self.report(snapshot)
         if problem:
             self.report(None, problem)
         for component, status in zip(own, statuses, strict=True):

@@ -173,6 +173,41 @@ async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_ma
     assert own._patience() >= 2 * 1000.0
 
 
+async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent_that_was_restarted(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Components counted as lost after a while, though their runners were heard."""
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+    lrm.take(LrmSubmission("koala-test-8.1.0", 1, (), {}, tmp_path, tmp_path / "out"))
+    lrm.answering.clear()
+    daemon.inventories.clear()
+    monkeypatch.setattr("koalapy.agents.agent.FROM_JOURNALS_AFTER", 0.1)
+    monkeypatch.setattr("koalapy.agents.lrm_contact.SILENT_AFTER", 0.05)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        assert [(each["token"], each["state"]) for each in daemon.inventories[0]] == [("7.1.0", "waiting")]
+        await daemon.until(lambda: counts(daemon)[:2] == (0, 0) and "not answering" in counts(daemon)[2])
+        lrm.answering.set()
+        await daemon.until(lambda: len(daemon.inventories) == 2)
+        assert {each["token"] for each in daemon.inventories[1]} == {"7.1.0", "8.1.0"}, "with what has no record"
+        await daemon.until(lambda: counts(daemon) == (2, 0, ""))
+
+
+async def test_without_journals_nothing_is_told_before_it_answers(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose folder was lost knows of nothing, and that is no reason to give anything up."""
+    lrm.answering.clear()
+    monkeypatch.setattr("koalapy.agents.agent.FROM_JOURNALS_AFTER", 0.01)
+    monkeypatch.setattr("koalapy.agents.lrm_contact.SILENT_AFTER", 0.2)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: "not answering" in counts(daemon)[2])
+        assert daemon.inventories == []
+
+
 # Errors that nobody thought of
 
 
