@@ -9,6 +9,7 @@ from koalapy.agents.files.exports import Exports, lacking
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.results import Collector
 from koalapy.agents.files.roots import Roots
+from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
@@ -25,7 +26,8 @@ class FileDesk:
     ) -> None:  # fmt: skip
         """``pulls`` may run at once; ``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
-        self._replicas = replicas = Replicas(Roots(cluster, replica_directories))
+        seals = Seals(exports_directory.with_name("seals.json"))
+        self._replicas = replicas = Replicas(Roots(cluster, replica_directories), seals)
         self._exports = Exports(replicas, exports_directory, address, port)
         self.stages = Stages(
             cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use, pulls,

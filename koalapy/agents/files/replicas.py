@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,10 +17,13 @@ from pydantic import BaseModel, Field
 
 from koalapy.agents.files.digest import Content, measure
 from koalapy.agents.files.roots import Roots, is_plain_name, shown
-from koalapy.model.errors import SiteRejected
+from koalapy.agents.files.seals import Seals, make_read_only, seal_of
+from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 LOOKS = 4
 """How many checksums are computed at once; further ones wait."""
+STOP_LOOK = 0.2
+"""Seconds between two looks, while one waits, at whether that is still wanted."""
 LARGEST_ANSWER = 16 * 1024 * 1024
 """Characters in which a folder's entries can be told: the daemon takes no message that is much larger."""
 
@@ -49,8 +54,10 @@ class Wanted(BaseModel):
 class Replicas:
     """Answers the question ``stat``."""
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, seals: Seals | None = None) -> None:
         self.roots = roots
+        self._seals = seals or Seals()
+        self._reading: dict[Path, threading.Lock] = {}
         self._under_way: dict[tuple[Path, bool], asyncio.Future[Content]] = {}
         # Of their own, for each may take hours, and others must not wait for them.
         self._threads = ThreadPoolExecutor(LOOKS, "stat")
@@ -87,7 +94,46 @@ class Replicas:
     def measure(self, path: Path, *, checksum: bool) -> Content:
         """Blocks for as long as it takes to read it; ``SiteRejected``."""
         with self.roots.open(path) as opened:
-            return measure(opened.descriptor, checksum=checksum, given_up=self._closing.is_set)
+            if not checksum:
+                return measure(opened.descriptor, checksum=False)
+            return self._read(path, opened.descriptor, self._closing)
+
+    def _read(self, path: Path, descriptor: int, stop: threading.Event) -> Content:
+        """What it holds, with its checksum, which is remembered unless it was written to meanwhile."""
+        before, _ = seal_of(descriptor)
+        began = time.time()
+        content = measure(descriptor, checksum=True, given_up=stop.is_set)
+        after, changed = seal_of(descriptor)
+        if before == after:
+            self._seals.note(path, after, content.checksum, changed + max(0.0, time.time() - began))
+        return content
+
+    def hand_over(self, wanted: Wanted, checksum: str, stop: threading.Event) -> Path:
+        """The place of a replica that programs are to find as it is, which still is what it was: it is read again when
+        anything about it is another than when it was read last, and made read-only. Blocks; ``SiteRejected``."""
+        path = self.check(wanted)
+        with self._alone(path, stop), self.roots.open(path) as opened:
+            make_read_only(opened.descriptor)
+            seal, _ = seal_of(opened.descriptor)
+            if self._seals.hold(path, seal, checksum):
+                return path
+            found = self._read(path, opened.descriptor, stop)
+        if (found.size, found.checksum) != (wanted.size, checksum):
+            said = f"its SHA-256 begins with {found.checksum[:8]} now and not {checksum[:8]}: it was changed"
+            raise SiteRejected(f"{shown(str(path))}: {said}", fault="changed")
+        return path
+
+    @contextmanager
+    def _alone(self, path: Path, stop: threading.Event) -> Iterator[None]:
+        """Who wants the same meanwhile waits, and need not read it again; ``SiteUnavailable`` when told to stop."""
+        lock = self._reading.setdefault(path, threading.Lock())
+        while not lock.acquire(timeout=STOP_LOOK):
+            if stop.is_set():
+                raise SiteUnavailable("nobody wants it any more")
+        try:
+            yield
+        finally:
+            lock.release()
 
     def check(self, wanted: Wanted) -> Path:
         """The place of a replica that is there, can be read and has its size; ``SiteRejected`` otherwise."""

@@ -20,8 +20,9 @@ from koalapy.agents.files.depot import Depot, DepotBusy
 from koalapy.agents.files.digest import GrowingDigest
 from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE, Pull
 from koalapy.agents.files.replicas import Replicas, Wanted
-from koalapy.agents.files.roots import is_plain_name
+from koalapy.agents.files.roots import CONTENT, is_plain_name
 from koalapy.agents.files.rsync import is_alive, kill_orphans
+from koalapy.agents.files.seals import make_read_only
 from koalapy.agents.files.sharing import Errands, content_of
 from koalapy.agents.files.trees import copy_tree, remove_tree
 from koalapy.agents.files.trouble import StageTrouble, of_site
@@ -228,7 +229,7 @@ class StageRun:
 
     async def _bring(self, index: int, file: StageFile) -> None:
         if file.source == self._means.cluster:
-            place = await asyncio.to_thread(self._look_at, file)
+            place = await self._make(self._look_at, file, threads=self._means.threads)
             await self._make(self._link, file, place)
         elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
             await self._bring_from_elsewhere(index, file)
@@ -286,7 +287,7 @@ class StageRun:
     def _look_at(self, file: StageFile) -> Path:
         wanted = Wanted(path=file.path, part=file.part, size=file.size)
         try:
-            return self._means.replicas.check(wanted)
+            return self._means.replicas.hand_over(wanted, file.checksum, self._given_up)
         except SiteRejected as error:
             raise self._bad(file, error.message) from error
         except SiteUnavailable as error:
@@ -300,6 +301,11 @@ class StageRun:
         target.symlink_to(place)
 
     def _move(self, file: StageFile, place: Path, work: Path) -> None:
+        descriptor = os.open(place, CONTENT)
+        try:
+            make_read_only(descriptor)
+        finally:
+            os.close(descriptor)
         place.rename(self.folder / file.target)
         shutil.rmtree(work, ignore_errors=True)
 

@@ -17,6 +17,7 @@ from koalapy.agents.files.digest import measure
 from koalapy.agents.files.exports import Exports
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.roots import Roots
+from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.protocol import Answer, Ask, Stage, StageBundle, StageFile, StageStatus
 from koalapy.agents.questions import Questions
@@ -80,7 +81,7 @@ class FileSite:
 
     def start(self) -> None:
         self.questions = Questions(WireEnd(self.name, self.wire))  # type: ignore[arg-type]
-        replicas = Replicas(Roots(self.name, [self.replicas]))
+        replicas = Replicas(Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json"))
         self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None)
         self.stages = Stages(
             self.name, self.directory / "stages", replicas, self.questions, self.depot, self._tell,

@@ -79,7 +79,7 @@ async def test_a_folder_comes_with_all_that_is_in_it(north: FileSite, south: Fil
     await north.comes_to("done")
     assert sorted(os.listdir(folder / "all")) == sorted([*HOSTILE, "run.sh", "empty"])
     assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in HOSTILE)
-    assert (folder / "all/run.sh").stat().st_mode & 0o777 == 0o700
+    assert (folder / "all/run.sh").stat().st_mode & 0o777 == 0o500
 
 
 @pytest.mark.parametrize("name", ["-part 0", "[x]", "ünï"])

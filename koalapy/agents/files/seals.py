@@ -1,0 +1,118 @@
+"""How the content of a replica that was read once is known to be the same: by inode, size and time of change of all
+that it holds. Programs that are handed it find it read-only."""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from koalapy.agents.files.digest import DEEPEST
+from koalapy.agents.files.roots import CONTENT
+from koalapy.model.errors import SiteRejected
+
+SETTLED = 2.0
+"""Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
+KEPT = 10_000
+"""Replicas whose seals are remembered."""
+WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+def seal_of(descriptor: int) -> tuple[str, float]:
+    """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``."""
+    digest, changed = hashlib.sha256(), 0
+    for name, found in _entries(descriptor, DEEPEST):
+        kind = stat.S_IFMT(found.st_mode)
+        digest.update(f"{name}\0{kind} {found.st_ino} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
+        changed = max(changed, found.st_mtime_ns)
+    return digest.hexdigest(), changed / 1e9
+
+
+def make_read_only(descriptor: int) -> None:
+    """Take the right to write from an open file, or from all files in an open folder, as far as they are ours.
+
+    Folders stay as they are: their owners can remove what is in them.
+    """
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        _protect(descriptor)
+        return
+    for folder, names in _folders(descriptor, DEEPEST):
+        for name in names:
+            with contextlib.suppress(OSError):
+                if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    continue
+                file = os.open(name, CONTENT, dir_fd=folder)
+                try:
+                    _protect(file)
+                finally:
+                    os.close(file)
+
+
+def _protect(descriptor: int) -> None:
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_mode & WRITING:
+        with contextlib.suppress(OSError):  # another's, or on a file system that knows no rights
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~WRITING)
+
+
+def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
+    """An open folder and all below it, open while it is their turn, with what is in them."""
+    if depth == 0:
+        raise SiteRejected(f"there are more than {DEEPEST} folders within each other", fault="irregular")
+    names = sorted(os.listdir(descriptor))
+    yield descriptor, names
+    for name in names:
+        if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+            folder = os.open(name, CONTENT | os.O_DIRECTORY, dir_fd=descriptor)
+            try:
+                yield from _folders(folder, depth - 1)
+            finally:
+                os.close(folder)
+
+
+def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+    found = os.fstat(descriptor)
+    yield "", found
+    if stat.S_ISDIR(found.st_mode):
+        for folder, names in _folders(descriptor, depth):
+            for name in names:
+                yield name, os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+class Seals:
+    """The seals of what was read, with the checksums it had; kept in a file, if one is named. For threads."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            told = json.loads(path.read_text()) if path is not None else {}
+            self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in told.items()}
+
+    def hold(self, place: Path, seal: str, checksum: str) -> bool:
+        """Whether what has this seal had that checksum when it was read."""
+        with self._lock:
+            return self._known.get(str(place)) == [seal, checksum]
+
+    def note(self, place: Path, seal: str, checksum: str, changed: float) -> None:
+        """It was read under this seal; nothing is kept of what was changed only just now, for it may be again without
+        getting another one."""
+        with self._lock:
+            if self._known.get(str(place)) == [seal, checksum]:
+                return
+            self._known.pop(str(place), None)
+            if time.time() - changed > SETTLED:
+                self._known[str(place)] = [seal, checksum]
+                while len(self._known) > KEPT:
+                    del self._known[next(iter(self._known))]
+            if self._path is None:
+                return
+            with contextlib.suppress(OSError):  # then it is read again after a restart
+                fresh = self._path.with_name(f"{self._path.name}.new")
+                fresh.write_text(json.dumps(self._known))
+                fresh.rename(self._path)

@@ -1,0 +1,171 @@
+"""Replicas that programs read where they lie: verified whenever anything about them has changed, and read-only."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.files import replicas
+from koalapy.agents.files.digest import Content, measure
+from koalapy.agents.files.seals import KEPT, Seals
+from koalapy.agents.protocol import StageFile
+from tests.agents.files.conftest import INSTANCE, FileSite, T, content_of, needs_rsync
+
+U, V = "8.1.0", "9.1.0"
+LONG_AGO = 1_700_000_000
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Everything that is read for its checksum from now on."""
+    found: list[str] = []
+
+    def measured(descriptor: int, *, checksum: bool, **more: Callable[[], bool]) -> Content:
+        if checksum:
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return measure(descriptor, checksum=checksum, **more)
+
+    monkeypatch.setattr(replicas, "measure", measured)
+    return found
+
+
+def old(path: Path) -> Path:
+    """As if it had been there for long."""
+    for each in (path, *path.rglob("*")):
+        os.utime(each, (LONG_AGO, LONG_AGO))
+    return path
+
+
+def in_place(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(b"CONTENT\n")
+
+
+def in_place_and_made_look_old(path: Path) -> None:
+    in_place(path)
+    os.utime(path, (LONG_AGO + 1, LONG_AGO + 1))
+
+
+def by_another_of_its_age(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"CONTENT\n")
+    os.utime(other, (LONG_AGO, LONG_AGO))
+    other.rename(path)
+
+
+CHANGES = [in_place, in_place_and_made_look_old, by_another_of_its_age]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("part", [None, "a"])
+async def test_a_replica_changed_at_equal_size_is_not_used(
+    north: FileSite, change: Callable[[Path], None], part: str | None
+) -> None:
+    path = old(north.make("set/a").parent) if part else old(north.make("data"))
+    wanted = north.input(path, part=part)
+    north.stage(wanted)
+    await north.comes_to("done")
+    change(path / part if part else path)
+    north.stage(wanted, token=U)
+    failed = await north.comes_to("failed", U)
+    assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
+    assert "it was changed" in failed.error
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_folder_in_which_a_file_was_changed_is_not_used(
+    north: FileSite, change: Callable[[Path], None]
+) -> None:
+    north.make("set/below/a")
+    path = old(north.replicas / "set")
+    wanted = north.input(path)
+    north.stage(wanted)
+    await north.comes_to("done")
+    change(path / "below" / "a")
+    north.stage(wanted, token=U)
+    assert "it was changed" in (await north.comes_to("failed", U)).error
+
+
+async def test_what_has_not_changed_is_read_once_also_by_the_next_agent(north: FileSite, read: list[str]) -> None:
+    path = old(north.make("data"))
+    wanted = north.input(path)
+    for token in (T, U):
+        north.stage(wanted, token=token)
+        await north.comes_to("done", token)
+    await north.stop()
+    north.start()
+    north.stage(wanted, token=V)
+    await north.comes_to("done", V)
+    assert read == [str(path)]
+
+
+async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: FileSite, read: list[str]) -> None:
+    path = old(north.make("data"))
+    size, checksum = content_of(path)
+    north.stage(StageFile(
+        name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum
+    ))  # fmt: skip
+    await north.comes_to("done")
+    found = await north.stages._means.replicas.stat({"path": str(path)})
+    north.stage(north.input(path), token=U)
+    await north.comes_to("done", U)
+    assert found["checksum"] == checksum
+    assert read == [str(path)] * 2, "once for the stage, once because somebody asked"
+
+
+async def test_what_was_changed_just_now_is_read_again(north: FileSite, read: list[str]) -> None:
+    """A further change in the same moment would show in nothing but its content."""
+    path = north.make("data")
+    for token in (T, U):
+        north.stage(north.input(path), token=token)
+        await north.comes_to("done", token)
+    assert read == [str(path)] * 2
+
+
+def writable(path: Path) -> list[str]:
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return [str(each) for each in files if each.stat().st_mode & 0o222]
+
+
+@pytest.mark.parametrize("name", ["data", "set/below/data"])
+async def test_programs_find_replicas_read_only(north: FileSite, name: str) -> None:
+    north.make(name).chmod(0o664)
+    path = north.replicas / name.split("/")[0]
+    folder = north.stage(north.input(path))
+    await north.comes_to("done")
+    assert (folder / "input").readlink() == path
+    assert writable(path) == []
+    assert path.stat().st_mode & 0o400
+
+
+@needs_rsync
+@pytest.mark.parametrize("name", ["data", "set/below/data"])
+async def test_programs_find_what_was_brought_read_only_and_it_can_be_removed(
+    north: FileSite, south: FileSite, name: str
+) -> None:
+    south.make(name).chmod(0o664)
+    path = south.replicas / name.split("/")[0]
+    folder = north.stage(south.input(path))
+    await north.comes_to("done")
+    assert writable(folder / "input") == []
+    assert writable(path) != [], "that of another site is not ours"
+    north.stages.unstage(INSTANCE, T)
+    await north.until(lambda: not folder.exists())
+
+
+def test_a_book_of_nonsense_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "seals.json"
+    for text in ("", "[]", '{"a": 1}', '{"a": [1]}', "\0"):
+        path.write_text(text)
+        assert not Seals(path).hold(Path("a"), "1", "2")
+
+
+def test_a_book_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("koalapy.agents.files.seals.KEPT", 3)
+    assert KEPT > 3
+    seals = Seals(tmp_path / "seals.json")
+    for number in range(5):
+        seals.note(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
+    again = Seals(tmp_path / "seals.json")
+    assert [again.hold(Path(f"/{number}"), "seal", "checksum") for number in range(5)] == [False] * 2 + [True] * 3
