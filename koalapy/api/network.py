@@ -29,6 +29,8 @@ class NetworkService(Protocol):
 
     def links(self) -> list[LinkRecord]: ...
 
+    async def agents_had_their_chance(self) -> None: ...
+
     def measure(self, clusters: Sequence[str] | None = None, pairs: Sequence[Pair] | None = None) -> list[Asked]: ...
 
     async def history(self, one: str, other: str, limit: int) -> list[Measurement]: ...
@@ -51,7 +53,9 @@ def network_router(network: NetworkService) -> APIRouter:
     @router.post("/measure", status_code=202, response_model=MeasuringView, operation_id="measure_network",
                  responses=declared(400, 401, 413, 422))  # fmt: skip
     async def measure(order: MeasureOrder | None = None) -> Any:
-        """Have links measured, by jobs of low priority, and tell at once what is under way."""
+        """Have links measured, by jobs of low priority, and tell what is under way: at once, but in the first seconds
+        after the daemon's start once the agents have connected."""
+        await network.agents_had_their_chance()
         given, since = order or MeasureOrder(), network.now()
         asked = network.measure(given.clusters, None if given.pairs is None else _pairs(given.pairs))
         return {"since": moment(since), "links": [_asked_view(one) for one in asked]}

@@ -45,7 +45,7 @@ def measure(
     asked = client.post("/api/v1/network/measure", order)
     if not wait:
         _tell_asked(asked, as_json=as_json)
-        return Exit.OK
+        return _code_of(asked["links"])
     try:
         found = _follow(client, asked, deadline, quiet=as_json)
     except KeyboardInterrupt:
@@ -54,7 +54,15 @@ def measure(
         show_json({"since": asked["since"], "links": found})
     if any(link["result"] is None or link["result"]["error"] for link in found if not link["reason"]):
         return Exit.FAILED
-    return Exit.OK
+    return _code_of(found)
+
+
+def _code_of(links: list[Json]) -> Exit:
+    """Where not one of them could be measured, nothing was done of what was asked for."""
+    if any(not link["reason"] for link in links):
+        return Exit.OK
+    print("koala: nothing is measured; see the reasons, and koala clusters", file=sys.stderr)
+    return Exit.FAILED
 
 
 def _tell_asked(asked: Json, *, as_json: bool) -> None:

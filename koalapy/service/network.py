@@ -31,6 +31,8 @@ WALLTIME = 120.0
 GRACE = 60.0
 """Seconds that it may take beside, to be started and ended."""
 LARGEST_OUTPUT = 64 * 1024
+CHANCE = 20.0
+"""Seconds from the daemon's start for which who asks waits for agents that have not connected."""
 LOOK_EVERY = 30.0
 """Seconds between two looks at whether a link is due to be measured."""
 NOT_OVERSUBSCRIBED = (("OMPI_MCA_mpi_yield_when_idle", "0"),)
@@ -89,11 +91,13 @@ class Network:
         self._turns = asyncio.Semaphore(how.parallel)
         self._under_way: dict[Pair, UnderWay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._chance_until = 0.0
 
     # Its life
 
     def start(self) -> None:
         """Take up the measurements that a daemon before this one began."""
+        self._chance_until = asyncio.get_running_loop().time() + CHANCE
         for job in self._engine.scheduler.jobs():
             pair = _measured_by(job, self._how.command)
             if pair is None:
@@ -138,6 +142,14 @@ class Network:
     def now(self) -> float:
         """The moment after which what was asked for just now is written down."""
         return self._engine.clock()
+
+    async def agents_had_their_chance(self) -> None:
+        """Until all agents have connected, or have had the time for it since the daemon's start."""
+        time = asyncio.get_running_loop().time
+        books = list(self._engine.scheduler.grid.books())
+        # It is asked for a few times in a daemon's life at most, in its first seconds: that is worth no event.
+        while time() < self._chance_until and not all(book.connected for book in books):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
     def measure(
         self, clusters: Sequence[ClusterName] | None = None, pairs: Sequence[Pair] | None = None

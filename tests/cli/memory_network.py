@@ -43,6 +43,9 @@ class MemoryNetwork:
         known = self.book[pair]
         return LinkRecord(pair, known.state(NOW, self.stale_after), known.link, known, under_way)
 
+    async def agents_had_their_chance(self) -> None:
+        pass
+
     def measure(self, clusters: Sequence[str] | None = None, pairs: Sequence[Pair] | None = None) -> list[Asked]:
         for index, name in enumerate(clusters or ()):
             if name not in ("north", "south"):

@@ -112,6 +112,15 @@ def test_measuring_tells_of_each_link_as_it_is_measured(koala: Koala, server: Se
     assert lines[1:3] == ["north          185       185", "             0.400     0.400"]
 
 
+@pytest.mark.parametrize("options", [(), ("--no-wait",), ("--json",), ("--json", "--no-wait")])
+def test_where_nothing_can_be_measured_the_command_fails(
+    koala: Koala, server: Server, options: tuple[str, ...]
+) -> None:
+    done = koala("network", "measure", *options)
+    assert (done.code, done.err) == (1, "koala: nothing is measured; see the reasons, and koala clusters\n")
+    assert done.out.count("south has 1 node") == 1
+
+
 def test_one_that_fails_fails_the_command(koala: Koala, server: Server) -> None:
     server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH, error=UNREACHED), SOUTH: None}
     done = koala("network", "measure", "north", "south")

@@ -18,6 +18,7 @@ from koalapy.model.job import JobState
 from koalapy.ports import Measurement, MeasurementKind
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import ClusterDrained
+from koalapy.service import network
 from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkBook, LinkState, Pair
@@ -177,6 +178,33 @@ async def test_every_link_is_measured_one_after_the_other(world: World) -> None:
     (line,) = await world.network.history("south", "north", 10)
     assert (line.kind, line.job, line.latency, line.bandwidth) == (MeasurementKind.PINGPONG, 2, 0.25, 2e6)
     assert world.store.latest() == [links[pair].known.measured for pair in (NORTH, BOTH, SOUTH)]
+
+
+async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(running(tmp_path / "koala.db"))
+        world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
+        world.network.start()
+        chance = asyncio.create_task(world.network.agents_had_their_chance())
+        for name in ("north", "south"):
+            assert not chance.done()
+            agent = await stack.enter_async_context(daemon.agent_of(name))
+            agent.says(wire.Inventory(components=[]), report(2))
+            await until(daemon, name, ("usable", 2, ""))
+        async with asyncio.timeout(DEADLINE):
+            await chance
+        assert [each.reason for each in world.network.measure()] == ["", "", ""]
+        await world.network.stop()
+
+
+async def test_who_does_not_come_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "CHANCE", 0.05)
+    async with running(tmp_path / "koala.db") as daemon:
+        world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
+        world.network.start()
+        async with asyncio.timeout(DEADLINE):
+            await world.network.agents_had_their_chance()
+        assert "has not connected yet" in world.network.measure()[0].reason
 
 
 async def test_several_may_be_measured_at_once(world: World) -> None:
