@@ -45,12 +45,13 @@ class SqlHistory:
         if self._engine.dialect.name != "sqlite":
             return False  # PostgreSQL does it by itself
         with self._lease.writing() as connection:
-            cursor: Any = connection.connection.cursor()
-            cursor.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
-            left = cursor.execute("PRAGMA freelist_count").fetchone()[0]
-            able = cursor.execute("PRAGMA auto_vacuum").fetchone()[0]
-            cursor.close()
-        return bool(left and able)
+            if not connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one():
+                return False  # made by an earlier version: what is free is used again
+            free = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
+            # Python's driver takes one step of it, which is one page, whatever number it is given.
+            for _ in range(min(free, PAGES_AT_ONCE)):
+                connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
+        return free > PAGES_AT_ONCE
 
 
 def kept_runs(connection: Connection, limit: int) -> list[Run]:
