@@ -25,6 +25,17 @@ def load_yaml(tmp_path: Path) -> Any:
     return load_values
 
 
+@pytest.mark.parametrize("name", ["jobs_keep", "internal_jobs_keep"])
+def test_how_long_jobs_are_kept_has_a_least(load_yaml: Any, name: str) -> None:
+    """What is over must not be gone before those who wait for it have seen it, nor agents have sent the last of it."""
+    for value in (0, -1, 3599, float("nan"), float("inf"), "never"):
+        with pytest.raises(UsageError) as refusal:
+            load_yaml(**{name: value})
+        assert refusal.value.field == name
+    assert load_yaml(**{name: 3600}).model_dump()[name] == 3600.0
+    assert load_yaml(jobs_keep=None).jobs_keep is None
+
+
 def test_the_configuration_knows_every_rule_and_its_default() -> None:
     assert {name: field.default for name, field in RulesSection.model_fields.items()} == {
         field.name: field.default for field in fields(Rules)

@@ -73,8 +73,12 @@ class OverRest:
         found: list[Json] = self._get(f"/api/v1/jobs/{job}/attempts")["attempts"]
         return found
 
-    def cancel(self, job: int) -> None:
-        self._post(f"/api/v1/jobs/{job}/cancel", {"reason": "the workload was interrupted"})
+    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+        try:
+            found = list(self._client.cancel(list(jobs), "the workload was interrupted"))
+        except CliError as error:
+            _raise(error)
+        return [str(one["problem"]["detail"]) for one in found if one["problem"]]
 
     def load(self, cluster: str, nodes: int, seconds: float) -> None:
         self._post(f"/api/v1/clusters/{quote(cluster, safe='')}/background", {"nodes": nodes, "seconds": seconds})

@@ -108,9 +108,9 @@ class Results:
     async def remove(self, jobs: Sequence[JobId]) -> None:
         """All that jobs brought, which nobody will ask for any more."""
         async with self._changing:
-            self._room.used -= await asyncio.to_thread(self._store.forget_results, jobs)
             for job in jobs:
                 await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
+            self._room.used -= await asyncio.to_thread(self._store.forget_results, jobs)
 
     async def _free(self, lacking: Lacking) -> None:
         """Remove those of the jobs that ended first."""

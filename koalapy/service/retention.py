@@ -63,9 +63,10 @@ class Retention:
         return gone
 
     async def _remove(self, jobs: Sequence[JobId]) -> None:
-        # A file of a job that nobody knows would stay for ever: as long as there may be one, the job is known.
-        await self._results.remove(jobs)
+        # A file of a job that nobody knows would stay for ever: as long as there may be one, the job is known. And on a
+        # full disk a database can let go of nothing before files have.
         await self._outputs.remove(frozenset(jobs))
+        await self._results.remove(jobs)
         began = time.monotonic()
         await asyncio.to_thread(self._store.remove, jobs)
         took = time.monotonic() - began

@@ -39,7 +39,9 @@ class Daemon(Protocol):
 
     def attempts(self, job: int) -> Sequence[Json]: ...
 
-    def cancel(self, job: int) -> None: ...
+    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+        """All of them; what stands against one keeps no other from it, and is answered."""
+        ...
 
     def load(self, cluster: str, nodes: int, seconds: float) -> None:
         """Keep nodes of a cluster busy past the scheduler."""

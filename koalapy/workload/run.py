@@ -264,9 +264,9 @@ class Run:
                 # Sent again it has arrived, once.
                 self._has_arrived(number, self._daemon.submit(self._workload.jobs[number].job, self._key_of(number)))
                 left.append(number)
-            if self._cancels:
-                for number in left:
-                    self._cancel(self._submitted[number][0])
+            if self._cancels and left:
+                for said in self._daemon.cancel([self._submitted[number][0] for number in left]):
+                    self._tell(said)  # it has ended in between
             self._look_again(left, self._now() + (ENDS_WITHIN if self._cancels else 0.0))
         except (Away, Refused) as error:
             self._tell(f"what became of the last jobs is not known: {error}")
@@ -286,12 +286,6 @@ class Run:
     @property
     def _cancels(self) -> bool:
         return self.interrupted == "interrupted" and self._options.cancel_on_interrupt
-
-    def _cancel(self, job: int) -> None:
-        try:
-            self._daemon.cancel(job)
-        except Refused as error:  # it has ended in between
-            self._tell(f"job {job}: {error}")
 
     def _report(self) -> Json:
         late = [row["late"] for row in self._rows if row["late"] is not None]

@@ -186,3 +186,22 @@ async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeyp
         asked.clear()
         await tidying.tidy()
         assert asked == [1, 2, 4, 8]
+
+
+async def test_a_full_disk_gets_room_before_the_database_needs_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as world:
+        await world.add(1, 20 * DAY)
+
+        def full(*_: object) -> int:
+            raise StoreUnavailable("the database does not answer: database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.files, "forget_results", full)
+            patch.setattr(world.history, "remove", full)
+            with pytest.raises(StoreUnavailable):
+                await world.retention().tidy()
+        assert world.there() == {"books": {1}, "output": set(), "results": set()}
+        assert await world.retention().tidy() == 1
+        assert world.results._room.used == 0

@@ -76,9 +76,10 @@ class MemoryDaemon:
     def attempts(self, job: int) -> Sequence[Json]:
         return []
 
-    def cancel(self, job: int) -> None:
+    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
         self._check()
-        self.cancelled.append(job)
+        self.cancelled += jobs
+        return [f"job {job} is succeeded already" for job in jobs if self.job(job)["state"] == "succeeded"]
 
     def load(self, cluster: str, nodes: int, seconds: float) -> None:
         self.loads.append((cluster, nodes, seconds))
@@ -221,16 +222,19 @@ def test_cancelled_jobs_are_waited_for() -> None:
     """They give their nodes back a moment later; a report that still has them running would be about nothing."""
 
     class Dying(MemoryDaemon):
-        def cancel(self, job: int) -> None:
-            self.jobs[job]["lasts"] = self.now + 2.0 - self.jobs[job]["submitted"]
+        def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+            for job in jobs:
+                self.jobs[job]["lasts"] = self.now + 2.0 - self.jobs[job]["submitted"]
+            return ["and this is said"]
 
         def job(self, job: int) -> Json:
             found = super().job(job)
             return found | {"state": "cancelled"} if found["state"] == "succeeded" else found
 
     daemon = Dying()
-    report, _ = play(daemon, workload((0.0, 50.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=True)
+    report, told = play(daemon, workload((0.0, 50.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=True)
     assert report["summary"]["states"] == {"cancelled": 1}
+    assert "and this is said" in told
 
 
 def test_a_run_has_a_time_of_its_own() -> None:
