@@ -42,7 +42,7 @@ from koalapy.agents.protocol import (
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
-from koalapy.agents.spool import Spool, trouble
+from koalapy.agents.spool import RUNNER_LOG, Spool, trouble
 from koalapy.agents.uplink import Uplink
 from koalapy.model.disk import DiskLimits
 from koalapy.model.job import parse_token
@@ -254,7 +254,7 @@ class Agent:
             argv=(self._settings.python, "-I", "-S", str(RUNNER), "node"),
             environment=environment,
             workdir=component.folder.path,
-            output=component.folder.path / "runner.log",
+            output=component.folder.path / RUNNER_LOG,
             walltime=component.walltime,
             modules=self._settings.modules,
         )

@@ -8,7 +8,7 @@ from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agents.outputlog import LIMIT, OutputLog
 from koalapy.agents.protocol import ReportedState, Status
 from koalapy.agents.runners import RunnerConnection, encode
-from koalapy.agents.spool import Folder
+from koalapy.agents.spool import RUNNER_LOG, Folder
 
 KILLED_BY_TERM = 128 + 15
 
@@ -220,7 +220,9 @@ class Component:
         elif lost := next((n for n in self.nodes if n.result is None), None):
             who = f"the runner on {lost.name or 'a node'}" if lost.phase else "the resource manager's job"
             code = f" (exit code {job.exit_code})" if job and job.exit_code is not None else ""
-            self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}")
+            said = self.folder.last_words()
+            wrote = f"; the last line of its {RUNNER_LOG}: {said}" if said else ""
+            self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}{wrote}")
         elif any(r and r["stopped"] for r in results) and self.exit_code is None:
             self.fail(f"the local resource manager ended it: {reason or 'no reason given'}")
         self.end()

@@ -58,6 +58,20 @@ class Exit(Said):
     stopped: bool
 
 
+class Left(Said):
+    """What a runner leaves in its spool when it ends, where programs may write, too."""
+
+    code: ExitCode | None
+    error: Annotated[Words, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
+    infrastructure: bool
+    stopped: bool
+    host: Host | Literal[""]
+    """Empty where it never was known."""
+    name: Name
+    output: Bytes | None = None
+
+
+_left: TypeAdapter[Left] = TypeAdapter(Left)
 _said: TypeAdapter[Said] = TypeAdapter(
     Annotated[Hello | Out | Running | Ending | Relay | Exit, Field(discriminator="t")]
 )
@@ -66,3 +80,8 @@ _said: TypeAdapter[Said] = TypeAdapter(
 def understood(line: bytes) -> dict[str, Any]:
     """One message; ``ValueError`` when it is none, or out of bounds."""
     return _said.validate_python(json.loads(line)).model_dump()
+
+
+def left(content: bytes) -> dict[str, Any]:
+    """A result that was left; ``ValueError`` when it is none."""
+    return _left.validate_python(json.loads(content)).model_dump(exclude_unset=True)

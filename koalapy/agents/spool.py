@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from koalapy.agents.runner_messages import left
 from koalapy.agents.settling import Settling, sync
 
 log = structlog.get_logger()
@@ -23,8 +24,9 @@ HEARD = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
 
 
-RESULT = {"code", "error", "infrastructure", "stopped", "host", "name"}
-"""What a node's runner has to say at its end."""
+RUNNER_LOG = "runner.log"
+LAST_WORDS = 1000
+"""Bytes of it that are looked at."""
 
 
 @dataclass(eq=False, slots=True)
@@ -98,10 +100,19 @@ class Folder:
     def result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
         try:
-            result: Any = json.loads((self.path / f"result.{node}.json").read_bytes())
-        except (OSError, ValueError):
+            return left((self.path / f"result.{node}.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
             return None
-        return result if isinstance(result, dict) and result.keys() >= RESULT else None
+
+    def last_words(self) -> str:
+        """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
+        try:
+            with (self.path / RUNNER_LOG).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def unsent(self) -> dict[int, list[tuple[int, Path]]]:
         """The files with output that runners had not sent, by node and the places in its stream where they begin."""

@@ -208,6 +208,41 @@ async def test_without_journals_nothing_is_told_before_it_answers(
         assert daemon.inventories == []
 
 
+async def test_a_runner_that_cannot_even_start_is_told_with_its_last_words(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        folder = tmp_path / "test" / "7.1.0"
+        (folder / "runner.log").write_bytes(b"x" * 5000 + b"\n  File runner.py\nSyntaxError: invalid \xff\n\n")
+        lrm.end("1")
+        lrm.changed.set()
+        error = (await daemon.reaches("7.1.0", "ended"))["error"]
+        assert "ended without a word (exit code 0): no reason given; " in error
+        assert error.endswith("the last line of its runner.log: SyntaxError: invalid \ufffd")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"host": "-o ProxyCommand=x"}, {"host": 7}, {"name": ["n"]}, {"code": "zero"}, {"code": 2**40},
+        {"output": "many"}, {"output": -1}, {"stopped": None},
+    ],
+)  # fmt: skip
+def test_a_result_that_a_program_has_left_is_none(tmp_path: Path, nonsense: dict[str, object]) -> None:
+    """One that the daemon's protocol has no room for ended the agent, and the next one."""
+    own = {"code": 0, "error": "a\ud800", "infrastructure": False, "stopped": False, "host": "10.0.0.1", "name": "n1"}
+    folder = Spool(tmp_path).make("test", "7.1.0")
+    (folder.path / "result.0.json").write_text(json.dumps(own | {"output": 5}))
+    assert folder.result(0) == own | {"error": "a\\ud800", "output": 5}
+    (folder.path / "result.0.json").write_text(json.dumps(own | nonsense))
+    assert folder.result(0) is None
+    (folder.path / "result.0.json").write_text("[" * 100_000)
+    assert folder.result(0) is None
+
+
 # Errors that nobody thought of
 
 
