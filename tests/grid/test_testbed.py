@@ -128,6 +128,26 @@ def test_a_drained_node_is_seen_and_kept_clear_of(bed: Testbed, cluster: str) ->
     until(lambda: bed.cluster(cluster)["idle"] == 3, "the node to be back")
 
 
+# A site that binds processes to processors, and gives jobs little memory that ask for none: south
+
+
+def test_a_program_has_its_nodes_whole(bed: Testbed) -> None:
+    """Slurm looks at memory each second; who asks for none gets 80 MB there."""
+    hold = "import os, time; held = bytearray(os.urandom(1 << 20) * 300); time.sleep(2.5)"
+    look = f"{hold}; print('processors', len(os.sched_getaffinity(0)), flush=True)"
+    job = bed.wait(bed.submit(on("south", 2), "python", "-c", look, launcher="openmpi"))
+    assert (job["state"], job["restarts"]) == ("succeeded", 0), job
+    processors = bed.heads["south"].run("nproc").strip()
+    assert bed.logs(job["id"]).split() == ["processors", processors] * 2
+
+
+def test_nodes_without_a_feature_that_is_wanted_are_none_of_ours(bed: Testbed) -> None:
+    wanted = "KOALA_CLUSTERS__SOUTH__NATIVE_SPECIFICATION=--constraint=quick"
+    out = bed.heads["south"].run("env", wanted, *_check(bed, "south", "--json"), user="koala", check=False)
+    [nodes] = [f["found"] for f in json.loads(out)["findings"] if f["what"] == "nodes"]
+    assert nodes.startswith("1, "), nodes
+
+
 # Daemons that die under running jobs
 
 

@@ -23,8 +23,10 @@ from typing import Any
 
 LEAVE_WITHIN = 5.0
 """Seconds for an orderly end of the session once there is nobody to work for."""
-LOOK_EVERY = 0.5
+LOOK_EVERY = 0.1
 """Seconds between two questions to the library whether a job has ended, while there are any."""
+SHARE = 10
+"""How many times as long as such a look took, the next one is waited for at least."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,9 +50,10 @@ class Worker:
             self.send({"hello": self._about()})
             look_at = 0.0
             while True:
-                if self._jobs and time.monotonic() >= look_at:
+                if self._jobs and (began := time.monotonic()) >= look_at:
                     self._tell_ended()
-                    look_at = time.monotonic() + LOOK_EVERY
+                    ended = time.monotonic()
+                    look_at = ended + max(LOOK_EVERY, SHARE * (ended - began))
                 try:
                     request = requests.get(timeout=max(0.0, look_at - time.monotonic()) if self._jobs else None)
                 except queue.Empty:

@@ -21,19 +21,24 @@ command -v module >/dev/null 2>&1 || for init in /etc/profile.d/modules.sh /etc/
 done
 module load {names} || {{ echo "koala: cannot load the modules {names}" >&2; exit 1; }}
 """
-# Through a shell, so that a program that is not there ends with 127 as everywhere.
+# Through a shell, so that a program that is not there ends with 127 as everywhere. The one task of a node is its
+# runner, which has all the processors of the node for what it starts: bound, as sites have it by default, but one.
 SRUN = """\
 exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none \\
-    --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
+    --cpu-bind=none --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
 """
-# One start for each line of the host file. The first is this host; the others are reached through Grid Engine itself,
-# which ends everything with the job. There this script runs again: qrsh joins what it is given to one line for a shell.
+# One start for each host of the host file, which has a line for each queue that slots of it are of. The first is this
+# host; the others are reached through Grid Engine itself, which ends everything with the job. There this script runs
+# again: qrsh joins what it is given to one line for a shell.
 QRSH = """\
 if [ "${{1:-}}" = node ]; then
     KOALA_NODE_INDEX=$2 KOALA_NODE=$3 exec {argv}
 fi
 index=0
+hosts=' '
 while read -r host _; do
+    case "$hosts" in *" $host "*) continue ;; esac
+    hosts="$hosts$host "
     if [ "$index" = 0 ]; then
         KOALA_NODE_INDEX=0 KOALA_NODE=$host {argv} &
     else

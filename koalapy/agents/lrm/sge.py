@@ -5,6 +5,7 @@ import math
 import os
 import pwd
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from koalapy.agents.lrm.sge_commands import Layout, SgeCommands, read_layout
 from koalapy.agents.lrm.sge_ledger import Ledger, active_job, unreachable_hosts
 from koalapy.agents.lrm.sge_refusals import fault_of
 from koalapy.agents.lrm.sge_settling import Settling
-from koalapy.agents.lrm.sge_states import DELETED, is_broken, job_state, standing
+from koalapy.agents.lrm.sge_states import DELETED, Standing, is_broken, job_state, standing
 from koalapy.agents.lrm.sge_xml import Instance, Job, Look, read_look
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -190,10 +191,19 @@ def counted(look: Look, layout: Layout, held: Collection[str], jobs: tuple[LrmJo
     counts = {"idle": 0, "busy": 0, "down": 0}
     for host, instances in usable.items():
         if host not in held:
-            standings = {standing(each.states) if each.total >= layout.slots else "down" for each in instances}
-            best = "idle" if "idle" in standings else "busy" if "busy" in standings else "down"
+            best = _best(instances, layout.slots)
             counts["busy" if best == "idle" and host in used else best] += 1
     return LrmSnapshot(len(usable), counts["idle"], counts["busy"], counts["down"], jobs)
+
+
+def _best(instances: Sequence[Instance], slots: int) -> Standing:
+    """What a host is to a job: Grid Engine takes its slots from one of its queues, or from several together."""
+    total: Counter[Standing] = Counter()
+    for each in instances:
+        total[standing(each.states)] += each.total
+    if total["idle"] >= slots:
+        return "idle"
+    return "busy" if total["idle"] + total["busy"] >= slots else "down"
 
 
 def _explained(error: SiteRejected) -> SiteRejected:

@@ -40,6 +40,7 @@ RESUME_TIMEOUT = 60.0
 OFFER_HOLDS = 10.0
 """Seconds after which partitions and reservations are looked at again."""
 _LOOKS_TO_AGREE = 3
+_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _CANCELLED_KNOWN = 10_000
 _REMEMBERED = "now-14days"
 """How far back accounting is searched for a job of ours."""
@@ -178,6 +179,8 @@ class SlurmLrm:
     def _options(self) -> list[str]:
         """Of every job."""
         options = ["--ntasks-per-node=1", "--exclusive", "--no-requeue"]
+        if not any(word.partition("=")[0] in _MEMORY for word in self._settings.options):
+            options.append("--mem=0")  # whole nodes, with all their memory: not what the site gives who asks for none
         if self._settings.partition:
             options.append(f"--partition={self._settings.partition}")
         if self._settings.account:

@@ -25,6 +25,8 @@ class SlurmNode:
     """Why it is down, by those who took it down."""
     partitions: frozenset[str] = frozenset()
     """Those of ours that it is in."""
+    features: frozenset[str] | None = None
+    """By which jobs choose nodes; None where Slurm does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def _node(entry: Mapping[str, Any], partitions: frozenset[str]) -> SlurmNode:
     words = _words(entry.get("state"), f"node {name}", "sinfo")
     if flags := entry.get("state_flags"):
         words |= _words(flags, f"node {name}", "sinfo")
-    return SlurmNode(name, words, _reason(entry.get("reason")), partitions)
+    return SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry))
 
 
 def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
@@ -192,7 +194,19 @@ def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNo
         raise SiteUnavailable(f"sinfo: {error}") from None
     state = node.get("state") if isinstance(node, dict) else entry.get("state")
     words = _words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
-    return [SlurmNode(host, words, _reason(entry.get("reason")), partitions) for host in hosts]
+    reason, features = _reason(entry.get("reason")), _features(entry)
+    return [SlurmNode(host, words, reason, partitions, features) for host in hosts]
+
+
+def _features(entry: Mapping[str, Any]) -> frozenset[str] | None:
+    """Text with commas (up to 22.05), or that by kind (since 23.02), or a list: those that a node can have."""
+    value = entry.get("features")
+    if isinstance(value, dict):
+        value = value.get("total")
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return frozenset(word.strip() for word in words) - {"", "(null)"}
 
 
 def _reason(value: object) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from koalapy.agents.lrm.slurm_commands import ask
+from koalapy.agents.lrm.slurm_features import may_have
 from koalapy.agents.lrm.slurm_hostlist import expand
 from koalapy.agents.lrm.slurm_json import SlurmNode
 from koalapy.model.errors import SiteRejected
@@ -41,10 +42,13 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Our jobs go to any one of ``partitions``; to ``reservations`` if there are any configured."""
+    """Our jobs go to any one of ``partitions``; to ``reservations`` if there are any configured; and only to nodes that
+    have the features of ``constraint`` and are not ``excluded``."""
 
     partitions: tuple[Partition, ...]
     reservations: tuple[Reservation, ...] = ()
+    constraint: str = ""
+    excluded: frozenset[str] = frozenset()
     trouble: str = ""
     """Why no job of ours would start whatever is idle; empty when one would."""
 
@@ -53,6 +57,7 @@ class Offer:
         names = ",".join(each.name for each in self.partitions)
         what = f"partition {names}" if len(self.partitions) == 1 else f"partitions {names}"
         within = ",".join(each.name for each in self.reservations)
+        what = f"{what} with {self.constraint}" if self.constraint else what
         return f"reservation {within} in {what}" if within else what
 
     def reserves(self, node: str) -> bool:
@@ -61,8 +66,10 @@ class Offer:
 
     def ours(self, found: Sequence[SlurmNode]) -> list[SlurmNode]:
         """Those that a job of ours may ever get."""
+        found = [node for node in found if node.features is None or may_have(node.features, self.constraint)]
+        found = [node for node in found if node.name not in self.excluded]
         if not self.reservations or any(each.flexible for each in self.reservations):
-            return list(found)
+            return found
         inside: frozenset[str] = frozenset().union(*(each.nodes for each in self.reservations))
         return [node for node in found if node.name in inside]
 
@@ -86,7 +93,9 @@ async def read_offer(wanted: str | None, options: Sequence[str]) -> Offer:
     found = tuple(known.get(name, Partition(name)) for name in names)
     reserved = option(options, "--reservation")
     reservations, missing = await _reservations(split(reserved)) if reserved else ((), "")
-    return Offer(found, reservations, missing or _trouble(found, reservations))
+    excluded, wrong = _excluded(option(options, "--exclude", "-x") or "")
+    constraint = option(options, "--constraint", "-C") or ""
+    return Offer(found, reservations, constraint, excluded, missing or wrong or _trouble(found, reservations))
 
 
 async def partitions() -> dict[str, Partition]:
@@ -124,20 +133,30 @@ def read_reservations(text: str) -> dict[str, Reservation]:
     return found
 
 
-def option(options: Sequence[str], name: str) -> str | None:
-    """The value of one of sbatch's long options, written either way; the last one counts, as it does for sbatch."""
+def option(options: Sequence[str], name: str, short: str = "") -> str | None:
+    """The value of one of sbatch's options, written any way; the last one counts, as it does for sbatch."""
     value = None
     for index, word in enumerate(options):
-        if word == name:
+        if word in (name, short):
             value = options[index + 1] if index + 1 < len(options) else None
         elif word.startswith(f"{name}="):
             value = word.partition("=")[2]
+        elif short and word.startswith(short) and not word.startswith("--"):
+            value = word.removeprefix(short)
     return value
 
 
 def split(names: str) -> list[str]:
     """Names with commas between them, each once."""
     return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+
+
+def _excluded(hosts: str) -> tuple[frozenset[str], str]:
+    """The nodes of ``--exclude``, and what is wrong with it."""
+    try:
+        return frozenset(expand(hosts)) if hosts else frozenset(), ""
+    except ValueError as error:
+        return frozenset(), f"--exclude cannot be understood: {error}"
 
 
 async def _reservations(names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:

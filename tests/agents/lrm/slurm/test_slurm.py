@@ -115,12 +115,34 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
     assert slurm.calls("sbatch") == [
         f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
         "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
-        f"--partition=main --account=physics --qos=low {tmp_path}/launch"
+        f"--mem=0 --partition=main --account=physics --qos=low {tmp_path}/launch"
     ]
     given = slurm.environment("sbatch")
     assert given["SLURM_CONF"] == "/etc/north.conf"
     assert not {"KOALA_TOKEN", "SBATCH_PARTITION"} & given.keys()
     assert "secret" not in given.values()
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        (("--qos=low", "--mem-bind=local"), True),
+        (("--mem=4G",), False),
+        (("--mem", "4G"), False),
+        (("--mem-per-cpu=2G",), False),
+        (("--mem-per-gpu=2G",), False),
+    ],
+)
+async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
+    slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
+) -> None:
+    await lrm(partition="main", options=options).submit(submission(tmp_path))
+    assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
+
+
+async def test_a_runner_has_all_processors_of_its_node(slurm: FakeSlurm, tmp_path: Path) -> None:
+    await lrm(partition="main").submit(submission(tmp_path))
+    assert "--cpu-bind=none" in (tmp_path / "launch").read_text().split()
 
 
 @pytest.mark.parametrize(
@@ -317,6 +339,7 @@ async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> 
         "--ntasks-per-node=1",
         "--exclusive",
         "--no-requeue",
+        "--mem=0",
     ]
     submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
     assert control.told == ["open", submitted, "167", "close"]
