@@ -206,7 +206,12 @@ class ClusterBook:
         """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
         yet count and those in doubt, and within what the resource manager takes of us.
         """
-        return min(self.trusted_available, max(0, self.surplus))
+        free = self._idle - self._promised  # asked of every cluster in each scan
+        if self.doubt is not None:
+            free -= self.doubted
+        if self.limit is not None:
+            free = min(free, self.limit.size - 1)
+        return max(0, free)
 
     @property
     def trusted_available(self) -> int:
