@@ -11,7 +11,7 @@ LAUNCH_AGENT = """\
 trap 'exit 0' TERM
 host=$1; shift; desk=${0%/*}
 { printf '%s\\n' "$*" > "$desk/$host.command" && echo "$host" > "$desk/requests"; } 2>/dev/null || exit 1
-{ read -r code message < "$desk/$host.answer"; } 2>/dev/null || exit 0
+{ read -r code message < "$desk/$host.answer"; } 2>/dev/null || exit 1
 [ "$code" = 0 ] || echo "$message" >&2
 exit "$code"
 """
@@ -42,8 +42,11 @@ class Desk:
         os.write(self._answers[host], f"{1 if error else 0} {error[:1000]}\n".encode())
 
     def close(self) -> None:
+        """Whoever waits still is let go: without an answer, as when we are killed, mpirun would speak of a firewall."""
         self._loop.forget(self._requests)
-        for file in (self._requests, *self._answers.values()):
+        os.close(self._requests)
+        for host, file in self._answers.items():
+            self.answer(host)
             os.close(file)
 
     def _pipe(self, name: str) -> int:
