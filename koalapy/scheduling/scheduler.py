@@ -290,11 +290,13 @@ class Scheduler:
         told = event.total, event.problem, event.notices, event.lacks
         if told != (book.total, book.problem, book.notices, book.lacks) or not book.reported:
             self._ledger.cluster_changed(book.name)
-        book.disks = event.disks
+        book.disks, doubt = event.disks, book.doubt
         book.report(
             event.total, event.idle, event.background, event.down, event.holding, event.problem, event.notices,
             event.lacks,
         )  # fmt: skip
+        if book.doubt != doubt:
+            self._ledger.cluster_changed(book.name)
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
         book = self.grid[event.cluster]

@@ -122,8 +122,9 @@ def test_idle_nodes_behind_a_wide_local_job_are_in_doubt_until_somebody_takes_th
     book = world.scheduler.grid["north"]
     assert (book.idle, book.available) == (6, 3)
     site.local_user_leaves(first)
-    world.settle()
+    effects = world.step([site.look()])
     assert book.doubt is None, "all eight are taken: these were there"
+    assert "north" in effects.clusters, "operators are shown that"
     site.local_user_leaves("user-2")
     world.settle()
     assert (book.available, world.state(job)) == (4, JobState.CLAIMING)
