@@ -1,6 +1,7 @@
 """Questions between agents, and from the daemon to an agent: who answers what, and how to ask another cluster's."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
@@ -16,6 +17,8 @@ log = structlog.get_logger()
 
 PATIENCE = 20.0
 """Seconds that another agent has to answer, while we are connected."""
+COMING_BACK = 120.0
+"""Seconds after a connection was made in which others may not have theirs yet: a restart of the daemon breaks all."""
 REPEAT = 5.0
 """Seconds after which a question that may have got lost is asked again."""
 
@@ -31,6 +34,11 @@ class Questions:
         self._handlers: dict[str, Handler] = {}
         self._asking: dict[str, asyncio.Future[Answer]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def are_new(self) -> bool:
+        """Whether the daemon, or we, came only just now: other agents may still be on their way to it."""
+        return time.monotonic() - self._uplink.online_since < COMING_BACK
 
     def answer_with(self, what: str, handler: Handler) -> None:
         """Have questions of one kind answered."""

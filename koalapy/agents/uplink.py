@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
@@ -37,6 +38,8 @@ class Uplink:
         self._full = asyncio.Event()
         self.online = asyncio.Event()
         """Set while there is a connection."""
+        self.online_since = float("-inf")
+        """Since when, by the monotonic clock; or when the last one began."""
         self._complained = False
 
     def put(self, message: FromAgent, *, urgent: bool = False) -> None:
@@ -82,6 +85,7 @@ class Uplink:
 
     async def _converse(self, socket: ClientConnection, received: Callable[[FromDaemon], None]) -> None:
         self._queue.append(self._hello())
+        self.online_since = time.monotonic()
         self.online.set()
         self._full.set()
         self._wake.set()

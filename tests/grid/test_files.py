@@ -286,7 +286,7 @@ def test_a_transfer_goes_on_when_the_daemon_is_killed_meanwhile(make_grid: Calla
     until(is_over, "the job to be over")
     job = grid.job(ident)
     assert job["state"] == "succeeded", job["timeline"]
+    assert (job["generation"], events(job, "transfer", "staged")) == (1, ["transfer", "staged"]), job["timeline"]
     assert grid.logs(ident) == f"{300 * MB} {inode}\n", "the file that had begun to arrive is the one that came"
-    assert (job["generation"], events(job, "transfer", "staged")) == (1, ["transfer", "staged"])
     # As long as an agent that was started again has not looked, it tells nothing of what is there.
     assert min(staged for staged in seen if staged) >= there, f"it began again: {seen}"

@@ -20,7 +20,7 @@ from koalapy.agents.files.trouble import Fault, StageTrouble, of_site
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.protocol import StageFile
 from koalapy.agents.questions import Questions
-from koalapy.model.errors import SiteError, SiteRejected
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
 
@@ -112,6 +112,8 @@ class Pull:
                 raise self._trouble(f"{self._file.source} answers what we do not understand", "source") from error
             except (SiteError, Cut) as error:
                 problem = str(error)
+                if isinstance(error, SiteUnavailable) and self._questions.are_new:
+                    failures = 0  # the source's agent may have to come back, too
             if self.there > before:
                 failures, pause = 0, FIRST_PAUSE
             failures += 1

@@ -37,6 +37,8 @@ class Wire:
         self.asked: list[str] = []
         self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
         """What becomes of an answer's payload on its way."""
+        self.since = float("-inf")
+        """Since when there is a daemon that passes it on, for agents that start from now on."""
 
     def pass_on(self, sender: str, message: Ask | Answer) -> None:
         target = self.sites.get(message.cluster)
@@ -58,6 +60,7 @@ class WireEnd:
     def __init__(self, site: str, wire: Wire) -> None:
         self.online = asyncio.Event()
         self.online.set()
+        self.online_since = wire.since
         self._site, self._wire = site, wire
 
     def put(self, message: Any, *, urgent: bool = False) -> None:

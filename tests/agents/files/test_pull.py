@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 from koalapy.agents.files import exports, rsync
 from koalapy.agents.files.exports import Way
-from koalapy.agents.files.pull import Pull
+from koalapy.agents.files.pull import TRIES, Pull
 from koalapy.agents.files.roots import Roots
+from koalapy.agents.questions import COMING_BACK
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
 
@@ -50,6 +52,36 @@ async def test_what_it_takes_to_set_a_transfer_up_is_no_part_of_how_fast_it_flow
     assert moved.size == len(BIG)
     assert 0 < moved.flowed < len(BIG)
     assert 0 < moved.flowing < moved.seconds
+    gate.close()
+
+
+@pytest.mark.parametrize("daemon_came", [True, False])
+async def test_a_source_that_comes_back_after_the_daemon_has_time_for_that(
+    north: FileSite, south: FileSite, wire: Wire, daemon_came: bool
+) -> None:
+    """A restart of the daemon breaks all connections, and agents come back one by one: nothing begins anew for that."""
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("set", BIG)))
+    await gate.reached.wait()
+    (arriving,) = [path for path in (north.directory / "stages").rglob("set") if path.is_file()]
+    inode = arriving.stat().st_ino
+    await north.stop()
+    await south.stop()
+    gate.cut()
+    wire.since = time.monotonic() if daemon_came else time.monotonic() - 2 * COMING_BACK
+    wire.asked.clear()
+    north.start()
+    north.stages.recall()
+    if not daemon_came:
+        assert "gave up" in (await north.comes_to("failed")).error
+        gate.close()
+        return
+    await north.until(lambda: wire.asked.count("export") > 3 * (TRIES + 1))
+    south.start()
+    await north.comes_to("done")
+    found = north.stages.folder(INSTANCE, T) / "input"
+    assert (found.stat().st_ino, found.read_bytes()) == (inode, BIG)
     gate.close()
 
 
