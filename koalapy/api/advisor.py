@@ -10,6 +10,7 @@ from koalapy.api.fields import Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.advice import Advised, Option
+from koalapy.placement.belief import Belief
 from koalapy.service.advisor import ApplicationRecord
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
@@ -47,21 +48,32 @@ def _application_view(found: ApplicationRecord) -> dict[str, Any]:
         {
             "nodes": seen.size.nodes,
             "processes_per_node": seen.size.per_node or None,
-            "clusters": seen.clusters,
+            "clusters": len(seen.where) or 1,
+            "where": list(seen.where),
             "runs": seen.runs,
-            "seconds": seen.seconds,
-            "slowdown": found.slowdowns.get(seen.clusters),
+            "killed": seen.killed,
+            "seconds": seen.seconds.value,
+            "seconds_between": [seen.seconds.low, seen.seconds.high],
+            "slowdown": _slowdown(found.slowdowns[seen.where])[0] if seen.where else None,
+            "slowdown_between": _slowdown(found.slowdowns[seen.where])[1:] if seen.where else None,
         }
         for seen in found.seen
     ]
     return {
         "application": found.application,
-        "clusters": found.clusters,
-        "slowdown": found.slowdown,
+        "clusters": len(found.where) or 2,
+        "slowdown": _slowdown(found.slowdown)[0],
+        "slowdown_between": _slowdown(found.slowdown)[1:],
         "runs_on_several": found.runs_on_several,
+        "killed_on_several": found.killed_on_several,
         "verdict": found.verdict,
         "runs": runs,
     }
+
+
+def _slowdown(belief: Belief) -> list[float]:
+    """What it is taken to be, and the bounds between which it likely is; several clusters are not faster than one."""
+    return [max(1.0, each) for each in (belief.value, belief.low, belief.high)]
 
 
 def _advised_view(given: Advised) -> dict[str, Any]:

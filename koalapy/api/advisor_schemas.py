@@ -4,17 +4,25 @@ from koalapy.api.schemas import Output
 
 
 class RunsView(Output):
-    """Runs of an application of one size on one number of clusters."""
+    """Runs of an application of one size on one cluster, or on several together."""
 
     nodes: int
     processes_per_node: int | None
     """Null where the clusters' own number was taken."""
     clusters: int
+    where: list[str]
+    """The clusters, where they were several; empty for runs on any single one."""
     runs: int
+    killed: int
+    """Of the runs, at their walltime: they would have run for longer."""
     seconds: float
-    """Their median, at speed 1."""
+    """What they take, at speed 1: the mean of the middle half of their logarithms."""
+    seconds_between: list[float]
+    """Two bounds between which that lies with a probability of 80 %."""
     slowdown: float | None
     """How many times longer it is taken to run there than on one cluster; null on one."""
+    slowdown_between: list[float] | None
+    """Two bounds between which that lies with a probability of 80 %; null on one."""
 
 
 class ApplicationView(Output):
@@ -22,12 +30,17 @@ class ApplicationView(Output):
 
     application: str
     clusters: int
-    """The number of clusters that ``slowdown`` and ``verdict`` are for: where it ran most, else 2."""
+    """The number of those that ``slowdown`` and ``verdict`` are for: on which it ran together most, else any 2."""
     slowdown: float
+    slowdown_between: list[float]
+    """Two bounds between which it lies with a probability of 80 %."""
     runs_on_several: int
     """Runs on several clusters that the slowdown was learned from."""
+    killed_on_several: int
+    """Of these, at their walltime."""
     verdict: str
-    """Of a job for which several clusters have room now and one later: co-allocated, by the wait, one cluster."""
+    """Of a job for which several clusters have room now and one later: co-allocated, by the wait, one cluster, or not
+    known yet."""
     runs: list[RunsView]
 
 

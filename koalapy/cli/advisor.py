@@ -37,17 +37,22 @@ def record(
 
 
 def applications_table(found: Sequence[Json]) -> str:
-    """One line for each size and number of clusters; the verdict with the first of each application."""
+    """One line for each size and set of clusters; the verdict with the first of each application."""
     if not found:
-        return "nothing is known yet: no job whose program has a name has succeeded"
+        return "nothing is known yet: no job whose program has a name has run to its end"
     rows = []
     for application in found:
         name, verdict = application["application"], application["verdict"]
         for runs in application["runs"]:
             per_node = runs["processes_per_node"]
             nodes = f"{runs['nodes']}x{per_node}" if per_node else runs["nodes"]
-            slower = "-" if runs["slowdown"] is None else f"{runs['slowdown']:.2f}"
-            rows.append([name, nodes, runs["clusters"], runs["runs"], _seconds(runs["seconds"]), slower, verdict])
+            where = "+".join(runs["where"]) or "one"
+            ran = f"{runs['runs']} ({runs['killed']} killed)" if runs["killed"] else runs["runs"]
+            time = f"{_seconds(runs['seconds'])} ({_between(runs['seconds_between'], '.1f')})"
+            slower = "-"
+            if runs["slowdown"] is not None:
+                slower = f"{runs['slowdown']:.2f} ({_between(runs['slowdown_between'], '.2f')})"
+            rows.append([name, nodes, where, ran, time, slower, verdict])
             name = verdict = ""
     return table(["APPLICATION", "NODES", "CLUSTERS", "RUNS", "TIME", "SLOWDOWN", "VERDICT"], rows)
 
@@ -68,6 +73,10 @@ def record_table(found: Sequence[Json]) -> str:
         return shown
     times = f"{len(errors)} run time{'s' if len(errors) > 1 else ''}"
     return f"{shown}\n\nPredictions of {times} were off by {fmean(errors):.0%} on average."
+
+
+def _between(bounds: Sequence[float], form: str) -> str:
+    return " to ".join(format(bound, form) for bound in bounds)
 
 
 def _seconds(seconds: float | None) -> str:

@@ -7,6 +7,9 @@ from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
 
+CLOCKS_AGREE = 1e-3
+"""Seconds by which a moment may be off, for being worked out from others."""
+
 
 class Size(NamedTuple):
     """How large a run is: nodes in all, and processes on each, where 0 stands for the clusters' own number."""
@@ -16,12 +19,14 @@ class Size(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A job that succeeded: where it ran, and for how long from the opened barrier to its end."""
+    """A job that ran: where, and for how long from the opened barrier to its end."""
 
     application: str
     size: Size
     clusters: tuple[ClusterName, ...]
     seconds: float
+    killed: bool = False
+    """At its walltime: it would have run for longer than that."""
 
 
 def size_of(spec: JobSpec) -> Size:
@@ -29,15 +34,29 @@ def size_of(spec: JobSpec) -> Size:
 
 
 def run_of(job: Job) -> Run | None:
-    """What a job tells of its application; nothing unless it succeeded and its program has a name."""
+    """What a job tells of its application; nothing if its program has no name.
+
+    One that succeeded tells how long it takes, and one that was killed at its walltime that it takes longer than that.
+    """
     attempt = job.attempt
-    if job.state is not JobState.SUCCEEDED or attempt is None or attempt.barrier_at is None or attempt.ended_at is None:
+    if attempt is None or attempt.barrier_at is None or attempt.ended_at is None:
         return None
+    killed = job.state is JobState.FAILED and was_killed(
+        job.spec.walltime, attempt.launched_at, attempt.ended_at, attempt.exit_code
+    )
     application = application_of(job.spec)
-    if not application:
+    if not application or not (killed or job.state is JobState.SUCCEEDED):
         return None
     clusters = tuple(sorted({component.cluster for component in attempt.gang}))
-    return Run(application, size_of(job.spec), clusters, max(0.0, attempt.ended_at - attempt.barrier_at))
+    seconds = max(0.0, attempt.ended_at - attempt.barrier_at)
+    return Run(application, size_of(job.spec), clusters, seconds, killed)
+
+
+def was_killed(walltime: float | None, launched: float | None, ended: float, exit_code: int | None) -> bool:
+    """Whether what failed was ended at its walltime: nothing else ends so late a program that has no exit code."""
+    if walltime is None or launched is None or exit_code is not None:
+        return False
+    return ended - launched >= walltime - CLOCKS_AGREE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FixedRequest, Request, RequestType
 from koalapy.model.wording import nodes
 from koalapy.placement.fixed import Fixed
-from koalapy.placement.knowledge import HARMFUL, PAYS_UP_TO, Knowledge
+from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
 from koalapy.placement.missing import idle_that_suffices, with_idle
 from koalapy.placement.reasons import nothing_usable, reason_for
 from koalapy.placement.ways import NOTHING, Choosing, Way, alone_later, alone_now, together_now
@@ -86,7 +86,7 @@ class Auto:
         if isinstance(answer, Refusal):
             return answer
         names = tuple(sorted({component.cluster for component in answer.components}))
-        run, slowdown = self._known.run_time(len(names)), self._known.slowdown(len(names))
+        run, slowdown = self._known.run_time(names), self._known.slowdown(names)
         speed = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
         option = Option(names, slowdown, 0.0, 0.0, None if run is None else run / speed)
         return replace(answer, advice=Advice(self._known.application, (option,), 0))
@@ -116,24 +116,39 @@ class Auto:
     def _weigh(self, together: Way, later: Way) -> tuple[bool, str]:
         """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
         now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
-        where = f"{len(together.option.clusters)} clusters now"
-        if self._is_harmful(together) and not self._is_blocked_for_long(together, later):
-            return False, f"a slowdown of {self._slowdown(together)} on {where} is too much while others wait"
+        told = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
+        harmless = self._harmless(together)
+        verb = "is" if harmless <= HOPELESS else "may be"
+        is_blocked = self._is_blocked_for_long(together, later)
+        unknown = f"{told} is not known well enough, and this is to find out"
+        if self._known.loaded and harmless < SURE and not is_blocked:
+            if self._may_probe(harmless):
+                return True, unknown
+            return False, f"{told} {verb} too much while others wait"
         if self._known.waited >= _patience(together):
             waited = f"it has waited {_seconds(self._known.waited)} with room on several clusters"
             return True, f"{waited}, and prefers to for no more than {_seconds(_patience(together))}"
         if now is not None and then is not None:
             on_one = f"{_seconds(then)} in {later.option.clusters[0]} from {self._moment(later.option.wait or 0.0)}"
-            compared = f"{_seconds(now)} on {where} with a slowdown of {self._slowdown(together)}"
-            return now <= then, f"predicted are {compared}, {on_one}"
-        if slowdown <= PAYS_UP_TO + ROUNDING:
-            return True, f"a slowdown of {self._slowdown(together)} on {where} is no more than {PAYS_UP_TO:g}"
-        if self._is_blocked_for_long(together, later):
+            return now <= then, f"predicted are {_seconds(now)} with {told}, {on_one}"
+        if is_blocked:
             return True, f"what is in the way in {later.option.clusters[0]} has run for longer than this would"
-        return False, f"a slowdown of {self._slowdown(together)} on {where} is more than {PAYS_UP_TO:g}"
+        if harmless < SURE:
+            probes = self._may_probe(harmless)
+            return probes, unknown if probes else f"{told} {verb} more than {PAYS_UP_TO:g}"
+        if slowdown <= PAYS_UP_TO + ROUNDING:
+            return True, f"{told} is no more than {PAYS_UP_TO:g}"
+        return False, f"{told} is more than {PAYS_UP_TO:g}"
+
+    def _harmless(self, way: Way) -> float:
+        """The probability that the slowdown there is less than what harms others."""
+        return self._known.slowdowns.harmless(way.option.clusters)
+
+    def _may_probe(self, harmless: float) -> bool:
+        return self._known.probing is not None and self._known.probing(harmless)
 
     def _is_harmful(self, way: Way) -> bool:
-        return self._known.loaded and way.option.slowdown >= HARMFUL - ROUNDING
+        return self._known.loaded and self._harmless(way) < SURE
 
     def _is_blocked_for_long(self, together: Way, later: Way) -> bool:
         """Whether nobody knows when there will be room, and it has lasted longer already than the job itself would."""
@@ -152,12 +167,14 @@ class Auto:
         return clock(self._known.now + wait, self._known.now, exact=True)
 
     def _slowdown(self, way: Way) -> str:
-        runs = self._known.runs_on_several()
-        if runs:
-            seen = f"from {runs} run{'s' if runs > 1 else ''}"
+        slowdowns = self._known.slowdowns
+        belief = slowdowns.on(way.option.clusters)
+        if slowdowns.runs:
+            killed = f", {slowdowns.killed} of them killed" if slowdowns.killed else ""
+            seen = f"from {slowdowns.runs} run{'s' if slowdowns.runs > 1 else ''}{killed}"
         else:
             seen = "assumed" if self._known.communication is None else "as declared"
-        return f"{way.option.slowdown:.2f} ({seen})"
+        return f"{way.option.slowdown:.2f} ({max(1.0, belief.low):.2f} to {max(1.0, belief.high):.2f}, {seen})"
 
     def _predicted(self, way: Way) -> str:
         option = way.option

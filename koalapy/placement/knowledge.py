@@ -8,10 +8,11 @@ mohamed-2005 6).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log
-from typing import NamedTuple
+from math import inf, log
+from typing import NamedTuple, Protocol
 
 from koalapy.model.request import ClusterName, InputFile
+from koalapy.placement.belief import Belief
 
 PAYS_UP_TO = 1.25
 """The slowdown up to which it pays to co-allocate rather than to wait for who knows how long."""
@@ -22,51 +23,61 @@ USUAL_CCR = 0.25
 """Of an application that declares nothing: as Poisson, the middle one of the three in sonmez-2010."""
 WORST_PRIOR = 3.75
 """The most that is assumed: Wave's slowdown over four clusters (sonmez-2010 VI-A, figure 4), whose CCR is 4."""
-PRIOR_WEIGHT = 2.0
-"""Of the prior; n runs on one cluster held against m on several weigh n·m / (n + m), so four against four as much."""
-ELSEWHERE = 0.5
-"""What was seen with another number of clusters counts for so much of what was seen with the same."""
+DECLARED_WITHIN = 0.2
+"""How far off a declared share of communication may be: the standard deviation of the slowdown's logarithm."""
+BETWEEN_APPLICATIONS = 0.4
+"""By how much the slowdowns of applications differ from each other, as long as few are known; likewise."""
+SURE, HOPELESS = 0.75, 0.1
+"""The probabilities of no harm from which on co-allocation counts as harmless, and up to which as harmful."""
 
-BEFORE_A_VERDICT = 2
-"""With fewer runs on several clusters nothing learned speaks against co-allocation: a single one may be bad luck."""
-ENOUGH = 3
-"""So many runs on a number of clusters tell by themselves how long one takes there."""
-
-
-class Ratio(NamedTuple):
-    """Runs of one size on ``clusters`` clusters held against those on one; ``weight`` grows with the runs of both."""
-
-    clusters: int
-    log: float
-    weight: float
-    runs: int
-    """On these clusters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds at speed 1, and how many runs say so; ``exact`` when they were of the same size."""
-
-    seconds: float
-    runs: int
-    exact: bool = True
+Where = tuple[ClusterName, ...]
+"""Several clusters, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """How long an application runs at speed 1: on one cluster, and by number of clusters as far as it was seen."""
+    """How long a job would run at speed 1: on one cluster, and on such sets of several on which it has run."""
 
-    alone: Estimate | None = None
-    seen: Mapping[int, Estimate] = field(default_factory=dict)
+    alone: Belief | None = None
+    seen: Mapping[Where, Belief] = field(default_factory=dict)
 
-    def on(self, clusters: int, slowdown: float) -> float | None:
-        """Seconds on so many clusters: as seen, or with too few runs for that as on one cluster, slowed down."""
-        seen = self.seen.get(clusters)
-        if self.alone is None:
-            return None
-        if seen is not None and seen.runs >= ENOUGH:
-            return max(seen.seconds, self.alone.seconds)  # what looks faster on several clusters was luck
-        return self.alone.seconds * slowdown
+    def on(self, where: Where, slowdown: Belief) -> Belief | None:
+        """On several clusters: as seen there, or as on one, slowed down."""
+        if where in self.seen or self.alone is None:
+            return self.seen.get(where)
+        return self.alone.times(slowdown)
+
+
+def prior_slowdown(communication: float | None = None) -> float:
+    """The slowdown of an application of which only the share of communication is known, or nothing at all."""
+    ccr = USUAL_CCR if communication is None else ccr_of(communication)
+    return min(WORST_PRIOR, 1.0 + max(0.0, ccr - HARMLESS_CCR))
+
+
+def assumed(communication: float | None = None) -> Belief:
+    """What is believed of a slowdown before anything has run: what was declared, or nearly nothing."""
+    within = 2**0.5 * BETWEEN_APPLICATIONS if communication is None else DECLARED_WITHIN
+    return Belief(log(prior_slowdown(communication)), within)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdowns:
+    """How many times longer an application runs on several clusters than on one, and how many runs say so."""
+
+    anywhere: Belief = field(default_factory=assumed)
+    """On clusters together on which it has not run."""
+    seen: Mapping[Where, Belief] = field(default_factory=dict)
+    runs: int = 0
+    """On several clusters, held against some of the same size on one."""
+    killed: int = 0
+    """Of these, before their end."""
+
+    def on(self, where: Where) -> Belief:
+        return self.seen.get(where, self.anywhere)
+
+    def harmless(self, where: Where) -> float:
+        """The probability that it is less there than what harms others; several clusters are never faster than one."""
+        return self.on(where).between(1.0, HARMFUL)
 
 
 class Release(NamedTuple):
@@ -88,13 +99,21 @@ class Room:
     """By time; those of unknown time last, by age, for what has run long will run longest."""
 
 
+class Probing(Protocol):
+    """Whether a job may be co-allocated just to find out how that goes."""
+
+    def __call__(self, probability: float) -> bool:
+        """``probability`` is that of no harm."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """Of one job. ``now`` in seconds since the epoch, for texts only."""
 
     application: str = ""
     times: RunTimes = field(default_factory=RunTimes)
-    ratios: tuple[Ratio, ...] = ()
+    slowdowns: Slowdowns = field(default_factory=Slowdowns)
     communication: float | None = None
     """The declared share of communication in the run time."""
     inputs: tuple[InputFile, ...] = ()
@@ -105,38 +124,17 @@ class Knowledge:
     waited: float = 0.0
     """Seconds for which there was room for the job in all, and it was not placed."""
     now: float = 0.0
+    probing: Probing | None = None
+    """What may be found out by co-allocating it; None when that must not be."""
 
-    def slowdown(self, clusters: int) -> float:
-        """How many times longer the job is taken to run on so many clusters than on one."""
-        return slowdown(self.ratios, clusters, self.communication)
+    def slowdown(self, where: Where) -> float:
+        """How many times longer the job is taken to run on these clusters than on one."""
+        return max(1.0, self.slowdowns.on(where).value) if len(where) > 1 else 1.0
 
-    def run_time(self, clusters: int) -> float | None:
-        """Seconds on so many clusters of speed 1."""
-        return self.times.on(clusters, self.slowdown(clusters))
-
-    def runs_on_several(self) -> int:
-        return sum(ratio.runs for ratio in self.ratios)
-
-
-def slowdown(ratios: Sequence[Ratio], clusters: int, communication: float | None = None) -> float:
-    """The prior of the declared share of communication, drawn towards what was seen the more there is of it."""
-    if clusters < 2:
-        return 1.0
-    total, weight = PRIOR_WEIGHT * log(prior_slowdown(communication)), PRIOR_WEIGHT
-    for ratio in ratios:
-        counted = ratio.weight if ratio.clusters == clusters else ELSEWHERE * ratio.weight
-        total += counted * ratio.log
-        weight += counted
-    found = max(1.0, exp(total / weight))
-    if sum(ratio.runs for ratio in ratios) < BEFORE_A_VERDICT:
-        return min(found, max(PAYS_UP_TO, prior_slowdown(communication)))
-    return found
-
-
-def prior_slowdown(communication: float | None) -> float:
-    """The slowdown of an application of which only the share of communication is known, or nothing at all."""
-    ccr = USUAL_CCR if communication is None else ccr_of(communication)
-    return min(WORST_PRIOR, 1.0 + max(0.0, ccr - HARMLESS_CCR))
+    def run_time(self, where: Where) -> float | None:
+        """Seconds on these clusters, at speed 1."""
+        found = self.times.alone if len(where) < 2 else self.times.on(where, self.slowdowns.on(where))
+        return None if found is None else found.value
 
 
 def ccr_of(share: float) -> float:

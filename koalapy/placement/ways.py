@@ -60,7 +60,7 @@ class Way:
 
 def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | None:
     """On the one cluster where it is over soonest; ties: the nearest nodes, then the fewest left idle."""
-    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(1) or UNKNOWN
+    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN
     own = network_of(grid, BY_LATENCY).own if grid.links else {}
     best: tuple[tuple[float, float, int, ClusterName], ClusterView, float] | None = None
     for cluster in grid.by_idle:
@@ -85,7 +85,7 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | 
 def _alone(
     cluster: ClusterView, wait: float | None, transfer: float, knowledge: Knowledge, blocked: float = 0.0
 ) -> Way:  # fmt: skip
-    run = knowledge.run_time(1)
+    run = knowledge.run_time(())
     seconds = None if run is None else run / cluster.speed
     return Way(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
 
@@ -112,7 +112,7 @@ def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way 
     None where no cluster would have room even then. Where the wait is known nowhere, on the one whose last job to wait
     for has run for the shortest time.
     """
-    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(1) or UNKNOWN
+    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN
     best: tuple[tuple[bool, float, float, ClusterName], ClusterView, float | None, float] | None = None
     for cluster in grid.by_idle:
         room = knowledge.rooms.get(cluster.name)
@@ -242,11 +242,11 @@ def _all_can_be_brought(request: NonFixedRequest, grid: GridView) -> bool:
 def _together(request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge) -> Way:
     names = tuple(sorted({component.cluster for component in placement.components}))
     slowest = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
-    run = knowledge.run_time(len(names))
+    run = knowledge.run_time(names)
     transfer = max(component.transfer_time for component in placement.components)
     if isinstance(request, FlexibleRequest) and knowledge.inputs:
         transfer = max(_longest(name, [knowledge.inputs], grid) or 0.0 for name in names)
-    slowdown = knowledge.slowdown(len(names))
+    slowdown = knowledge.slowdown(names)
     return Way(Option(names, slowdown, 0.0, transfer, None if run is None else run / slowest), slowest, placement)
 
 

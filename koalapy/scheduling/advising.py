@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import inf
 
@@ -11,13 +12,17 @@ from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName, Request
-from koalapy.placement.knowledge import Knowledge, Release, Room
+from koalapy.placement.knowledge import SURE, Knowledge, Release, Room
 from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
 
 KEPT_WAITS = 10_000
 """Jobs of which is known for how long they might have been placed; those asked for last."""
+FREE_ODDS = 2.0
+"""The odds of harm up to which a job is co-allocated to find out how that goes when it disturbs nobody."""
+MOST_BETWEEN = 200
+"""Runs on one cluster after which one on several is tried at the latest, however little hope there is."""
 LONGEST_GAP = 120.0
 """Seconds that count at most between two questions: what was possible meanwhile is not known."""
 
@@ -87,17 +92,51 @@ class Advising:
         """Of one job, as far as it bears on its placement on a view."""
         application = application_of(spec)
         first_two = view.once(("first two that wait",), lambda view: tuple(islice(self._waiting(), 2)))
+        slowdowns, times = self.experience.answer(application, size_of(spec), spec.communication)
+        loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
         return Knowledge(
             application,
-            self.experience.times(application, size_of(spec), spec.communication),
-            self.experience.ratios(application),
+            times,
+            slowdowns,
             spec.communication,
             spec.inputs,
             view.once(("rooms",), lambda view: Rooms(self._grid, self._room)),
-            any(request != spec.request for request in first_two) or len(first_two) > 1,
+            loaded,
             self._waited(spec, view),
             self._now(),
+            partial(self._may_probe, spec, view, loaded) if application else None,
         )
+
+    def _may_probe(self, spec: JobSpec, view: GridView, loaded: bool, probability: float) -> bool:
+        """Whether to co-allocate a job to find out how that goes: the less often, the less hope there is.
+
+        While others wait only after runs on one cluster, which it is held against. Such runs have the fewer of all
+        nodes at a time.
+        """
+        application, size = application_of(spec), spec.request.total_size
+        under_way = view.once(("probes",), lambda view: self._probes())
+        between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
+        if self.experience.alone_since(application) < between:
+            return False
+        total = sum(book.total for book in self._grid.books())
+        return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
+
+    def _probes(self) -> dict[str, list[int]]:
+        """The nodes of each job that is co-allocated and of whose application it is not known whether that harms."""
+        found: dict[str, list[int]] = {}
+        largest = max((book.total for book in self._grid.books()), default=0)
+        jobs = {parse_token(token).job for book in self._grid.books() for token in book.live}
+        for ident in jobs:
+            job = self._ledger.get(ident)
+            if job is None or job.attempt is None or job.spec.request.total_size > largest:
+                continue
+            where = tuple(sorted({component.cluster for component in job.attempt.gang}))
+            if len(where) > 1:
+                application = application_of(job.spec)
+                slowdowns, _ = self.experience.answer(application, size_of(job.spec), job.spec.communication)
+                if slowdowns.harmless(where) < SURE:
+                    found.setdefault(application, []).append(job.spec.request.total_size)
+        return found
 
     def _waited(self, spec: JobSpec, view: GridView) -> float:
         """Seconds for which a job was asked for again and again while there were nodes enough in all.
@@ -148,6 +187,12 @@ class Advising:
     def _expected(self, job: Job, attempt: Attempt, began: float) -> float:
         run = self.experience.expected(job.spec, {component.cluster for component in attempt.gang})
         return inf if run is None else began + run
+
+
+def runs_between(probability: float, loaded: bool) -> float:
+    """Of an application on one cluster before it is tried on several, by how probable it is that this does no harm."""
+    odds = 1.0 / max(probability, 1e-3) - 1.0
+    return min(MOST_BETWEEN, max(1.0, odds**2) if loaded else max(0.0, odds - FREE_ODDS))
 
 
 def _latest(job: Job, began: float) -> float:

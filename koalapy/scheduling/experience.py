@@ -1,79 +1,102 @@
-"""What the scheduler has learned of applications: how long they ran, by size and number of clusters (semantics 9)."""
+"""What the scheduler has learned of applications: how long they ran, by size and clusters (semantics 9)."""
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import log
-from statistics import median
 
 from koalapy.model.advice import Run, Size, run_of, size_of
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.placement.knowledge import Estimate, Ratio, RunTimes, slowdown
+from koalapy.placement.belief import Belief, combine, separate, spread_of
+from koalapy.placement.knowledge import BETWEEN_APPLICATIONS, RunTimes, Slowdowns, Where, assumed
+from koalapy.scheduling.estimating import ALONE, KNOWN_WITHIN, Fit, Ran, fit
 
 KEPT_RUNS = 50
-"""So many of the last runs of an application count, for each size and number of clusters."""
-KEPT_SIZES = 200
+"""So many of the last runs of an application count, for each size and set of clusters."""
+KEPT_GROUPS = 200
+"""Sizes on sets of clusters, of one application; those seen last."""
 KEPT_APPLICATIONS = 2000
+KEPT_ANSWERS = 500
 SHORTEST = 1e-3
-"""Seconds: what is shorter says nothing of slowdowns."""
-
-Times = deque[float]
-"""Seconds as they would have been at speed 1."""
+"""Seconds: what is shorter counts as this."""
+FEW_APPLICATIONS = 2.0
+"""Of how many applications what is assumed of the differences between them has the weight."""
+LEAST_DIFFERENCE = 0.1
+"""Between applications: the standard deviation of the logarithms of their slowdowns is not taken to be less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Runs of one size on one number of clusters; ``seconds`` is their median at speed 1."""
+    """Runs of one size on one set of clusters, none where it was a single one; seconds at speed 1."""
 
     size: Size
-    clusters: int
+    where: Where
     runs: int
-    seconds: float
+    killed: int
+    """Of the runs, before their end."""
+    seconds: Belief
 
 
 class Book:
     """The runs of one application."""
 
     def __init__(self) -> None:
-        self.times: OrderedDict[Size, dict[int, Times]] = OrderedDict()
-        self._ratios: tuple[Ratio, ...] | None = None
-        self._medians: dict[tuple[Size, int], float] = {}
+        self.groups: OrderedDict[tuple[Size, Where], deque[Ran]] = OrderedDict()
+        self.alone_since = 0
+        """Runs on one cluster since the last one on several."""
+        self._fit: Fit | None = None
+        self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
-    def add(self, size: Size, clusters: int, seconds: float) -> None:
-        self.times.setdefault(size, {}).setdefault(clusters, deque(maxlen=KEPT_RUNS)).append(seconds)
-        self.times.move_to_end(size)
-        self._ratios = None
-        self._medians.pop((size, clusters), None)
-        if len(self.times) > KEPT_SIZES:
-            gone, by_clusters = self.times.popitem(last=False)
-            for count in by_clusters:
-                self._medians.pop((gone, count), None)
-
-    def typical(self, size: Size, clusters: int) -> float:
-        """The median of the runs of a size on so many clusters, of which there are some."""
-        known = self._medians.get((size, clusters))
-        if known is None:
-            known = self._medians[size, clusters] = median(self.times[size][clusters])
-        return known
+    def add(self, size: Size, where: Where, ran: Ran) -> None:
+        key = (size, where)
+        self.groups.setdefault(key, deque(maxlen=KEPT_RUNS)).append(ran)
+        self.groups.move_to_end(key)
+        if len(self.groups) > KEPT_GROUPS:
+            self.groups.popitem(last=False)
+        self.alone_since = 0 if where else self.alone_since + 1
+        self._fit = None
+        self._answers.clear()
 
     @property
-    def ratios(self) -> tuple[Ratio, ...]:
-        """Runs on several clusters held against those of the same size on one."""
-        if self._ratios is None:
-            self._ratios = tuple(self._compare())
-        return self._ratios
+    def fit(self) -> Fit:
+        if self._fit is None:
+            self._fit = fit(self.groups, assumed())
+        return self._fit
 
-    def _compare(self) -> Iterable[Ratio]:
-        for size, by_clusters in self.times.items():
-            if 1 not in by_clusters or (alone := self.typical(size, 1)) < SHORTEST:
-                continue
-            for clusters, times in sorted(by_clusters.items()):
-                if clusters > 1 and (together := self.typical(size, clusters)) >= SHORTEST:
-                    single, several = len(by_clusters[1]), len(times)
-                    weight = single * several / (single + several)
-                    yield Ratio(clusters, log(together / alone), weight, several)
+    @property
+    def own(self) -> Belief | None:
+        """What its own runs alone say of its slowdown."""
+        told = self.fit.compared()
+        return combine(told) if told else None
+
+    def slowdowns(self, prior: Belief) -> Slowdowns:
+        known = {size for size, where in self.groups if where == ALONE}
+        compared = [ran for (size, where), ran in self.groups.items() if where and size in known]
+        killed = sum(run.killed for ran in compared for run in ran)
+        return replace(self.fit.slowdowns(prior), runs=sum(map(len, compared)), killed=killed)
+
+    def times(self, size: Size, slowdowns: Slowdowns) -> RunTimes:
+        alone = self.fit.alone(size, slowdowns)
+        if alone is None or alone.deviation > KNOWN_WITHIN:
+            return RunTimes()
+        seen = {
+            where: self.fit.together(size, where, alone, slowdowns)
+            for each, where in self.groups if each == size and where
+        }  # fmt: skip
+        return RunTimes(alone, seen)
+
+    def answer(self, size: Size, prior: Belief) -> tuple[Slowdowns, RunTimes]:
+        """Of a job of a size; asked again and again while it waits."""
+        key = (size, prior)
+        known = self._answers.get(key)
+        if known is None:
+            if len(self._answers) >= KEPT_ANSWERS:
+                self._answers.clear()
+            slowdowns = self.slowdowns(prior)
+            known = self._answers[key] = slowdowns, self.times(size, slowdowns)
+        return known
 
 
 class Experience:
@@ -83,19 +106,22 @@ class Experience:
         """``runs`` from the oldest to the newest; ``speeds`` of clusters, 1 where none is given."""
         self._speeds = speeds or {}
         self._books: OrderedDict[str, Book] = OrderedDict()
+        self._pool: Pool | None = None
         for run in runs:
             self.add(run)
 
     def add(self, run: Run) -> None:
         """Take in a run."""
         book = self._books.setdefault(run.application, Book())
-        book.add(run.size, len(run.clusters), run.seconds * self._speed(run.clusters))
+        seconds = max(SHORTEST, run.seconds * self._speed(run.clusters))
+        book.add(run.size, run.clusters if len(run.clusters) > 1 else ALONE, Ran(log(seconds), run.killed))
         self._books.move_to_end(run.application)
+        self._pool = None
         if len(self._books) > KEPT_APPLICATIONS:
             self._books.popitem(last=False)
 
     def learn(self, job: Job) -> str:
-        """Take in a job that is over, which tells something if it succeeded; its application, if that is a new one."""
+        """Take in a job that is over, if it tells something; its application, if that is a new one."""
         run = run_of(job)
         if run is None:
             return ""
@@ -117,42 +143,63 @@ class Experience:
         return sorted(self._books)
 
     def seen(self, application: str) -> list[Seen]:
-        """By size and number of clusters."""
-        book = self._books.get(application, Book())
-        return [
-            Seen(size, clusters, len(times), book.typical(size, clusters))
-            for size, by_clusters in sorted(book.times.items()) for clusters, times in sorted(by_clusters.items())
-        ]  # fmt: skip
-
-    def ratios(self, application: str) -> tuple[Ratio, ...]:
-        book = self._books.get(application)
-        return book.ratios if book else ()
-
-    def times(self, application: str, size: Size, communication: float | None = None) -> RunTimes:
-        """How long it runs at speed 1, by runs of this size, or else of the nearest one."""
+        """By size and clusters."""
         book = self._books.get(application)
         if book is None:
-            return RunTimes()
-        known = size if size in book.times else min(book.times, key=lambda other: (_apart(size, other), other))
-        by_clusters = {
-            count: Estimate(book.typical(known, count), len(runs)) for count, runs in book.times[known].items()
-        }
-        exact = known == size
-        alone = by_clusters.get(1)
-        if alone is None:
-            # Never on one cluster: what it took on the number where it ran most, less the slowdown there.
-            count, most = max(by_clusters.items(), key=lambda pair: (pair[1].runs, -pair[0]))
-            alone = Estimate(most.seconds / slowdown(book.ratios, count, communication), most.runs)
-        return RunTimes(replace(alone, exact=exact), by_clusters if exact else {})
+            return []
+        found = []
+        for size, where in sorted(book.groups, key=lambda key: (key[0], len(key[1]), key[1])):
+            ran = book.groups[size, where]
+            seconds = book.fit.groups[size, where].belief(book.fit.scatter)
+            found.append(Seen(size, where, len(ran), sum(run.killed for run in ran), seconds))
+        return found
+
+    def alone_since(self, application: str) -> int:
+        """How often it ran on one cluster since it last ran on several."""
+        book = self._books.get(application)
+        return 0 if book is None else book.alone_since
+
+    def answer(self, application: str, size: Size, communication: float | None = None) -> tuple[Slowdowns, RunTimes]:
+        """Its slowdowns, and how long a job of that size runs at speed 1."""
+        prior = self._prior(application, communication)
+        book = self._books.get(application)
+        return (Slowdowns(prior), RunTimes()) if book is None else book.answer(size, prior)
+
+    def slowdowns(self, application: str, communication: float | None = None) -> Slowdowns:
+        """How many times longer it runs on several clusters."""
+        return self.answer(application, Size(1), communication)[0]
 
     def expected(self, spec: JobSpec, clusters: Collection[ClusterName]) -> float | None:
         """Seconds from the opened barrier to the end of a job on these clusters; None when nothing is known."""
-        application = application_of(spec)
-        times = self.times(application, size_of(spec), spec.communication)
-        seconds = times.on(len(clusters), slowdown(self.ratios(application), len(clusters), spec.communication))
-        return None if seconds is None else seconds / self._speed(clusters)
+        slowdowns, times = self.answer(application_of(spec), size_of(spec), spec.communication)
+        where = tuple(sorted(clusters))
+        found = times.alone if len(where) < 2 else times.on(where, slowdowns.on(where))
+        return None if found is None else found.value / self._speed(clusters)
+
+    def _prior(self, application: str, communication: float | None) -> Belief:
+        """What is believed before its own runs: what it declares, or else what other applications do here."""
+        if communication is not None:
+            return assumed(communication)
+        if self._pool is None:
+            told = {name: own for name, book in self._books.items() if (own := book.own) is not None}
+            self._pool = Pool(told)
+        return self._pool.without(application)
 
 
-def _apart(one: Size, other: Size) -> float:
-    """How different two sizes are: another number of processes on each node is as much as e times the nodes."""
-    return abs(log(one.nodes / other.nodes)) + (one.per_node != other.per_node)
+class Pool:
+    """What the slowdowns of all applications say of one that is not known yet."""
+
+    def __init__(self, told: Mapping[str, Belief]) -> None:
+        self._told = told
+        usual = Belief(assumed().log, BETWEEN_APPLICATIONS)
+        center = combine([usual, *(belief.times(Belief(0.0, BETWEEN_APPLICATIONS)) for belief in told.values())])
+        spread = spread_of(told.values(), center.log, BETWEEN_APPLICATIONS, FEW_APPLICATIONS)
+        self._between = Belief(0.0, max(LEAST_DIFFERENCE, spread))
+        self._all = combine([usual, *(belief.times(self._between) for belief in told.values())])
+
+    def without(self, application: str) -> Belief:
+        """Of an application, by all others."""
+        own, found = self._told.get(application), self._all
+        if own is not None:
+            found = separate(found, own.times(self._between))
+        return found.times(self._between)

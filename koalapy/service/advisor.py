@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from koalapy.model.advice import Advised
-from koalapy.placement.knowledge import HARMFUL, PAYS_UP_TO, slowdown
+from koalapy.placement.belief import Belief
+from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
 from koalapy.ports import AdviceStore
 from koalapy.scheduling.experience import Experience, Seen
 from koalapy.service.database import asked
 
 LEARNED_FROM = 5000
-"""So many of the last jobs that succeeded are read when a daemon starts."""
+"""Of so many of the last jobs it is read what they teach when a daemon starts."""
 
 
 class Verdict(StrEnum):
@@ -22,21 +23,25 @@ class Verdict(StrEnum):
     """Co-allocated if the wait is known to be longer than that."""
     ONE_CLUSTER = "one cluster"
     """As before, but not while other jobs wait."""
+    NOT_KNOWN = "not known yet"
+    """As before, but while others wait no more than now and then, to find out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
-    """One application; ``slowdown`` on the number of clusters that it ran on most, 2 if on none, and what follows."""
+    """One application; ``slowdown`` and verdict are for the clusters that it ran on together most, if on any."""
 
     application: str
-    clusters: int
-    slowdown: float
+    where: Where
+    slowdown: Belief
     runs_on_several: int
     """Of these, how many could be held against runs of the same size on one cluster."""
+    killed_on_several: int
+    """Of those, how many were killed at their walltime."""
     verdict: Verdict
     seen: list[Seen]
-    slowdowns: dict[int, float]
-    """By number of clusters, as far as seen."""
+    slowdowns: dict[Where, Belief]
+    """By clusters, as far as seen."""
 
 
 class Advisor:
@@ -51,23 +56,27 @@ class Advisor:
         return [self._application(name) for name in self._experience.applications()]
 
     def _application(self, name: str) -> ApplicationRecord:
-        seen, ratios = self._experience.seen(name), self._experience.ratios(name)
-        runs: dict[int, int] = {}
+        seen, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
+        several: dict[Where, int] = {}
         for each in seen:
-            runs[each.clusters] = runs.get(each.clusters, 0) + each.runs
-        several = {clusters: count for clusters, count in runs.items() if clusters > 1}
-        most = max(several, key=lambda clusters: (several[clusters], -clusters), default=2)
-        value = slowdown(ratios, most)
-        slowdowns = {clusters: slowdown(ratios, clusters) for clusters in several}
-        compared = sum(ratio.runs for ratio in ratios)
-        return ApplicationRecord(name, most, value, compared, verdict_on(value), seen, slowdowns)
+            if each.where:
+                several[each.where] = several.get(each.where, 0) + each.runs
+        most = max(several, key=lambda where: (several[where], where), default=())
+        return ApplicationRecord(
+            name, most, slowdowns.on(most), slowdowns.runs, slowdowns.killed, verdict_on(slowdowns, most), seen,
+            {where: slowdowns.on(where) for where in several},
+        )  # fmt: skip
 
     async def record(self, application: str, limit: int) -> list[Advised]:
         """What was advised, newest first; of all applications when none is named."""
         return await asked(self._store.record, application, limit)
 
 
-def verdict_on(slowdown: float) -> Verdict:
-    if slowdown <= PAYS_UP_TO:
-        return Verdict.CO_ALLOCATED
-    return Verdict.ONE_CLUSTER if slowdown >= HARMFUL else Verdict.BY_THE_WAIT
+def verdict_on(slowdowns: Slowdowns, where: Where) -> Verdict:
+    """What follows from how many times longer it runs on these clusters."""
+    harmless = slowdowns.harmless(where)
+    if harmless <= HOPELESS:
+        return Verdict.ONE_CLUSTER
+    if harmless < SURE:
+        return Verdict.NOT_KNOWN
+    return Verdict.CO_ALLOCATED if slowdowns.on(where).value <= PAYS_UP_TO else Verdict.BY_THE_WAIT

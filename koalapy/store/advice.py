@@ -7,7 +7,7 @@ from itertools import groupby
 from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.advice import Advised, Option, Run, Size, run_of
+from koalapy.model.advice import CLOCKS_AGREE, Advised, Option, Run, Size, run_of
 from koalapy.model.job import Job, JobState
 from koalapy.store import tables
 from koalapy.store.engine import reading, unavailable_is_known
@@ -31,19 +31,27 @@ class SqlAdvice:
             return [_advised(row) for row in connection.execute(query).mappings()]
 
     def runs(self, limit: int) -> list[Run]:
-        """The last jobs that succeeded and whose application is known, from the oldest to the newest.
+        """What the last jobs have taught whose application is known, from the oldest to the newest; see ``run_of``.
 
         Where these are few, before them what jobs have taught that are not kept any more.
         """
-        succeeded = (_jobs.state == JobState.SUCCEEDED.value) & (_jobs.application != "")
-        last = select(_jobs.id, _jobs.generation).where(succeeded).order_by(_jobs.id.desc()).limit(limit).subquery()
+        walltime = _jobs.spec["walltime"].as_float()
+        lasted = _attempts.ended_at - _attempts.launched_at
+        failed = (_jobs.state == JobState.FAILED.value) & _attempts.exit_code.is_(None)
+        killed = failed & (lasted >= walltime - CLOCKS_AGREE)
+        last = (
+            select(_jobs.id, _jobs.generation, (_jobs.state == JobState.FAILED.value).label("killed"))
+            .join(tables.attempts, (_attempts.job_id == _jobs.id) & (_attempts.generation == _jobs.generation))
+            .where(_jobs.application != "", (_jobs.state == JobState.SUCCEEDED.value) | killed)
+            .order_by(_jobs.id.desc()).limit(limit).subquery()
+        )  # fmt: skip
         attempt = (_attempts.job_id == last.c.id) & (_attempts.generation == last.c.generation)
         component = (_components.job_id == last.c.id) & (_components.generation == last.c.generation)
         per_node = _jobs.spec["processes_per_node"].as_integer()
         query = (
             select(
-                last.c.id, _jobs.application, per_node.label("per_node"), _components.cluster, _components.size,
-                _attempts.barrier_at, _attempts.ended_at,
+                last.c.id, last.c.killed, _jobs.application, per_node.label("per_node"), _components.cluster,
+                _components.size, _attempts.barrier_at, _attempts.ended_at,
             )
             .select_from(last).join(tables.jobs, _jobs.id == last.c.id)
             .join(tables.attempts, attempt).join(tables.components, component)
@@ -91,4 +99,5 @@ def _run(rows: Sequence[RowMapping]) -> Run:
     first = rows[0]
     size = Size(sum(row["size"] for row in rows), first["per_node"] or 0)
     clusters = tuple(sorted({row["cluster"] for row in rows}))
-    return Run(first["application"], size, clusters, max(0.0, first["ended_at"] - first["barrier_at"]))
+    seconds = max(0.0, first["ended_at"] - first["barrier_at"])
+    return Run(first["application"], size, clusters, seconds, bool(first["killed"]))

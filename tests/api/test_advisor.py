@@ -1,21 +1,30 @@
 """What the API tells of the advisor."""
 
+from math import log
+
 import httpx2
 import pytest
 
 from koalapy.api.advisor import advisor_router
-from koalapy.api.advisor_schemas import AdvisorRecord
+from koalapy.api.advisor_schemas import AdvisorRecord, AdvisorView
 from koalapy.api.app import create_app
-from koalapy.model.advice import Advised, Option
+from koalapy.model.advice import Advised, Option, Run, Size
+from koalapy.placement.belief import Belief
+from koalapy.placement.knowledge import Slowdowns
 from koalapy.service.advisor import Verdict, verdict_on
 from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 
 WAVE = {
-    "application": "wave", "clusters": 2, "slowdown": pytest.approx(1.15), "runs_on_several": 0,
-    "verdict": "co-allocated",
-    "runs": [{"nodes": 4, "processes_per_node": None, "clusters": 1, "runs": 1, "seconds": 10.0, "slowdown": None}],
+    "application": "wave", "clusters": 2, "slowdown": pytest.approx(1.15),
+    "slowdown_between": [1.0, pytest.approx(2.4, rel=0.1)], "runs_on_several": 0, "killed_on_several": 0,
+    "verdict": "not known yet",
+    "runs": [
+        {"nodes": 4, "processes_per_node": None, "clusters": 1, "where": [], "runs": 1, "killed": 0,
+         "seconds": pytest.approx(10.0), "seconds_between": [pytest.approx(6.6, rel=0.1), pytest.approx(15, rel=0.1)],
+         "slowdown": None, "slowdown_between": None},
+    ],
 }  # fmt: skip
 
 
@@ -55,7 +64,34 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
     assert found[0].at == "1970-01-01T00:16:40.000Z"
 
 
-def test_the_verdict_follows_the_slowdown() -> None:
-    assert verdict_on(1.25) is Verdict.CO_ALLOCATED
-    assert verdict_on(1.3) is Verdict.BY_THE_WAIT
-    assert verdict_on(1.4) is Verdict.ONE_CLUSTER
+@pytest.mark.parametrize(
+    ("slowdown", "deviation", "verdict"),
+    [
+        (1.0, 0.05, Verdict.CO_ALLOCATED),
+        (1.24, 0.05, Verdict.CO_ALLOCATED),
+        (1.3, 0.05, Verdict.BY_THE_WAIT),
+        (1.4, 0.05, Verdict.NOT_KNOWN),
+        (1.24, 0.5, Verdict.NOT_KNOWN),
+        (2.0, 0.5, Verdict.NOT_KNOWN),
+        (2.0, 0.05, Verdict.ONE_CLUSTER),
+    ],
+)
+def test_the_verdict_follows_the_slowdown_and_how_well_it_is_known(
+    slowdown: float, deviation: float, verdict: Verdict
+) -> None:
+    assert verdict_on(Slowdowns(Belief(log(slowdown), deviation)), ()) is verdict
+
+
+async def test_runs_that_were_killed_are_told() -> None:
+    memory = MemoryAdvisor()
+    for _ in range(4):
+        memory.experience.add(Run("wave", Size(4), ("north",), 10.0))
+        memory.experience.add(Run("wave", Size(4), ("north", "south"), 20.0, killed=True))
+    app = create_app(MemoryService(), [TOKEN], [advisor_router(memory.advisor)])
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
+        answer = await client.get("/api/v1/advisor")
+    (wave,) = AdvisorView.model_validate_json(answer.content, strict=True).applications
+    assert (wave.runs_on_several, wave.killed_on_several, wave.verdict) == (4, 4, "one cluster")
+    assert [(runs.where, runs.runs, runs.killed) for runs in wave.runs] == [([], 4, 0), (["north", "south"], 4, 4)]
+    assert wave.slowdown_between[0] < wave.slowdown < wave.slowdown_between[1]

@@ -11,7 +11,7 @@ ADVISED = Advised(7, 1, 1000.0, "wave", 2, OPTIONS, "no cluster holds it alone",
 
 
 def test_an_advisor_that_knows_nothing_says_so(koala: Koala) -> None:
-    assert koala("advisor").out == "nothing is known yet: no job whose program has a name has succeeded\n"
+    assert koala("advisor").out == "nothing is known yet: no job whose program has a name has run to its end\n"
     assert koala("advisor", "record").out == "the policy auto has placed no job yet\n"
     assert json.loads(koala("advisor", "--json").out) == {"applications": []}
 
@@ -22,15 +22,21 @@ def test_each_application_is_told_with_its_times_and_what_is_decided_for_it(koal
         server.advisor.experience.add(Run("prime", Size(4), ("north", "south"), seconds))
         server.advisor.experience.add(Run("wave", Size(4, 2), ("north",), seconds))
         server.advisor.experience.add(Run("wave", Size(4, 2), ("north", "south"), 3 * seconds))
+    server.advisor.experience.add(Run("wave", Size(4, 2), ("north", "south"), 20.0, killed=True))
     assert koala("advisor").out.splitlines() == [
-        "APPLICATION  NODES  CLUSTERS  RUNS  TIME    SLOWDOWN  VERDICT",
-        "prime        4      1         4     10.0 s  -         co-allocated",
-        "             4      2         4     10.0 s  1.07",
-        "wave         4x2    1         4     10.0 s  -         one cluster",
-        "             4x2    2         4     30.0 s  1.86",
+        "APPLICATION  NODES  CLUSTERS     RUNS          TIME                   SLOWDOWN             VERDICT",
+        "prime        4      one          4             10.0 s (9.5 to 10.5)   -                    co-allocated",
+        "             4      north+south  4             10.0 s (9.5 to 10.5)   1.00 (1.00 to 1.07)",
+        "wave         4x2    one          4             10.0 s (9.5 to 10.5)   -                    one cluster",
+        "             4x2    north+south  5 (1 killed)  30.0 s (28.5 to 31.6)  2.99 (2.81 to 3.19)",
     ]
     wave = json.loads(koala("advisor", "--json").out)["applications"][1]
-    assert (wave["application"], wave["clusters"], wave["runs_on_several"]) == ("wave", 2, 4)
+    assert (wave["application"], wave["clusters"], wave["runs_on_several"], wave["killed_on_several"]) == (
+        "wave",
+        2,
+        5,
+        1,
+    )
     assert [runs["processes_per_node"] for runs in wave["runs"]] == [2, 2]
 
 

@@ -118,7 +118,7 @@ def test_after_twenty_runs_of_each_prime_is_co_allocated_and_wave_kept_in_one_cl
         waiting = grid.job(wave)
         assert waiting["state"] == "queued"
         assert f"waits for {plan.size} nodes in one cluster" in waiting["reason"]
-        assert f"(from {plan.rounds} runs) on 2 clusters now is" in waiting["reason"]
+        assert f", from {plan.rounds} runs) on 2 clusters now is" in waiting["reason"]
         assert "1 more idle node in" in grid.run("explain", str(wave)).stdout
     finally:
         gate.open()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from koalapy.model.advice import Advised, Option, Run, Size
+from koalapy.model.advice import Advised, Option, Run, Size, run_of
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
@@ -76,3 +76,23 @@ def test_the_last_runs_are_read_from_the_oldest_on(store: SqlStore) -> None:
         Run("wave", Size(4), on, 1.0), Run("wave", Size(4), on, 2.0), Run("ocean", Size(4, 2), on, 3.0),
     ]  # fmt: skip
     assert SqlAdvice(store._engine).runs(2) == found[1:]
+
+
+def killed(ident: int, spec: JobSpec, lasted: float, exit_code: int | None = None) -> Job:
+    job = ran(ident, spec, state=JobState.FAILED)
+    assert job.attempt is not None
+    attempt = replace(job.attempt, ended_at=101.5 + lasted, exit_code=exit_code)
+    return replace(job, attempt=attempt, exit_code=exit_code)
+
+
+def test_what_was_killed_at_its_walltime_is_read_as_such_and_as_it_was_learned_at_once(store: SqlStore) -> None:
+    limited = replace(SPEC, walltime=30.0)
+    jobs = [
+        ran(1, limited), killed(2, limited, 30.0), killed(3, limited, 30.0, exit_code=1), killed(4, limited, 29.0),
+        killed(5, SPEC, 30.0), killed(6, limited, 31.0),
+    ]  # fmt: skip
+    write(store, *jobs)
+    found = SqlAdvice(store._engine).runs(10)
+    assert [(run.seconds, run.killed) for run in found] == [(12.5, False), (30.5, True), (31.5, True)]
+    assert found == [run for job in jobs if (run := run_of(job)) is not None]
+    assert SqlAdvice(store._engine).runs(1) == found[2:]

@@ -1,0 +1,213 @@
+"""What runs of one application say of its run times and slowdowns: each an interval, by how much the runs scatter.
+
+All is in logarithms. A run takes as long as its size does on one cluster, times the slowdown of where it ran, times
+whatever its input and luck make of it. A run that was killed at its walltime says "at least this long".
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import erfc, exp, log, pi, sqrt
+from typing import NamedTuple
+
+from koalapy.model.advice import Size
+from koalapy.placement.belief import Belief, combine, spread_of
+from koalapy.placement.knowledge import Slowdowns, Where
+
+ALONE: Where = ()
+"""In place of the clusters that a run was spread over, where it ran on a single one."""
+
+USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
+"""The standard deviation that is assumed among runs that are alike, and of how many runs that has the weight."""
+MIDDLE_EFFICIENCY = 0.84
+"""Of the mean of the middle half, held against that of all: the price for not minding odd runs."""
+BETWEEN_SETS, FEW_SETS = 0.1, 1.0
+"""The standard deviation that is assumed of an application's slowdowns between sets of clusters, and of how many sets
+that has the weight."""
+SPEED_UP, SPEED_UP_DEVIATION = 0.5, 0.5
+"""Run times fall with this power of the nodes: 0 where jobs take more nodes for more work, 1 where for the same."""
+OTHER_LAYOUT = 0.5
+"""How much is not known of run times with another number of processes on each node: the standard deviation."""
+KNOWN_WITHIN = log(2.0)
+"""Run times known no better than within such a factor count as not known: the standard deviation of their mean."""
+LEAST_WEIGHT = 0.01
+"""Of what says next to nothing."""
+ROUNDS = 8
+"""For runs that were killed: how long they would have taken and the slowdown depend on each other."""
+
+
+class Ran(NamedTuple):
+    """One run: the logarithm of its seconds at speed 1, and whether it was killed before its end."""
+
+    log: float
+    killed: bool = False
+
+
+Groups = Mapping[tuple[Size, Where], Sequence[Ran]]
+
+
+class Group(NamedTuple):
+    """What alike runs say together: a mean, and of how many runs to their end it has the weight."""
+
+    mean: float
+    weight: float
+
+    def belief(self, scatter: float) -> Belief:
+        return Belief(self.mean, scatter / sqrt(max(self.weight, LEAST_WEIGHT)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The runs of one application, with how much alike ones scatter."""
+
+    groups: Mapping[tuple[Size, Where], Group]
+    scatter: float
+
+    def compared(self, where: Where | None = None) -> list[Belief]:
+        """Runs on several clusters held against those of the same size on one: on these, or on any."""
+        return [
+            Belief(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
+            for size, together in self._together(where)
+            if (alone := self.groups.get((size, ALONE))) is not None
+        ]
+
+    def slowdowns(self, prior: Belief) -> Slowdowns:
+        """By set of clusters: what is seen there, and what that of the application is by all that was seen."""
+        anywhere = combine([prior, *self.compared()])
+        there = {where: combine(told) for where in self.wheres if (told := self.compared(where))}
+        between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, FEW_SETS)
+        elsewhere = anywhere.times(Belief(0.0, between))
+        return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
+
+    def _together(self, where: Where | None) -> Iterable[tuple[Size, Group]]:
+        by_size: dict[Size, list[Group]] = {}
+        for (size, ran_on), group in self.groups.items():
+            if ran_on and where in (None, ran_on) and group.weight > 0:
+                by_size.setdefault(size, []).append(group)
+        for size, groups in by_size.items():
+            weight = sum(group.weight for group in groups)
+            yield size, Group(sum(group.mean * group.weight for group in groups) / weight, weight)
+
+    @property
+    def wheres(self) -> set[Where]:
+        """The sets of several clusters that it ran on."""
+        return {where for _, where in self.groups if where}
+
+    # Run times
+
+    def alone(self, size: Size, slowdowns: Slowdowns) -> Belief | None:
+        """On one cluster; of a size that never ran by the nearest one, and by how run times fall with nodes."""
+        known = {each: self._alone(each, slowdowns) for each in dict.fromkeys(size for size, _ in self.groups)}
+        if not known:
+            return None
+        nearest = min(known, key=lambda other: (apart(size, other), other))
+        if nearest == size:
+            return known[size]
+        power = _speed_up([(each, belief) for each, belief in known.items() if each.per_node == nearest.per_node])
+        more = log(size.nodes / nearest.nodes)
+        layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
+        return known[nearest].times(Belief(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
+
+    def _alone(self, size: Size, slowdowns: Slowdowns) -> Belief:
+        """A size that ran; where never on one cluster, as on several without the slowdown there."""
+        group = self.groups.get((size, ALONE))
+        if group is not None:
+            return group.belief(self.scatter)
+        told = []
+        for (each, where), group in self.groups.items():
+            if each == size:
+                told.append(group.belief(self.scatter).over(slowdowns.on(where)))
+        return combine(told)
+
+    def together(self, size: Size, where: Where, alone: Belief, slowdowns: Slowdowns) -> Belief:
+        """On several clusters: by runs of this size there, and by those on one, slowed down."""
+        group = self.groups.get((size, where))
+        told = [] if group is None else [group.belief(self.scatter)]
+        found = combine([*told, alone.times(slowdowns.on(where))])
+        return found if found.log >= alone.log else alone  # what looks faster on several clusters was luck
+
+
+def _speed_up(known: Sequence[tuple[Size, Belief]]) -> Belief:
+    """The power of the nodes with which run times fall, as seen between sizes; not a logarithm, but as normal."""
+    weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in known]
+    total = sum(weights)
+    nodes = [log(size.nodes) for size, _ in known]
+    middle = sum(w * x for w, x in zip(weights, nodes, strict=True)) / total
+    level = sum(w * belief.log for w, (_, belief) in zip(weights, known, strict=True)) / total
+    squares = sum(w * (x - middle) ** 2 for w, x in zip(weights, nodes, strict=True))
+    products = sum(
+        w * (x - middle) * (level - belief.log) for w, x, (_, belief) in zip(weights, nodes, known, strict=True)
+    )
+    assumed = SPEED_UP_DEVIATION**-2
+    return Belief((assumed * SPEED_UP + products) / (assumed + squares), 1.0 / sqrt(assumed + squares))
+
+
+def apart(one: Size, other: Size) -> float:
+    """How different two sizes are: another number of processes on each node is as much as e times the nodes."""
+    return abs(log(one.nodes / other.nodes)) + (one.per_node != other.per_node)
+
+
+def fit(groups: Groups, prior: Belief) -> Fit:
+    """What the runs say; of those that were killed, how long they would have taken is estimated with the rest."""
+    scatter = _scatter(groups.values())
+    found = {key: _group(ran, scatter) for key, ran in groups.items()}
+    killed = {key for key, ran in groups.items() if any(run.killed for run in ran)}
+    for _ in range(ROUNDS if killed else 0):
+        so_far = Fit(found, scatter)
+        slowdowns = so_far.slowdowns(prior)
+        found = found | {
+            key: _group(groups[key], scatter, _expected(key, groups[key], so_far, slowdowns)) for key in killed
+        }
+    return Fit(found, scatter)
+
+
+def _expected(key: tuple[Size, Where], ran: Sequence[Ran], so_far: Fit, slowdowns: Slowdowns) -> float:
+    """Where runs lie of which some were killed: by those that were not, and by those on one cluster."""
+    size, where = key
+    own, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, ALONE))
+    by_alone = alone.belief(so_far.scatter).times(slowdowns.on(where)) if where and alone else None
+    if not all(run.killed for run in ran):
+        return combine(filter(None, (own, by_alone))).log
+    return max(run.log for run in ran) if by_alone is None else by_alone.log
+
+
+def _scatter(groups: Iterable[Sequence[Ran]]) -> float:
+    """The standard deviation among runs that are alike, over all sizes and places."""
+    total, weight = SCATTER_WEIGHT * USUAL_SCATTER, SCATTER_WEIGHT
+    for ran in groups:
+        logs = [run.log for run in ran if not run.killed]
+        if len(logs) > 1:
+            middle = _middle([(each, 1.0) for each in logs])
+            mean = sum(abs(each - middle) for each in logs) / (len(logs) - 1)
+            freedom = len(logs) - 1
+            total += freedom * mean * sqrt(pi / 2)
+            weight += freedom
+    return total / weight
+
+
+def _group(ran: Sequence[Ran], scatter: float, expected: float | None = None) -> Group:
+    """A run that was killed counts as one that took what it may have taken, the less the less that tells."""
+    told = [(run.log, 1.0) for run in ran if not run.killed]
+    bounds = [run.log for run in ran if run.killed]
+    if expected is None:
+        told += [(bound, 1.0) for bound in bounds]
+    else:
+        told += [_killed(bound, expected, scatter) for bound in bounds]
+    return Group(_middle(told), MIDDLE_EFFICIENCY * sum(weight for _, weight in told))
+
+
+def _killed(bound: float, expected: float, scatter: float) -> tuple[float, float]:
+    """Of a run that lasted for longer than the bound: the observation that says as much, and its weight."""
+    above = (bound - expected) / scatter
+    rate = exp(-0.5 * above**2) / sqrt(2 * pi) / (0.5 * erfc(above / sqrt(2.0))) if above < 8 else above + 1 / above
+    return expected + scatter / (rate - above), max(rate * (rate - above), 1e-9)
+
+
+def _middle(told: Sequence[tuple[float, float]]) -> float:
+    """The mean of the middle half: a few odd ones on either side do not count."""
+    ordered = sorted(told)
+    total = sum(weight for _, weight in ordered)
+    low, high, before, found = 0.25 * total, 0.75 * total, 0.0, 0.0
+    for value, weight in ordered:
+        found += value * max(0.0, min(high, before + weight) - max(low, before))
+        before += weight
+    return found / (high - low)
