@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test chaos check format bench experiment experiment-live clean testbed testbed-down
+.PHONY: help demo test chaos check format bench bench-advisor experiment experiment-live clean testbed testbed-down
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ format: $(STAMP)  ## bring the code into its form
 
 bench: $(STAMP)  ## speed: start-up overhead and throughput, as JSON
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-json=bench.json -p no:cacheprovider -s --timeout 600
+
+bench-advisor: $(STAMP)  ## mean response times of auto against fixed policies, in the virtual world: twenty minutes
+	$(BIN)/python -m tests.benchmarks.coallocation --seeds 20
 
 experiment: $(STAMP)  ## the workload of mohamed-2005 on an embedded grid whose starts fail: about half an hour
 	$(BIN)/python -m tests.experiments.koala_m05 --jobs 500 --threshold 0 --threshold 1 --failures 0.3
