@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store, Submitted
-from koalapy.service.database import asked
+from koalapy.service.database import READING, asked
 
 
 @dataclass(slots=True)
@@ -36,6 +37,12 @@ class Keys:
 
     async def _ask(self, question: Question) -> Mapping[str, Submitted]:
         await asyncio.sleep(0)  # for those who are there at this very moment
-        async with self._turn:
-            self._next = None
-            return await asked(self._store.submitted, question.keys)
+        try:
+            async with asyncio.timeout(READING), self._turn:
+                self._next = None
+                return await asked(self._store.submitted, question.keys)
+        except TimeoutError:
+            raise StoreUnavailable(f"the database has not answered for {READING:g} s", hint="ask again later") from None
+        finally:
+            if self._next is question:
+                self._next = None

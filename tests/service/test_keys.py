@@ -62,3 +62,20 @@ async def test_a_failure_is_that_of_those_who_asked_then() -> None:
     store.away = False
     store.may_answer.release()
     assert await keys.find("a") is None
+
+
+async def test_nobody_waits_for_long_behind_a_question_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("koalapy.service.keys.READING", 0.05)
+    store = Slow()
+    keys = Keys(store)  # type: ignore[arg-type]
+    first = asyncio.create_task(keys.find("a"))
+    await begun(store, 1)
+    for key in "bc":
+        with pytest.raises(StoreUnavailable):
+            await keys.find(key)
+    with pytest.raises(StoreUnavailable):
+        await first
+    monkeypatch.setattr("koalapy.service.keys.READING", 5.0)
+    store.known["d"] = Submitted("d", 4, "digest")
+    store.may_answer.release(10)
+    assert await keys.find("d") == store.known["d"]
