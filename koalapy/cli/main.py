@@ -61,7 +61,10 @@ def _run() -> int:
     try:
         return run("koala", KOALA, sys.argv[1:], __version__)
     except CliError as error:
-        print(f"koala: {error}", file=sys.stderr)
+        try:
+            print(f"koala: {error}", file=sys.stderr)
+        except OutputLost:  # the exit code is all that is left to tell it by
+            give_up_standard_streams()
         return error.code
 
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error, told apart from other files where they fail."""
+"""The standard streams: told apart from other files where they cannot be written, and there though they were closed."""
 
 import os
 import sys
@@ -28,6 +28,7 @@ def open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     # Others are somebody's who looks at what is printed.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(1, sys.stdout, "replace")

@@ -66,10 +66,27 @@ def test_output_that_cannot_be_written_is_one_line(server: Server, unbuffered: s
         assert (done.returncode, done.stderr) == (1, said)
 
 
+def test_output_of_a_job_that_cannot_be_written_is_one_line_too(server: Server) -> None:
+    run(server.url, "submit", "--flexible", "2", "--", "echo", "hello")
+    for command in (["logs", "1"], ["logs", "-f", "1"], ["submit", "--flexible", "2", "--wait", "--", "echo", "x"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([*KOALA, *command], stdout=full, stderr=subprocess.PIPE, timeout=60,
+                                  env=environment(server.url))  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(b"koala: cannot write what is to be printed: ")
+        assert b"Traceback" not in done.stderr
+    with open("/dev/full", "wb") as full:
+        missing = subprocess.run([*KOALA, "show", "9"], stderr=full, timeout=60, env=environment(server.url))
+    assert missing.returncode == 3
+
+
 def test_output_that_was_closed_holds_up_nothing(server: Server) -> None:
     words = " ".join([*KOALA, "submit", "--flexible", "2", "--", "start", "x"])
     done = subprocess.run(["sh", "-c", f"{words} >&- 2>&- <&-"], timeout=60, env=environment(server.url))
     assert (done.returncode, len(server.service.records)) == (0, 1)
+    nothing = subprocess.run(["sh", "-c", f"{' '.join(KOALA)} submit -f - <&-"], stderr=subprocess.PIPE, timeout=60,
+                             env=environment(server.url))  # fmt: skip
+    assert nothing.stderr.startswith(b"koala: standard input holds no job; ")
     missing = subprocess.run(["sh", "-c", f"{' '.join(KOALA)} show 9 2>&-"], stdout=subprocess.PIPE, timeout=60,
                              env=environment(server.url))  # fmt: skip
     assert (missing.returncode, missing.stdout) == (3, b"")

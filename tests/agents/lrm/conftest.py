@@ -14,7 +14,7 @@ import pytest
 from koalapy.agents.lrm.local_cluster import LocalCluster, LocalConnection
 from koalapy.agents.lrm.processes import kill_marked, mark_of
 
-WITHIN = 20.0
+WITHIN = 60.0
 """Seconds after which something that should happen has failed to."""
 
 

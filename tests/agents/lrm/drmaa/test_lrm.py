@@ -30,7 +30,7 @@ async def lrm(library: FakeLibrary, settings: DrmaaSettings) -> AsyncIterator[Dr
 
 
 async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for _ in lrm.changes():
             for job in (await lrm.snapshot()).jobs:
                 if job.state is state:

@@ -33,7 +33,7 @@ def named(snapshot: LrmSnapshot, name: str) -> LrmJob:
 
 
 async def ended(lrm: SgeLrm, name: str) -> LrmJob:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for _ in lrm.changes():
             if (job := named(await lrm.snapshot(), name)).state is LrmJobState.ENDED:
                 return job

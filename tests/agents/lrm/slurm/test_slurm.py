@@ -286,7 +286,7 @@ async def test_a_job_that_ends_while_it_is_cancelled(slurm: FakeSlurm, told: str
 
 async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_path: Path) -> None:
     seen = lrm(poll_interval=3600.0)
-    async with aclosing(seen.changes()) as changes, asyncio.timeout(20):  # type: ignore[type-var]
+    async with aclosing(seen.changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
         await anext(changes)
         await seen.submit(submission(tmp_path))
         await anext(changes)
