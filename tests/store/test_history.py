@@ -149,3 +149,15 @@ def test_room_is_given_back_to_the_disk(store: SqlStore, monkeypatch: pytest.Mon
             "no step keeps others from writing for long"
         )
         assert pages() < before / 10
+
+
+def test_a_kill_teaches_the_same_when_its_job_is_gone(store: SqlStore) -> None:
+    attempt = ran(1).attempt
+    assert attempt is not None
+    killed = replace(attempt, ended_at=attempt.launched_at + 60.0, exit_code=None)  # type: ignore[operator]
+    job = ran(1, replace(SPEC, walltime=60.0), state=JobState.FAILED, attempt=killed, ended_at=200.0)
+    store.write(Batch(at=1.0, epoch=store.epoch, jobs={1: job}))
+    taught = SqlAdvice(store._engine).runs(10)
+    assert [run.killed for run in taught] == [True]
+    history_of(store).remove([1])
+    assert SqlAdvice(store._engine).runs(10) == taught
