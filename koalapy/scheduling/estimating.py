@@ -6,6 +6,7 @@ whatever its input and luck make of it. A run that was killed at its walltime sa
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import erfc, exp, log, pi, sqrt
 from typing import NamedTuple
 
@@ -62,47 +63,46 @@ class Fit:
     groups: Mapping[tuple[Size, Where], Group]
     scatter: float
 
-    def compared(self, where: Where | None = None) -> list[Belief]:
-        """Runs on several clusters held against those of the same size on one: on these, or on any."""
-        return [
-            Belief(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
-            for size, together in self._together(where)
-            if (alone := self.groups.get((size, ALONE))) is not None
-        ]
+    def compared(self) -> list[Belief]:
+        """Runs on several clusters held against those of the same size on one, by size."""
+        by_size: dict[Size, list[Group]] = {}
+        for (size, where), group in self.groups.items():
+            if where and (size, ALONE) in self.groups:
+                by_size.setdefault(size, []).append(group)
+        found = []
+        for size, groups in by_size.items():
+            weight = sum(group.weight for group in groups)
+            mean = sum(group.mean * group.weight for group in groups) / weight
+            found.append(self._slowdown(size, Group(mean, weight)))
+        return found
 
     def slowdowns(self, prior: Belief) -> Slowdowns:
         """By set of clusters: what is seen there, and what that of the application is by all that was seen."""
         anywhere = combine([prior, *self.compared()])
-        there = {where: combine(told) for where in self.wheres if (told := self.compared(where))}
+        by_where: dict[Where, list[Belief]] = {}
+        for (size, where), group in self.groups.items():
+            if where and (size, ALONE) in self.groups:
+                by_where.setdefault(where, []).append(self._slowdown(size, group))
+        there = {where: combine(told) for where, told in by_where.items()}
         between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, FEW_SETS)
         elsewhere = anywhere.times(Belief(0.0, between))
         return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
 
-    def _together(self, where: Where | None) -> Iterable[tuple[Size, Group]]:
-        by_size: dict[Size, list[Group]] = {}
-        for (size, ran_on), group in self.groups.items():
-            if ran_on and where in (None, ran_on) and group.weight > 0:
-                by_size.setdefault(size, []).append(group)
-        for size, groups in by_size.items():
-            weight = sum(group.weight for group in groups)
-            yield size, Group(sum(group.mean * group.weight for group in groups) / weight, weight)
-
-    @property
-    def wheres(self) -> set[Where]:
-        """The sets of several clusters that it ran on."""
-        return {where for _, where in self.groups if where}
+    def _slowdown(self, size: Size, together: Group) -> Belief:
+        alone = self.groups[size, ALONE]
+        return Belief(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
 
     # Run times
 
     def alone(self, size: Size, slowdowns: Slowdowns) -> Belief | None:
         """On one cluster; of a size that never ran by the nearest one, and by how run times fall with nodes."""
-        known = {each: self._alone(each, slowdowns) for each in dict.fromkeys(size for size, _ in self.groups)}
-        if not known:
-            return None
-        nearest = min(known, key=lambda other: (apart(size, other), other))
-        if nearest == size:
-            return known[size]
-        power = _speed_up([(each, belief) for each, belief in known.items() if each.per_node == nearest.per_node])
+        sizes = {size for size, _ in self.groups}
+        if size in sizes or not sizes:
+            return self._alone(size, slowdowns) if sizes else None
+        nearest = min(sizes, key=lambda other: (apart(size, other), other))
+        alike = sorted(each for each in sizes if each.per_node == nearest.per_node)
+        known = {each: self._alone(each, slowdowns) for each in alike}
+        power = _speed_up(list(known.items()))
         more = log(size.nodes / nearest.nodes)
         layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
         return known[nearest].times(Belief(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
@@ -174,24 +174,30 @@ def _scatter(groups: Iterable[Sequence[Ran]]) -> float:
     """The standard deviation among runs that are alike, over all sizes and places."""
     total, weight = SCATTER_WEIGHT * USUAL_SCATTER, SCATTER_WEIGHT
     for ran in groups:
-        logs = [run.log for run in ran if not run.killed]
-        if len(logs) > 1:
-            middle = _middle([(each, 1.0) for each in logs])
-            mean = sum(abs(each - middle) for each in logs) / (len(logs) - 1)
-            freedom = len(logs) - 1
-            total += freedom * mean * sqrt(pi / 2)
-            weight += freedom
+        _, deviation, freedom = _ended(tuple(ran))
+        total += freedom * deviation
+        weight += freedom
     return total / weight
+
+
+@lru_cache(maxsize=20_000)
+def _ended(ran: tuple[Ran, ...]) -> tuple[float, float, int]:
+    """Of the runs that came to their end the mean, the standard deviation, and how many say so; most groups stay as
+    they were when another run has ended."""
+    logs = [run.log for run in ran if not run.killed]
+    if not logs:
+        return 0.0, 0.0, 0
+    middle, freedom = _middle([(each, 1.0) for each in logs]), len(logs) - 1
+    return middle, sqrt(pi / 2) * sum(abs(each - middle) for each in logs) / max(1, freedom), freedom
 
 
 def _group(ran: Sequence[Ran], scatter: float, expected: float | None = None) -> Group:
     """A run that was killed counts as one that took what it may have taken, the less the less that tells."""
-    told = [(run.log, 1.0) for run in ran if not run.killed]
     bounds = [run.log for run in ran if run.killed]
-    if expected is None:
-        told += [(bound, 1.0) for bound in bounds]
-    else:
-        told += [_killed(bound, expected, scatter) for bound in bounds]
+    if not bounds:
+        return Group(_ended(tuple(ran))[0], MIDDLE_EFFICIENCY * len(ran))
+    told = [(run.log, 1.0) for run in ran if not run.killed]
+    told += [(bound, 1.0) if expected is None else _killed(bound, expected, scatter) for bound in bounds]
     return Group(_middle(told), MIDDLE_EFFICIENCY * sum(weight for _, weight in told))
 
 

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import log
 
 from koalapy.model.advice import Run, Size, run_of, size_of
@@ -19,6 +20,8 @@ KEPT_GROUPS = 200
 """Sizes on sets of clusters, of one application; those seen last."""
 KEPT_APPLICATIONS = 2000
 KEPT_ANSWERS = 500
+POOLED = 200
+"""Applications seen last, by which others are judged of which nothing is known."""
 SHORTEST = 1e-3
 """Seconds: what is shorter counts as this."""
 FEW_APPLICATIONS = 2.0
@@ -47,6 +50,7 @@ class Book:
         self.alone_since = 0
         """Runs on one cluster since the last one on several."""
         self._fit: Fit | None = None
+        self._own: list[Belief] | None = None
         self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
     def add(self, size: Size, where: Where, ran: Ran) -> None:
@@ -56,7 +60,7 @@ class Book:
         if len(self.groups) > KEPT_GROUPS:
             self.groups.popitem(last=False)
         self.alone_since = 0 if where else self.alone_since + 1
-        self._fit = None
+        self._fit = self._own = None
         self._answers.clear()
 
     @property
@@ -68,8 +72,10 @@ class Book:
     @property
     def own(self) -> Belief | None:
         """What its own runs alone say of its slowdown."""
-        told = self.fit.compared()
-        return combine(told) if told else None
+        if self._own is None:
+            told = self.fit.compared()
+            self._own = [combine(told)] if told else []
+        return self._own[0] if self._own else None
 
     def slowdowns(self, prior: Belief) -> Slowdowns:
         known = {size for size, where in self.groups if where == ALONE}
@@ -181,7 +187,8 @@ class Experience:
         if communication is not None:
             return assumed(communication)
         if self._pool is None:
-            told = {name: own for name, book in self._books.items() if (own := book.own) is not None}
+            last = islice(reversed(self._books.items()), POOLED)
+            told = {name: own for name, book in last if (own := book.own) is not None}
             self._pool = Pool(told)
         return self._pool.without(application)
 

@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import product
 from math import exp, log
 from pathlib import Path
@@ -30,7 +31,7 @@ ALONE = 180.0
 """Seconds that a job runs on one cluster, on average."""
 POLICIES = ("worst-fit", "cluster-minimization", "auto")
 CCRS = (0.1, 0.5, 1.0)
-LOADS = (0.6, 0.7, 0.8, 0.9)
+LOADS = (0.9, 0.8, 0.7, 0.6)
 BAR = 1.03
 
 
@@ -86,6 +87,7 @@ def arrivals(cell: Cell) -> Iterator[tuple[float, int, float, str]]:
         yield at, draws.choice(SIZES), lasts, f"synthetic-{draws.randrange(cell.applications)}"
 
 
+@cache
 def run(cell: Cell) -> Outcome:
     """One workload to its end."""
     grid = Grid(cell.ccr)
@@ -120,7 +122,10 @@ class Compared:
 
 def compare(ccr: float, load: float, seeds: Sequence[int], jobs: int, spread: float = 0.0, kinds: int = 1) -> Compared:
     """One CCR and load under all three policies; worst-fit never co-allocates, whatever the CCR."""
-    found = {policy: [run(Cell(policy, ccr, load, seed, jobs, spread, kinds)) for seed in seeds] for policy in POLICIES}
+    found = {
+        policy: [run(Cell(policy, CCRS[0] if policy == "worst-fit" else ccr, load, seed, jobs, spread, kinds))
+                 for seed in seeds] for policy in POLICIES
+    }  # fmt: skip
     responses = [fmean(outcome.response for outcome in found[policy]) for policy in POLICIES]
     return Compared(ccr, load, *responses, fmean(outcome.co_allocated for outcome in found["auto"]))
 

@@ -7,6 +7,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.store.advice import SqlAdvice
+from koalapy.store.history import SqlHistory
 from koalapy.store.sql import SqlStore
 
 SPEC = JobSpec(FlexibleRequest(4), ("./wave",), policy="auto")
@@ -96,3 +97,5 @@ def test_what_was_killed_at_its_walltime_is_read_as_such_and_as_it_was_learned_a
     assert [(run.seconds, run.killed) for run in found] == [(12.5, False), (30.5, True), (31.5, True)]
     assert found == [run for job in jobs if (run := run_of(job)) is not None]
     assert SqlAdvice(store._engine).runs(1) == found[2:]
+    SqlHistory(store._engine, store.lease).remove([1, 2, 3, 4, 5])
+    assert SqlAdvice(store._engine).runs(10) == found, "also when its job is not kept any more"
