@@ -24,7 +24,9 @@ def test_submit_says_what_was_submitted(koala: Koala) -> None:
     assert koala(*FLEXIBLE, "-q", "--", "program").out == "2\n"
     job = json.loads(koala(*FLEXIBLE, "--json", "--priority", "high", "--", "program", "--flag").out)
     assert (job["id"], job["owner"], job["priority"], job["command"]) == (3, "ada", "high", ["program", "--flag"])
-    assert job["workdir"] == str(Path.cwd())
+    assert (job["workdir"], job["workdir_optional"]) == (str(Path.cwd()), True), "nobody asked for it"
+    asked = json.loads(koala(*FLEXIBLE, "--json", "--chdir", str(Path.cwd()), "--", "program").out)
+    assert (asked["workdir"], asked["workdir_optional"]) == (str(Path.cwd()), False)
     assert [entry["event"] for entry in job["timeline"]] == ["submitted"]
 
 
