@@ -32,8 +32,9 @@ KNOWN_WITHIN = log(2.0)
 """Run times known no better than within such a factor count as not known: the standard deviation of their mean."""
 LEAST_WEIGHT = 0.01
 """Of what says next to nothing."""
-ROUNDS = 8
-"""For runs that were killed: how long they would have taken and the slowdown depend on each other."""
+ROUNDS, CLOSE = 8, 0.01
+"""How long runs that were killed would have taken depends on the slowdown, and that on them: so many rounds at most,
+until nothing moves by more than that part of the scatter."""
 
 
 class Ran(NamedTuple):
@@ -154,9 +155,11 @@ def fit(groups: Groups, prior: Belief) -> Fit:
     for _ in range(ROUNDS if killed else 0):
         so_far = Fit(found, scatter)
         slowdowns = so_far.slowdowns(prior)
-        found = found | {
-            key: _group(groups[key], scatter, _expected(key, groups[key], so_far, slowdowns)) for key in killed
-        }
+        again = {key: _group(groups[key], scatter, _expected(key, groups[key], so_far, slowdowns)) for key in killed}
+        moved = max(abs(group.mean - found[key].mean) for key, group in again.items())
+        found = found | again
+        if moved < CLOSE * scatter:
+            break
     return Fit(found, scatter)
 
 
