@@ -23,9 +23,15 @@ module load {names} || {{ echo "koala: cannot load the modules {names}" >&2; exi
 """
 # Through a shell, so that a program that is not there ends with 127 as everywhere. The one task of a node is its
 # runner, which has all the processors of the node for what it starts: bound, as sites have it by default, but one.
+# Not asked for where nothing is bound: srun would say so in each job's output.
 SRUN = """\
+bind=--cpu-bind=none
+case "$(scontrol show config 2>/dev/null | grep '^TaskPlugin ')" in
+    *affinity* | *cgroup* | '') ;;
+    *) bind= ;;
+esac
 exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none \\
-    --cpu-bind=none --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
+    $bind --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
 """
 # One start for each host of the host file, which has a line for each queue that slots of it are of. The first is this
 # host; the others are reached through Grid Engine itself, which ends everything with the job. There this script runs

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -140,9 +141,27 @@ async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
     assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
 
 
-async def test_a_runner_has_all_processors_of_its_node(slurm: FakeSlurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "bound"),
+    [
+        ("TaskPlugin              = task/affinity,task/cgroup\nTaskPluginParam         = autobind=cores\n", True),
+        ("TaskPlugin              = task/cgroup\n", True),
+        ("TaskPlugin              = task/none\nTaskPluginParam         = (null type)\n", False),
+        ("TaskPlugin              = (null)\n", False),
+        ("", True),  # nobody knows
+    ],
+)
+async def test_a_runner_has_all_processors_of_its_node(
+    slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
+) -> None:
+    """Where nothing is bound, srun is not asked not to: it would have something to say to that."""
     await lrm(partition="main").submit(submission(tmp_path))
-    assert "--cpu-bind=none" in (tmp_path / "launch").read_text().split()
+    slurm.says("scontrol", told)
+    slurm.says("srun", "")
+    environment = {"PATH": f"{os.environ['PATH']}:/usr/bin:/bin"}
+    script = await asyncio.create_subprocess_exec("/bin/sh", str(tmp_path / "launch"), env=environment)
+    assert await script.wait() == 0
+    assert ("--cpu-bind=none" in slurm.calls("srun")[0].split()) is bound
 
 
 @pytest.mark.parametrize(
