@@ -312,11 +312,14 @@ def test_a_component_of_the_same_name_that_begins_anew_is_let_be() -> None:
 async def test_a_head_without_rsync_is_told_from_the_first_until_it_has_it(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = os.environ["PATH"]
     monkeypatch.setenv("PATH", "/nowhere")
+    installed = tmp_path / "bin" / "rsync"
+    installed.parent.mkdir()
+    installed.write_text("#!/bin/sh\n")
+    installed.chmod(0o755)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         assert daemon.report()["lacks"] == ["rsync"]
-        monkeypatch.setenv("PATH", path)
+        monkeypatch.setenv("PATH", str(installed.parent))
         lrm.changed.set()
         await daemon.until(lambda: daemon.report()["lacks"] == [])
