@@ -66,10 +66,9 @@ class Aging:
 
     def _choose(self) -> None:
         room: Room | None = None
+        enough = self._rules.aging_tries
         for queue in self._queues.values():
-            for job, needs in queue.oldest_of_each_shape():
-                if self._tries(job) < self._rules.aging_tries:
-                    continue
+            for job, needs in queue.oldest_of_each_shape(lambda job: self._tries(job) >= enough):
                 spec = self._ledger.jobs[job].spec
                 room = room or self._look()
                 shape = self._asking.shape(spec)

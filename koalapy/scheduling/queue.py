@@ -145,10 +145,10 @@ class PlacementQueue:
         groups = [group.entries for group in self._groups.values()]
         return (entry.job for entry in heapq.merge(*groups, key=lambda entry: entry.key))
 
-    def oldest_of_each_shape(self) -> list[tuple[JobId, Needs]]:
-        """The job of each shape that has been here longest, with its needs; the oldest of all first."""
-        first = sorted((group.entries[0] for group in self._groups.values()), key=lambda entry: entry.key[1])
-        return [(entry.job, entry.group.needs) for entry in first]
+    def oldest_of_each_shape(self, old_enough: Callable[[JobId], bool]) -> list[tuple[JobId, Needs]]:
+        """The job of each shape that has been here longest, if that is long enough, and its needs; the oldest first."""
+        first = [group.entries[0] for group in self._groups.values() if old_enough(group.entries[0].job)]
+        return [(entry.job, entry.group.needs) for entry in sorted(first, key=lambda entry: entry.key[1])]
 
     def scan(self, place: Callable[[JobId], bool], mode: QueueMode, fits: Callable[[Needs], bool]) -> None:
         """Offer jobs from head to tail to ``place``, which takes those it can out of the queue, and says so.
@@ -181,7 +181,9 @@ class PlacementQueue:
 
     def _first(self, group: Group) -> Entry | None:
         """The first job of a shape that was there when the scan began."""
-        return next((entry for entry in group.entries if not self._came or entry.job not in self._came), None)
+        if not self._came:
+            return group.entries[0] if group.entries else None
+        return next((entry for entry in group.entries if entry.job not in self._came), None)
 
 
 def _place(group: Group, key: Key) -> int:

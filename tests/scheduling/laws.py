@@ -231,11 +231,11 @@ def check_waiting(world: "World") -> None:
 def _whose_turn_it_is(world: "World") -> Iterator[Job]:
     """All who wait; in the modes head and fcfs the first of each queue. Whom nodes are kept for is always tried."""
     narrowest = world.rules.queue_order == "narrowest-first"
+    everybody = [job for job in world.scheduler.jobs() if job.waits]
     for priority in Priority:
-        waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
+        waiting = [job for job in everybody if job.spec.priority is priority]
         waiting.sort(key=lambda job: (job.spec.request.total_size if narrowest else 0, job.queue_seq))
         for place, job in enumerate(waiting):
-            assert world.scheduler.position(job.id) == place + 1
             if world.rules.queue == "scan" or place == 0 or job.id == world.scheduler.reservation:
                 yield job
 

@@ -93,7 +93,9 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         assert queue.head() == next(iter(expected), None)
         assert list(queue.in_order()) == expected
         oldest = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
-        assert [job for job, _ in queue.oldest_of_each_shape()] == sorted(oldest.values(), key=lambda job: seqs[job])
+        assert [job for job, _ in queue.oldest_of_each_shape(lambda job: True)] == sorted(
+            oldest.values(), key=lambda job: seqs[job]
+        )
 
 
 CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)
