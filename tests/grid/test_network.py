@@ -25,8 +25,7 @@ def links(grid: Embedded) -> list[dict[str, Any]]:
 def test_measuring_fills_the_matrix_and_policies_go_by_it(make_grid: Callable[..., Embedded]) -> None:
     grid = make_grid()
     before = grid.http.post("/api/v1/explain", json=SIX).json()
-    assert before["placement"] is None
-    assert "clusters with all links between them measured" in before["headline"]
+    assert "not measured is the link between north and south" in before["placement"]["reason"]
     done = grid.run("network", "measure")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == [
@@ -41,6 +40,7 @@ def test_measuring_fills_the_matrix_and_policies_go_by_it(make_grid: Callable[..
     after = grid.http.post("/api/v1/explain", json=SIX).json()
     assert sorted(c["cluster"] for c in after["placement"]["components"]) == ["north", "south"]
     assert "by lowest average latency" in after["headline"] + after["placement"]["reason"]
+    assert "not measured" not in after["placement"]["reason"]
     table = grid.run("network").stdout
     grid.settle()
     assert grid.end() == 0
@@ -62,7 +62,8 @@ def test_a_daemon_killed_during_a_measurement_goes_on_with_it(
     (under_way,) = [link for link in links(grid) if link["under_way"]]
     assert (under_way["one"], under_way["other"], under_way["under_way"]) == ("north", "north", {"job": job})
     gate.touch()
-    until(lambda: links(grid)[0]["state"] == "measured", "the measurement to be over")
+    until(lambda: not links(grid)[0]["under_way"], "the measurement to be over, and written down")
+    assert links(grid)[0]["state"] == "measured"
     history = grid.http.get("/api/v1/network/north/north/history").json()["measurements"]
     assert [(line["kind"], line["job"]) for line in history] == [("pingpong", job)]
     assert len(grid.http.get("/api/v1/jobs", params={"owner": "koala"}).json()["jobs"]) == 1
