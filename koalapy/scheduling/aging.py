@@ -1,13 +1,13 @@
 """Aging: nodes are kept for a job that has failed many scans, so that wide jobs do not starve (semantics 4)."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import JobId, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.asking import Asking, Shape
+from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.needs import Room
@@ -25,22 +25,20 @@ class Aging:
     """
 
     def __init__(
-        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridBook, asking: Asking,
-        tries: Callable[[JobId], int],
+        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridBook, asking: Asking
     ) -> None:  # fmt: skip
         self._rules = rules
         self._queues = queues
         self._ledger = ledger
         self._grid = grid
         self._asking = asking
-        self._tries = tries
         self._stale = False
         self._chosen: JobId | None = None
         self._kept: Counter[ClusterName] = Counter()
         self._empty = GridView(())
         """The grid without our jobs, as it was when it was last looked at."""
-        self._hopeless: set[Shape] = set()
-        """Shapes that were refused even there."""
+        self._grids = 0
+        """How many it has been."""
 
     @property
     def job(self) -> JobId | None:
@@ -66,30 +64,31 @@ class Aging:
 
     def _choose(self) -> None:
         room: Room | None = None
-        enough = self._rules.aging_tries
         for queue in self._queues.values():
-            for job, needs in queue.oldest_of_each_shape(lambda job: self._tries(job) >= enough):
-                spec = self._ledger.jobs[job].spec
+            for entry in queue.oldest_of_each_shape(self._rules.aging_tries):
                 room = room or self._look()
-                shape = self._asking.shape(spec)
-                if shape in self._hopeless or spec.internal:
+                group = entry.group
+                if group.refused_on == self._grids or not room.may_fit(group.needs):
                     continue
-                answer = self._asking.ask(spec, self._empty) if room.may_fit(needs) else None
+                spec = self._ledger.jobs[entry.job].spec
+                if spec.internal:
+                    continue
+                answer = self._asking.ask(spec, self._empty)
                 if isinstance(answer, Placement):
-                    self._chosen = job
+                    self._chosen = entry.job
                     for component in answer.components:
                         self._kept[component.cluster] += component.size
                     return
                 if not self._asking.learns(spec):
-                    self._hopeless.add(shape)
+                    group.refused_on = self._grids
 
     def _look(self) -> Room:
-        """Look at the grid without our jobs; what was refused there is refused while it stays as it is."""
+        """Look at the grid without our jobs; who was refused there is refused while it stays as it is."""
         empty = self._grid.view(_without_our_jobs)
         if empty != self._empty:
             self._empty = empty
-            self._hopeless.clear()
-        return Room({c.name: c.idle for c in empty.clusters if c.state is ClusterState.USABLE})
+            self._grids += 1
+        return Room({c.name: c.idle for c in self._empty.clusters if c.state is ClusterState.USABLE})
 
     def kept(self, cluster: ClusterName) -> int:
         """Nodes that are not offered to jobs of low priority there."""

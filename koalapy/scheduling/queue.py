@@ -24,6 +24,8 @@ class Group:
     needs: Needs
     number: int
     entries: "list[Entry]" = field(default_factory=list)
+    refused_on: int = 0
+    """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
 
     @property
     def clusters(self) -> tuple[ClusterName, ...]:
@@ -38,6 +40,8 @@ class Entry:
     key: Key
     job: JobId
     group: Group
+    tried_since: int = 0
+    """The number of the scan that would have been the last before its first try, had all its tries been scans."""
     last_scan: int | None = None
     """The number of the scan with which its tries are used up."""
 
@@ -88,12 +92,13 @@ class PlacementQueue:
         else:
             group.entries.insert(_place(group, key), entry)
 
-    def limit(self, job: JobId, tries_left: int | None) -> None:
-        """Say in how many more scans a job may fail, or that it may for ever."""
+    def tried(self, job: JobId, tries: int, limit: int | None) -> None:
+        """Say how often a job was tried, and after how many scans it is given up, if at all."""
         entry = self._entries[job]
+        entry.tried_since = self.scans - tries
         self._forget_limit(entry)
-        if tries_left is not None:
-            entry.last_scan = self.scans + max(1, tries_left)
+        if limit is not None:
+            entry.last_scan = self.scans + max(1, limit - tries)
             self._last_scans.setdefault(entry.last_scan, set()).add(job)
 
     def _forget_limit(self, entry: Entry) -> None:
@@ -145,10 +150,11 @@ class PlacementQueue:
         groups = [group.entries for group in self._groups.values()]
         return (entry.job for entry in heapq.merge(*groups, key=lambda entry: entry.key))
 
-    def oldest_of_each_shape(self, old_enough: Callable[[JobId], bool]) -> list[tuple[JobId, Needs]]:
-        """The job of each shape that has been here longest, if that is long enough, and its needs; the oldest first."""
-        first = [group.entries[0] for group in self._groups.values() if old_enough(group.entries[0].job)]
-        return [(entry.job, entry.group.needs) for entry in sorted(first, key=lambda entry: entry.key[1])]
+    def oldest_of_each_shape(self, tries: int) -> list[Entry]:
+        """The job of each shape that has been here longest, if it was tried that often; the oldest first."""
+        latest = self.scans - tries
+        first = [group.entries[0] for group in self._groups.values() if group.entries[0].tried_since <= latest]
+        return sorted(first, key=lambda entry: entry.key[1])
 
     def scan(self, place: Callable[[JobId], bool], mode: QueueMode, fits: Callable[[Needs], bool]) -> None:
         """Offer jobs from head to tail to ``place``, which takes those it can out of the queue, and says so.

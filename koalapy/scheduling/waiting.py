@@ -38,7 +38,7 @@ class Waiting:
         self._asking = asking
         self._begin = begin
         self._queues = {priority: PlacementQueue(rules.queue_order) for priority in Priority}
-        self._aging = Aging(rules, self._queues, ledger, grid, asking, self._tries)
+        self._aging = Aging(rules, self._queues, ledger, grid, asking)
         self._seq = 0
         self._pausing: set[JobId] = set()
         """Queued jobs that come back to their queues later."""
@@ -121,7 +121,7 @@ class Waiting:
     def _push(self, job: Job) -> None:
         queue = self._queues[job.spec.priority]
         queue.push(job.id, job.queue_seq, self._asking.shape(job.spec), job.spec.request)
-        queue.limit(job.id, self._tries_left(job))
+        self._say_tries(job)
         if self.tries(job) >= self.rules.aging_tries:
             self._aging.reconsider()
 
@@ -156,9 +156,6 @@ class Waiting:
         """How often a job was tried to be placed, scans that passed it over among them."""
         queue = self._queues[job.spec.priority]
         return job.placement_tries + (queue.scans - job.counted_scan if job.id in queue else 0)
-
-    def _tries(self, job: JobId) -> int:
-        return self.tries(self._ledger.jobs[job])
 
     # What they are offered
 
@@ -301,10 +298,10 @@ class Waiting:
 
     # Tries
 
-    def _tries_left(self, job: Job) -> int | None:
-        """In how many more scans a job may fail; None where only the head is tried in each, or without a limit."""
-        limit = placement_limit(job, self.rules)
-        return None if limit is None or self.rules.queue != "scan" else limit - self.tries(job)
+    def _say_tries(self, job: Job) -> None:
+        """Tell the queue how often a job was tried; where only the head is in each scan, scans use up no tries."""
+        limit = placement_limit(job, self.rules) if self.rules.queue == "scan" else None
+        self._queues[job.spec.priority].tried(job.id, self.tries(job), limit)
 
     def _count_scan(self, priority: Priority, now: float) -> None:
         queue = self._queues[priority]
@@ -324,7 +321,7 @@ class Waiting:
         if limit is not None and self.tries(job) >= limit:
             self._give_up(job, now)
         else:
-            self._queues[job.spec.priority].limit(job.id, self._tries_left(job))
+            self._say_tries(job)
 
     def _give_up(self, job: Job, now: float) -> None:
         reason = f"not placed in {placement_limit(job, self.rules)} tries: {self.reason(job)}"

@@ -93,9 +93,31 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         assert queue.head() == next(iter(expected), None)
         assert list(queue.in_order()) == expected
         oldest = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
-        assert [job for job, _ in queue.oldest_of_each_shape(lambda job: True)] == sorted(
+        assert [entry.job for entry in queue.oldest_of_each_shape(0)] == sorted(
             oldest.values(), key=lambda job: seqs[job]
         )
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4)), max_size=10),
+    wanted=st.integers(0, 6),
+)
+def test_who_was_tried_often_enough_is_known_by_scans_and_tries_of_before(
+    jobs: list[tuple[int, int, int]], wanted: int
+) -> None:
+    """Each job comes, with tries of its own, before as many scans as it says."""
+    queue = PlacementQueue()
+    tried: dict[int, int] = {}
+    for job, (size, before, scans) in enumerate(jobs):
+        queue.push(job, job, size, FlexibleRequest(size))
+        queue.tried(job, before, None)
+        tried[job] = before
+        for _ in range(scans):
+            queue.count_scan()
+            tried = {other: tries + 1 for other, tries in tried.items()}
+    first = {size: job for job, (size, _, _) in reversed([*enumerate(jobs)])}
+    expected = sorted(job for job in first.values() if tried[job] >= wanted)
+    assert [entry.job for entry in queue.oldest_of_each_shape(wanted)] == expected
 
 
 CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)
@@ -141,7 +163,7 @@ def test_nothing_is_kept_of_jobs_that_have_left(jobs: list[tuple[int, int]], lea
     queue = PlacementQueue()
     for job, (size, limited) in enumerate(jobs):
         queue.push(job, job, size, FlexibleRequest(size))
-        queue.limit(job, tries if limited else None)
+        queue.tried(job, 0, tries if limited else None)
     for job in leave:
         queue.remove(job)
     stay = set(range(len(jobs))) - set(leave)
