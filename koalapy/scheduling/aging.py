@@ -8,7 +8,7 @@ from koalapy.model.job import JobId, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.asking import Asking
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.needs import Room
 from koalapy.scheduling.queue import PlacementQueue
@@ -84,7 +84,7 @@ class Aging:
 
     def _look(self) -> Room:
         """Look at the grid without our jobs; who was refused there is refused while it stays as it is."""
-        empty = self._grid.view(_without_our_jobs)
+        empty = self._grid.view(lambda book: book.without_ours)
         if empty != self._empty:
             self._empty = empty
             self._grids += 1
@@ -99,8 +99,3 @@ class Aging:
         if self.job is None:
             return self._grid.view()
         return self._grid.view(lambda book: book.available - self._kept[book.name])
-
-
-def _without_our_jobs(book: ClusterBook) -> int:
-    """Nodes that neither local users have nor are down, and that there is no doubt about."""
-    return book.total - book.background - book.down - book.doubted

@@ -219,8 +219,14 @@ class ClusterBook:
         return self.idle if self.limit is None else min(self.idle, self.limit.size - 1)
 
     @property
+    def without_ours(self) -> int:
+        """Nodes that could be promised if no component of ours had any."""
+        free = self.total - self.background - self.down - self.doubted
+        return free if self.limit is None else min(free, self.limit.size - 1)
+
+    @property
     def idle(self) -> int:
-        """The same, whatever we doubt and whatever limits the resource manager has for us."""
+        """The same as available, whatever we doubt and whatever limits the resource manager has for us."""
         return max(0, self._idle - self._promised)
 
     @property

@@ -16,6 +16,8 @@ class Wait:
     to be."""
     starting: bool = False
     """Whether that is still to come."""
+    patience_until: float = 0.0
+    """When nodes that were started first would have been up at the latest: others in their place get no more time."""
 
 
 class Waits:
@@ -30,12 +32,12 @@ class Waits:
             self.forget(event.token)
             return
         before = self._told.get(event.token, Wait())
-        up_by = before.up_by
+        up_by, patience = before.up_by, before.patience_until
         if event.starting and not before.starting:
-            up_by = now + event.starting
+            up_by = patience = patience or now + event.starting
         elif before.starting and not event.starting:
             up_by = min(now, before.up_by or now)
-        told = Wait(event.pending, up_by, bool(event.starting))
+        told = Wait(event.pending, up_by, bool(event.starting), patience)
         if told != before:
             self._told[event.token] = told
 

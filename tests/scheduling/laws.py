@@ -22,6 +22,7 @@ from koalapy.model.job import (
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.commands import Effects, OpenBarrier, SubmitComponent
+from koalapy.scheduling.grid import ClusterBook
 
 if TYPE_CHECKING:
     from tests.scheduling.world import World
@@ -241,9 +242,15 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
 
 
 def check_reservation(world: "World") -> None:
-    """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all."""
+    """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all, within
+    what resource managers take of us now."""
     scheduler, rules = world.scheduler, world.rules
-    empty = scheduler.grid.view(lambda book: book.total - book.background - book.down)
+
+    def room(book: ClusterBook) -> int:
+        free = book.total - book.background - book.down - book.doubted
+        return min(free, book.limit.size - 1) if book.limit else free
+
+    empty = scheduler.grid.view(room)
     for priority in Priority:
         waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
         met: set[object] = set()

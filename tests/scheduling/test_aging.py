@@ -106,3 +106,27 @@ def test_every_job_starts_in_bounded_time(widths: list[int], narrow: list[tuple[
         world.submit(flexible(size), lasts=lasts)
         world.advance(4)
     assert all(world.state(job) is JobState.SUCCEEDED for job in wide)
+
+
+def test_nothing_is_kept_for_a_job_on_a_cluster_that_takes_nothing_as_large() -> None:
+    """The next one that has waited long is kept nodes meanwhile: the limit may be there for ever."""
+    world = World({"north": 4, "south": 4}, AGING)
+    world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
+    refused = world.submit(fixed(north=4))
+    for number in range(6):
+        world.submit(fixed(south=1), lasts=30, name=f"narrow-{number}")
+        world.advance(5)
+    wide = world.submit(fixed(south=4), lasts=20)
+    for number in range(40):
+        world.submit(fixed(south=1), lasts=30, name=f"later-{number}")
+        world.advance(5)
+    assert world.state(wide) is JobState.SUCCEEDED
+    assert world.state(refused) is JobState.QUEUED
+    for number in range(20):
+        world.submit(fixed(north=1), lasts=30, name=f"beside-{number}")
+        world.advance(5)
+    world.sites["north"].refuses = lambda size: ""
+    for number in range(60):
+        world.submit(fixed(north=1), lasts=30, name=f"behind-{number}")
+        world.advance(5)
+    assert world.state(refused) is not JobState.QUEUED, "it has waited longest, and is taken again"

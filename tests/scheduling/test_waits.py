@@ -78,6 +78,30 @@ def test_nodes_that_never_come_up_are_given_up() -> None:
     assert world.reasons(1, "error") == ["its nodes had not all reported after 60 s"]
 
 
+def test_nodes_that_are_started_again_and_again_are_given_up() -> None:
+    """A resource manager that takes others for those that did not come up goes on with that for ever."""
+    world = submitted()
+    for moment in range(1, 400, 20):
+        at(world, moment, told(pending="Resources"))
+        at(world, moment + 1, told(starting=100.0))
+        at(world, moment + 19, told(starting=100.0))
+        if world.job(1).ending is not None:
+            break
+    assert world.reasons(1, "ending") == ["claim-failed: local users of north were faster"]
+    assert 102 <= world.now <= 122
+
+
+def test_a_boot_that_is_not_seen_for_a_moment_is_waited_for_as_before() -> None:
+    world = submitted()
+    at(world, 1, told(starting=100.0))
+    at(world, 5, told())
+    at(world, 6, told(starting=100.0))
+    for moment in (10, 60, 100):
+        at(world, moment)
+        assert world.state(1) is JobState.CLAIMING
+        assert world.job(1).ending is None
+
+
 def test_runners_on_nodes_that_came_up_have_as_long_as_others() -> None:
     world = submitted()
     at(world, 1, told(starting=300.0))
