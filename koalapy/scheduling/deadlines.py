@@ -19,6 +19,9 @@ from koalapy.scheduling.waiting import Waiting
 RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""
 
+SHORTEST_PAUSE = 1.0
+"""Seconds at least until it is looked again whether something is still awaited: its cluster is asked each time."""
+
 
 class Deadlines:
     """Looks whether a deadline still matters and whether all is known that it hangs on; then it has consequences."""
@@ -57,13 +60,13 @@ class Deadlines:
         if timer.kind is Deadline.STOP:
             self._claiming.stop_components(job)
         elif timer.kind is Deadline.CLAIM_GRACE and not self._is_overtaken(job, timer, now):
-            self._timers.postpone(timer, now + self._rules.claim_grace)
+            self._timers.postpone(timer, now + max(self._rules.claim_grace, SHORTEST_PAUSE))
         elif timer.kind is Deadline.WALLTIME and self._news.is_over(job):
             self._timers.postpone(timer, now + RESULT_PAUSE)
         elif timer.kind is Deadline.BARRIER and _only_files_are_missing(job):
-            self._timers.postpone(timer, now + self._rules.barrier_timeout)
+            self._timers.postpone(timer, now + max(self._rules.barrier_timeout, SHORTEST_PAUSE))
         elif timer.kind is Deadline.BARRIER and (due := self._started_nodes_are_due(job)) > now:
-            self._timers.postpone(timer, min(due, now + self._rules.barrier_timeout))
+            self._timers.postpone(timer, min(due, now + max(self._rules.barrier_timeout, SHORTEST_PAUSE)))
         else:
             self._endings.settle_job(self._deadline_passed(job, timer, now), now)
 

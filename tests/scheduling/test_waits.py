@@ -91,6 +91,22 @@ def test_nodes_that_are_started_again_and_again_are_given_up() -> None:
     assert 102 <= world.now <= 122
 
 
+@pytest.mark.parametrize("rules", [{"claim_grace": 0.001}, {"barrier_timeout": 0.001, "claim_grace": 60.0}])
+def test_what_is_awaited_is_not_asked_about_all_the_time(rules: dict[str, float]) -> None:
+    """However short the patience with others is: each question has the resource manager looked at."""
+    world = World({"north": 4}, Rules(**rules), manual=True)  # type: ignore[arg-type]
+    world.step([InventoryReceived("north", ()), ClusterReported("north", 4, 4, 0, 0, frozenset())])
+    world.submit(fixed(north=2))
+    world.step([told(starting=300.0)])
+    asked = 0
+    while asked < 100 and (wakeup := world.scheduler.next_wakeup()) is not None and wakeup <= 20.0:
+        world.now = max(world.now, wakeup)
+        asked += bool(world.step().confirm)
+        world.step([ClusterConfirmed("north", world.now)])
+    assert asked <= 21
+    assert world.state(1) is JobState.CLAIMING
+
+
 def test_a_boot_that_is_not_seen_for_a_moment_is_waited_for_as_before() -> None:
     world = submitted()
     at(world, 1, told(starting=100.0))
