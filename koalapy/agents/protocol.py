@@ -162,6 +162,8 @@ class Inventory(Message):
 
     type: Literal["inventory"] = "inventory"
     components: Annotated[list[Status], Field(max_length=MOST_LISTED)]
+    whole: bool = True
+    """Whether what is not in it is not there: else the resource manager has not been asked yet."""
     stages: Annotated[list[StageStatus], Field(max_length=MOST_LISTED)] = []
 
 

@@ -53,7 +53,8 @@ class Components:
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold a cluster's whole inventory against the book; yields the tokens whose jobs may have to be settled."""
         told = {update.token for update in event.components}
-        self._strays.pop(event.cluster, None)
+        if event.whole:
+            self._strays.pop(event.cluster, None)
         for update in event.components:
             self.update(update, now)
             yield update.token
@@ -62,7 +63,7 @@ class Components:
                 continue
             if token in event.undelivered:
                 self._see_again(token, now)
-            else:
+            elif event.whole:
                 self.lose(token, "the cluster knows nothing of it", now)
             yield token
 

@@ -142,12 +142,14 @@ class StageUpdated:
 
 @dataclass(frozen=True, slots=True)
 class InventoryReceived:
-    """A cluster is connected and told everything it holds; ``undelivered``: submits it has not yet been sent."""
+    """A cluster is connected and told everything it holds, or all that it knows so far if that is not the ``whole``;
+    ``undelivered``: submits it has not yet been sent."""
 
     cluster: ClusterName
     components: tuple[ComponentUpdated, ...]
     undelivered: frozenset[Token] = frozenset()
     stages: tuple[StageUpdated, ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Hub:
             session.jobs_wait(awaited=session.cluster in self._awaited)
             session.put([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
 
-        inventory = InventoryReceived(session.cluster, updates, stages=stages)
+        inventory = InventoryReceived(session.cluster, updates, stages=stages, whole=message.whole)
         self._engine.post(inventory_item(self._engine, inventory, greet))
 
     def _report(self, session: Session, message: wire.Report) -> None:

@@ -38,6 +38,8 @@ class FakeDaemon:
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
+        self.whole: list[bool] = []
+        """Whether each of them was all there is."""
         self.output: dict[str, bytes] = {}
         self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
         """What becomes of an answer's payload on its way to another agent."""
@@ -152,6 +154,7 @@ class FakeDaemon:
                 await self.say(cluster, self._welcome())
             case "inventory":
                 self.inventories.append(message["components"])
+                self.whole.append(message["whole"])
                 self.messages += message["components"] + message["stages"]
             case "output" if self.takes_output:
                 known, offset = self.output.get(token, b""), message["offset"]

@@ -184,6 +184,7 @@ async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent
     lrm.take(LrmSubmission("koala-test-8.1.0", 1, (), {}, tmp_path, tmp_path / "out"))
     lrm.answering.clear()
     daemon.inventories.clear()
+    daemon.whole.clear()
     monkeypatch.setattr("koalapy.agents.agent.FROM_JOURNALS_AFTER", 0.1)
     monkeypatch.setattr("koalapy.agents.lrm_contact.SILENT_AFTER", 0.05)
     async with serving(lrm, daemon, tmp_path):
@@ -193,6 +194,7 @@ async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent
         lrm.answering.set()
         await daemon.until(lambda: len(daemon.inventories) == 2)
         assert {each["token"] for each in daemon.inventories[1]} == {"7.1.0", "8.1.0"}, "with what has no record"
+        assert daemon.whole == [False, True]
         await daemon.until(lambda: counts(daemon) == (2, 0, ""))
 
 

@@ -249,6 +249,35 @@ def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
 
 
+def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same() -> None:
+    """Its agent has no record of it, and its resource manager does not answer yet."""
+    world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
+    job = world.submit(flexible(6), lasts=60)
+    world.advance(1)
+    world.disconnect("south")
+    world.advance(6)
+    assert world.state(job) is JobState.UNKNOWN
+    world.step([InventoryReceived("south", (), whole=False)])
+    assert (world.state(job), world.job(job).restarts) == (JobState.UNKNOWN, 0)
+    world.connect("south")
+    assert world.state(job) is JobState.RUNNING
+    world.advance(60)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
+
+
+def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), lasts=60)
+    world.advance(1)
+    world.disconnect("south")
+    world.sites["south"].vanishes("1.1.1")
+    world.step([InventoryReceived("south", (), whole=False)])
+    assert world.reasons(job, "error") == []
+    world.connect("south")
+    assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
+    assert world.scheduler.grid["south"].errors == 1
+
+
 def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     for name in world.sites:
