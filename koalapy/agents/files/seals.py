@@ -33,7 +33,8 @@ def seal_of(descriptor: int) -> tuple[str, float]:
 
 
 def make_read_only(descriptor: int) -> None:
-    """Take the right to write from an open file, or from all files in an open folder, as far as they are ours.
+    """Take the right to write from an open file, or from all files in an open folder, as far as they are ours alone:
+    not from those of another account, though root could, nor from those that have a name elsewhere, too.
 
     Folders stay as they are: their owners can remove what is in them.
     """
@@ -43,7 +44,7 @@ def make_read_only(descriptor: int) -> None:
     for folder, names in _folders(descriptor, DEEPEST):
         for name in names:
             with contextlib.suppress(OSError):
-                if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                if not _is_to_protect(os.stat(name, dir_fd=folder, follow_symlinks=False)):
                     continue
                 file = os.open(name, CONTENT, dir_fd=folder)
                 try:
@@ -54,9 +55,14 @@ def make_read_only(descriptor: int) -> None:
 
 def _protect(descriptor: int) -> None:
     found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_mode & WRITING:
-        with contextlib.suppress(OSError):  # another's, or on a file system that knows no rights
+    if _is_to_protect(found):
+        with contextlib.suppress(OSError):  # on a file system that knows no rights, or is read-only
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~WRITING)
+
+
+def _is_to_protect(found: os.stat_result) -> bool:
+    ours_alone = found.st_uid == os.geteuid() and found.st_nlink == 1
+    return stat.S_ISREG(found.st_mode) and ours_alone and bool(found.st_mode & WRITING)
 
 
 def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:

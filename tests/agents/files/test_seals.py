@@ -139,6 +139,36 @@ async def test_programs_find_replicas_read_only(north: FileSite, name: str) -> N
     assert path.stat().st_mode & 0o400
 
 
+def of_another_account(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    os.chown(path, 65534, -1)
+
+
+def with_a_name_elsewhere(path: Path) -> None:
+    (path.parents[1] / "elsewhere").hardlink_to(path)
+
+
+@pytest.mark.parametrize("name", ["data", "set/data"])
+@pytest.mark.parametrize("others", [of_another_account, with_a_name_elsewhere])
+async def test_the_rights_of_what_is_not_ours_alone_stay_as_they_are(
+    north: FileSite, name: str, others: Callable[[Path], None]
+) -> None:
+    """Root's agent took the right to write from other accounts' files, and from files that had a name elsewhere; what
+    is done to them meanwhile shows all the same."""
+    file = north.make(name)
+    file.chmod(0o664)
+    others(file)
+    path = north.replicas / name.split("/")[0]
+    wanted = north.input(old(path))
+    north.stage(wanted)
+    await north.comes_to("done")
+    assert file.stat().st_mode & 0o777 == 0o664
+    file.write_bytes(b"CONTENT\n")
+    north.stage(wanted, token=U)
+    assert "it was changed" in (await north.comes_to("failed", U)).error
+
+
 @needs_rsync
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
 async def test_programs_find_what_was_brought_read_only_and_it_can_be_removed(
