@@ -28,7 +28,8 @@ def command_for(body: Json, here: str) -> str | None:
             value = body[field]
             words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
     # Where files are brought, the folder of these is where the program starts, and not the one that one is in.
-    if body.get("workdir") not in (None, "" if brings_files(body) else here):
+    goes_by_itself = body.get("workdir_optional") and body.get("workdir") == here and not brings_files(body)
+    if body.get("workdir") is not None and not goes_by_itself:
         words += ["--chdir", body["workdir"]]
     words += _repeated(body)
     text = shlex.join([*words, "--", *body["command"]])

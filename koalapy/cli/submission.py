@@ -152,6 +152,8 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
         if given:
             body[field] = of_file | given
     body.setdefault("owner", current_user())
+    if options.get("workdir"):
+        body.pop("workdir_optional", None)  # said of the file's
     if "workdir" not in body and not brings_files(body) and (here := _here()):
         body |= {"workdir": here, "workdir_optional": True}
     if "request" not in body:

@@ -290,7 +290,9 @@ def test_a_submission_with_files_is_said_as_a_command() -> None:
     body = {"request": {"type": "nonfixed", "components": [{"size": 1}]}, "command": ["true"], "inputs": inputs}
     command = "koala submit --nonfixed 1 --input 'a b' --input f:partitioned:as=x --collect 'o/*' -- true"
     assert command_for(body | {"collect": ["o/*"]}, "/here") == command
-    assert command_for(body | {"workdir": "/here", "inputs": []}, "/here") == "koala submit --nonfixed 1 -- true"
+    there = body | {"workdir": "/here", "inputs": []}
+    assert command_for(there | {"workdir_optional": True}, "/here") == "koala submit --nonfixed 1 -- true"
+    assert command_for(there, "/here") == "koala submit --nonfixed 1 --chdir /here -- true", "it was asked for"
     told = command_for(body | {"workdir": "/here", "application": "sea", "communication": 0.5}, "/here")
     assert told is not None
     assert "--application sea --communication 0.5 --chdir /here --input" in told

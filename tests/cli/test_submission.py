@@ -91,6 +91,14 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     assert (body["name"], body["command"], body["environment"]) == ("other", ["a"], {"X": 1, "Y": "3"})
 
 
+def test_a_folder_that_is_asked_for_is_not_optional_because_the_files_was(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("request: {type: flexible, total_size: 2}\ncommand: [a]\nworkdir: /a\nworkdir_optional: true\n")
+    assert body_of(file, {}, {})["workdir_optional"] is True
+    body = body_of(file, {"workdir": "/b"}, {})
+    assert (body["workdir"], body.get("workdir_optional", False)) == ("/b", False)
+
+
 @pytest.mark.parametrize("content", ["- 1", "a: [", "\xff"])
 def test_a_bad_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
     file = tmp_path / "job.yaml"
