@@ -36,6 +36,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
 from koalapy.service.catalogue import Catalogue
+from koalapy.service.clock import for_removal
 from koalapy.service.connections import OF_USE, Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.disks import LOOK_EVERY as LOOK_AT_DISKS_EVERY
@@ -303,7 +304,7 @@ def _services(
     advisor = Advisor(engine.scheduler.experience, stores.advice)
     keeping = Keeping(settings.jobs_keep, settings.internal_jobs_keep)
     history = SqlHistory(stores.database, stores.jobs.lease)
-    retention = Retention(history, outputs, results, keeping, clock, lambda: engine.draining)
+    retention = Retention(history, outputs, results, keeping, for_removal(clock), lambda: engine.draining)
     return Services(jobs, bundles, files, results, network, advisor, disks, retention)
 
 
@@ -313,7 +314,7 @@ def _own_folders(data_dir: Path) -> dict[str, Path]:
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
     housekeeping = Housekeeping(
-        services.bundles, services.results, services.retention, settings.results_keep, engine.clock
+        services.bundles, services.results, services.retention, settings.results_keep, for_removal(engine.clock)
     )
     return [
         Duty("tidy", INTERVAL, housekeeping.tidy),

@@ -12,3 +12,9 @@ def steady_clock() -> Callable[[], float]:
     """
     began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def for_removal(clock: Callable[[], float]) -> Callable[[], float]:
+    """By which it is told what is old enough to be removed: a daemon that was started while the machine's clock was
+    ahead goes by the one that was set right since, for what is removed does not come back."""
+    return lambda: min(clock(), time.time())
