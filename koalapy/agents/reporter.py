@@ -74,9 +74,7 @@ class Reporter:
         self._ready = True
         statuses = [self._status(c) for c in own]
         components = [*statuses, *(self._strays(snapshot) if snapshot is not None else ())]
-        self.uplink.put(
-            Inventory(components=components, whole=snapshot is not None, stages=self.stages(self.instance))
-        )
+        self.uplink.put(Inventory(components=components, whole=snapshot is not None, stages=self.stages(self.instance)))
         self._reported = None
         if snapshot is not None:
             self.report(snapshot)

@@ -12,7 +12,7 @@ from koalapy.api.conversion import job_view, timeline_view
 from koalapy.api.jobs import Id
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.ports import JobChange, JobService
 
 EVENTS = "text/event-stream"
@@ -52,8 +52,8 @@ async def _stream(changes: AsyncIterator[JobChange]) -> AsyncIterator[str]:
                 continue
             try:
                 change = following.result()
-            except (StopAsyncIteration, StoreUnavailable):
-                return  # Who follows a job that is not over comes again, and goes on where this ended.
+            except (StopAsyncIteration, StoreUnavailable, NotFoundError):
+                return  # Who follows a job that is not over comes again, and goes on where this ended; or it is gone.
             following = None
             for number, entry in change.timeline:
                 yield _event("timeline", timeline_view(entry), number)

@@ -269,6 +269,8 @@ class Jobs:
             while True:
                 try:
                     record = (await self.get(job)).job
+                except NotFoundError:
+                    return  # it is over, and not kept any more
                 except StoreUnavailable:
                     if not follow or self._engine.draining:
                         raise

@@ -5,8 +5,10 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from koalapy.api.events import _stream
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import JobChange, JobRecord
@@ -59,10 +61,13 @@ async def test_what_cannot_be_followed(open_api: Open) -> None:
     assert "Last-Event-ID" in refused.text
 
 
-async def test_a_stream_ends_when_the_database_does_not_answer() -> None:
+@pytest.mark.parametrize(
+    "error", [StoreUnavailable("the database does not answer"), NotFoundError("there is no job 1")]
+)
+async def test_a_stream_ends_when_the_database_does_not_answer_or_the_job_is_not_kept(error: Exception) -> None:
     async def changes() -> AsyncIterator[JobChange]:
         yield JobChange(JobRecord(Job(1, JobSpec(FlexibleRequest(1), ("true",)), 1.0), ""), ())
-        raise StoreUnavailable("the database does not answer")
+        raise error
 
     told = [event async for event in _stream(changes())]
     assert [event.splitlines()[0] for event in told] == ["event: job"]

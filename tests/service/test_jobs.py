@@ -83,6 +83,24 @@ async def test_output_is_followed_though_the_database_is_away_for_a_while(
                 assert away == -1
 
 
+async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (_, _, jobs):
+        await jobs.submit(SPEC)
+        answers, asked = jobs.get, 0
+
+        async def get(job: int) -> JobRecord:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                raise NotFoundError("there is no job 1")
+            return await answers(job)
+
+        monkeypatch.setattr(jobs, "get", get)
+        assert [piece async for piece in jobs.output(1, follow=True)] == []
+
+
 async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC)
