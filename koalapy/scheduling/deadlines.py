@@ -13,14 +13,11 @@ from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.news import News
 from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import Deadline, Timer, Timers
+from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
 from koalapy.scheduling.waiting import Waiting
 
 RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""
-
-SHORTEST_PAUSE = 1.0
-"""Seconds at least until it is looked again whether something is still awaited: its cluster is asked each time."""
 
 
 class Deadlines:

@@ -13,7 +13,7 @@ from koalapy.scheduling.events import ComponentUpdated
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import Deadline, Timer, Timers
+from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
 
 NEEDS_NEWS = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
 """Deadlines that say that something has not happened."""
@@ -137,7 +137,8 @@ class News:
     def go_on_watching(self, book: ClusterBook, now: float) -> None:
         """Be woken while a cluster is away, so that it shows when we were not."""
         if not book.connected and not self.is_silent_for(book, self._rules.lost_after, now):
-            self._timers.add(now + self._rules.unreachable_after, Deadline.UNREACHABLE, cluster=book.name)
+            at = now + max(self._rules.unreachable_after, SHORTEST_PAUSE)
+            self._timers.add(at, Deadline.UNREACHABLE, cluster=book.name)
 
     def _watch(self, book: ClusterBook, now: float) -> None:
         since = now if book.silent_since is None else book.silent_since

@@ -9,6 +9,9 @@ from enum import StrEnum
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 
+SHORTEST_PAUSE = 1.0
+"""Seconds at least until it is looked again whether something is still awaited, however short the patience with it."""
+
 
 class Deadline(StrEnum):
     CLAIM = "claim"

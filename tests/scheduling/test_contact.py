@@ -53,6 +53,17 @@ def test_a_deadline_that_has_no_exact_number_is_met_all_the_same(now: float) -> 
     assert world.state(job) is JobState.QUEUED
 
 
+def test_who_is_away_is_watched_once_a_second_at_most() -> None:
+    """However soon it counts as out of reach."""
+    world = World({"north": 4}, Rules(unreachable_after=0.001))
+    world.disconnect("north")
+    wakeups = 0
+    while wakeups < 100 and (wakeup := world.scheduler.next_wakeup()) is not None and wakeup <= 20.0:
+        world.now, wakeups = max(world.now, wakeup), wakeups + 1
+        world.step()
+    assert wakeups <= 21
+
+
 def test_nothing_is_placed_where_nobody_answers() -> None:
     world = World({"north": 4})
     world.disconnect("north")
