@@ -15,6 +15,8 @@ MOST = 1000
 """Jobs that are removed in one transaction."""
 LONG = 0.2
 """Seconds that a transaction may take while others wait to write: the next one is of half as many jobs."""
+MOST_STUCK = 100
+"""Jobs whose files cannot be removed that are passed over in one round: with more it is the disk's trouble."""
 PAUSE = 0.02
 """Seconds between two transactions, in which others write."""
 
@@ -38,10 +40,13 @@ class Retention:
         self._keeping, self._clock = keeping, clock
         self._is_ending = is_ending
         self._at_once = FIRST
+        self._stuck: dict[JobId, OSError] = {}
+        """Jobs that stay for this round because files of theirs do, and why."""
 
     async def tidy(self) -> int:
-        """Remove all whose time is over; how many there were."""
+        """Remove all whose time is over; how many there were. ``OSError`` at the end when files of some stay."""
         keeping, now = self._keeping, self._clock()
+        self._stuck.clear()
         gone = await self._remove_all(now - keeping.internal, internal=True)
         if keeping.jobs is not None:
             gone += await self._remove_all(now - keeping.jobs, internal=False)
@@ -49,23 +54,28 @@ class Retention:
         while more and not self._is_ending():
             more = await asyncio.to_thread(self._store.shrink)
             await asyncio.sleep(PAUSE)
+        if self._stuck:
+            raise next(iter(self._stuck.values()))
         return gone
 
     async def _remove_all(self, before: float, *, internal: bool) -> int:
         gone = 0
         while not self._is_ending():
-            jobs = await asyncio.to_thread(self._store.over, before, self._at_once, internal=internal)
+            limit = self._at_once + len(self._stuck)
+            found = await asyncio.to_thread(self._store.over, before, limit, internal=internal)
+            jobs = [job for job in found if job not in self._stuck]
             if not jobs:
                 break
-            await self._remove(jobs)
-            gone += len(jobs)
+            gone += await self._remove(jobs)
             await asyncio.sleep(PAUSE)
         return gone
 
-    async def _remove(self, jobs: Sequence[JobId]) -> None:
+    async def _remove(self, old: Sequence[JobId]) -> int:
         # A file of a job that nobody knows would stay for ever: as long as there may be one, the job is known. And on a
         # full disk a database can let go of nothing before files have.
-        await self._outputs.remove(frozenset(jobs))
+        jobs = await self._without_output(old)
+        if not jobs:
+            return 0
         await self._results.remove(jobs)
         began = time.monotonic()
         await asyncio.to_thread(self._store.remove, jobs)
@@ -73,3 +83,18 @@ class Retention:
         self._at_once = max(1, self._at_once // 2) if took > LONG else min(MOST, self._at_once * 2)
         # What was on its way meanwhile.
         await self._outputs.remove(frozenset(jobs))
+        return len(jobs)
+
+    async def _without_output(self, jobs: Sequence[JobId]) -> Sequence[JobId]:
+        """Remove their output; those of which none is left. One that cannot be removed keeps no other."""
+        try:
+            await self._outputs.remove(frozenset(jobs))
+        except OSError as error:
+            if len(jobs) > 1:
+                half = len(jobs) // 2
+                return [*await self._without_output(jobs[:half]), *await self._without_output(jobs[half:])]
+            self._stuck[jobs[0]] = error
+            if len(self._stuck) > MOST_STUCK:
+                raise
+            return ()
+        return jobs

@@ -1,6 +1,6 @@
 """Jobs are kept for a while after their end, and then nothing of theirs is."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +134,35 @@ async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, m
         assert world.there()["books"] == {1, 2, 3}
         assert await tidying.tidy() == 3
         assert world.there() == {"books": set(), "output": set(), "results": set()}
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 50])
+async def test_one_whose_files_cannot_be_removed_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """It is the oldest for ever, so that nothing was removed any more."""
+    async with opened(tmp_path) as world:
+        for ident in range(1, 8):
+            await world.add(ident, (30 - ident) * DAY)
+        tidying = world.retention()
+        tidying._at_once = at_once
+        removed = world.daemon.kept.remove
+
+        def broken(jobs: Collection[JobId]) -> None:
+            removed(set(jobs) - {1, 4})
+            if {1, 4} & set(jobs):
+                raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.daemon.kept, "remove", broken)
+            with pytest.raises(OSError, match="Input/output"):
+                await tidying.tidy()
+            assert list(world.there().values()) == [{1, 4}] * 3
+            patch.setattr(retention, "MOST_STUCK", 1)
+            with pytest.raises(OSError, match="Input/output"):
+                await tidying.tidy()
+        assert await tidying.tidy() == 2
+        assert world.there()["books"] == set()
 
 
 async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None:
