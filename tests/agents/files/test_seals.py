@@ -140,9 +140,10 @@ async def test_programs_find_replicas_read_only(north: FileSite, name: str) -> N
 
 
 def of_another_account(path: Path) -> None:
-    if os.geteuid():
+    try:
+        os.chown(path, 65534, -1)
+    except OSError:
         pytest.skip("only root can give files away")
-    os.chown(path, 65534, -1)
 
 
 def with_a_name_elsewhere(path: Path) -> None:
