@@ -26,6 +26,12 @@ settings.load_profile("untimed")
 TESTBED = "testbed"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The folder for this run's files has its name from the account: before a test says that it is another one."""
+    tmp_path_factory.getbasetemp()
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line for each thing that is missing here, with what it would enable and how to get it."""
     lines = list(left_out(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())))
