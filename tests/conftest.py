@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests import needs
@@ -30,6 +31,14 @@ TESTBED = "testbed"
 def own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The folder for this run's files has its name from the account: before a test says that it is another one."""
     tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What a command that is played in this process has configured is not the next test's."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -116,17 +116,16 @@ class Knowledge:
     def bandwidth(self, *, back: bool) -> float | None:
         """What was measured of one way, or else of the other; None where nothing was.
 
-        Transfers carry on what ping-pongs have found. Of ping-pongs after them the middle counts, of these and what
-        the transfers had come to: one that is far from all others does not.
+        Transfers carry on what ping-pongs have found. Of ping-pongs after them the middle counts, of the last three
+        and what transfers had come to before these: one that is far from all others does not, two that agree do.
         """
         moved, other = (self.moved_back, self.moved) if back else (self.moved, self.moved_back)
         if moved is None and self.measured is None:
             moved = other
         if moved is not None and self._last(self.measured, moved) is moved:
             return moved.bandwidth
-        found = [each.back if back and each.back is not None else each.bandwidth for each in self.pingpongs]
-        if moved is not None:
-            found.append(moved.bandwidth)
+        newest = [each for each in self.order if each is moved or any(each is one for one in self.pingpongs)]
+        found = [each.back if back and each.back is not None else each.bandwidth for each in newest[-REMEMBERED:]]
         known = [each for each in found if each is not None]
         return median(known) if known else None
 

@@ -82,14 +82,18 @@ def test_a_job_runs_where_its_input_is_or_its_input_comes_to_it(grid: Testbed) -
 
 
 def test_the_faster_replica_is_taken(grid: Testbed) -> None:
-    """A narrow link is measured, and the transfer goes by the other one; then the other one is narrow."""
+    """A narrow link is measured, and the transfer goes by the other one; then the other one is narrow.
+
+    A network that has become another is believed at the second ping-pong.
+    """
     replicas = Replicas(grid, 20, "north", "south")
     on_east: dict[str, object] = {"type": "fixed", "components": [{"size": 1, "cluster": "east"}]}
     try:
         for slow, fast in (("north", "south"), ("south", "north")):
             with narrowed(grid, slow, "east", "40mbit"):
-                measured = grid.run("network", "measure", "north", "south", "east", timeout=120)
-                assert measured.returncode == 0, measured.stderr
+                for _ in range(2):
+                    measured = grid.run("network", "measure", "north", "south", "east", timeout=120)
+                    assert measured.returncode == 0, measured.stderr
                 links = {frozenset((e["one"], e["other"])): e for e in grid.http.get("/api/v1/network").json()["links"]}
                 assert links[frozenset((slow, "east"))]["bandwidth"] < 6e6
                 assert links[frozenset((fast, "east"))]["bandwidth"] > 12e6

@@ -89,8 +89,9 @@ def test_measured_wins_over_configured_and_unreachable_over_both(
         elif last[0] in moved:
             assert link.bandwidth == last[0].bandwidth
         else:
-            values = [(each.back if way != PAIR else None) or each.bandwidth or 0.0 for each in good[-REMEMBERED:]]
-            assert link.bandwidth == median([*values, *(each.bandwidth or 0.0 for each in moved[-1:])])
+            newest = [each for each in since if any(each is one for one in (*good, *moved[-1:]))][-REMEMBERED:]
+            values = [(each.back if way != PAIR and each in good else None) or each.bandwidth or 0.0 for each in newest]
+            assert link.bandwidth == median(values)
 
 
 @given(st.none() | links, histories)
@@ -213,6 +214,8 @@ def test_one_ping_pong_does_not_replace_what_transfers_have_shown() -> None:
     known.moved(PAIR, 60 * 10**9, 60.0, 3.0)
     known.learn(replace(BASE, at=4.0, latency=1.0, bandwidth=2e7))
     assert (known[PAIR].link.bandwidth or 0.0) > 8e8
+    known.learn(replace(BASE, at=5.0, latency=1.0, bandwidth=2e7))
+    assert known[PAIR].link.bandwidth == 2e7, "the network has become another"
 
 
 def test_the_two_ways_of_a_link_are_two_numbers() -> None:
