@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import socket
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,19 @@ def postgresql() -> Path | None:
     return Path(found).resolve().parent if found else None
 
 
+def _pythons(*names: str) -> dict[str, str]:
+    """Which of these there are, with where: on the path, or pyenv's."""
+    found = {}
+    for name in names:
+        version = name.removeprefix("python")
+        versions = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}*/bin/{name}"))
+        for path in filter(None, (shutil.which(name), *map(str, versions))):
+            if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+                found[name] = path
+                break
+    return found
+
+
 def _has_ipv6() -> bool:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -64,13 +78,18 @@ MPI = Need(
 OPEN_MPI_4 = Need(
     "Open MPI 4", (SERIES_4 / "bin" / "orterun").exists(), "apt-get install openmpi-bin", "series 4 is not tested"
 )
+OLDER_PYTHONS = _pythons("python3.9", "python3.10")
+"""Where they are, by name."""
+OLDER_PYTHON = Need(
+    "Python 3.9 or 3.10", len(OLDER_PYTHONS) == 2, "pyenv install 3.9 3.10", "the runner is not played on every Python"
+)
 MATPLOTLIB = Need("matplotlib", _has_module("matplotlib"), "pip install '.[plots]'")
 DRMAA = Need("package drmaa", _has_module("drmaa"), "pip install '.[drmaa]'")
 IPV6 = Need("IPv6", _has_ipv6(), "give the loopback interface the address ::1")
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
 NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
 """Found out by the tests themselves."""
-ALL = (RSYNC, POSTGRESQL, TESTBED_UP, MPI, OPEN_MPI_4, MATPLOTLIB, DRMAA, IPV6, ROOT, NAMESPACES)
+ALL = (RSYNC, POSTGRESQL, TESTBED_UP, MPI, OPEN_MPI_4, OLDER_PYTHON, MATPLOTLIB, DRMAA, IPV6, ROOT, NAMESPACES)
 
 
 def needs(need: Need) -> pytest.MarkDecorator:

@@ -43,8 +43,13 @@ assert library.MPI_Finalize() == 0
 
 
 def said(head: FakeNode) -> list[dict[str, Any]]:
-    """What the ranks found, in the order of their nodes."""
-    return sorted(map(json.loads, head.output.splitlines()), key=lambda found: str(found["KOALA_HOST"]))
+    """What the ranks found, in the order of their nodes; mpirun may bring two in one line."""
+    found, rest = [], head.output.decode().strip()
+    while rest:
+        one, end = json.JSONDecoder().raw_decode(rest)
+        found.append(one)
+        rest = rest[end:].strip()
+    return sorted(found, key=lambda one: str(one["KOALA_HOST"]))
 
 
 async def test_every_node_runs_its_own_clusters_open_mpi(agent: FakeAgent, tmp_path: Path) -> None:

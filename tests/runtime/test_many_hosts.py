@@ -14,8 +14,8 @@ from tests.runtime.conftest import MPI_ENVIRONMENT, FakeNode, plan
 pytestmark = pytest.mark.mpi
 
 HOSTS = 130
-LAUNCH_AGENT = 'shift; exec sh -c "$*"\n'
-"""Starts a daemon as ssh would, on the one host there is."""
+LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n'
+"""Starts a daemon as ssh would, on the one host there is, in a folder of its own as a runner does."""
 
 
 @pytest.mark.parametrize(

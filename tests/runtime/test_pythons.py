@@ -1,12 +1,11 @@
 """The runner under other Pythons than ours, within narrow limits, and when something is wrong with it."""
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.needs import OLDER_PYTHONS
 from tests.runtime.conftest import MPI_ENVIRONMENT, RUNNER, FakeAgent, FakeNode, plan
 from tests.runtime.test_openmpi import gang, run
 
@@ -49,12 +48,6 @@ def changed(tmp_path: Path, change: str) -> list[str]:
     return [sys.executable, str(driver)]
 
 
-def found(python: str) -> str | None:
-    path = shutil.which(python)
-    works = path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
-    return path if works else None
-
-
 async def told_to_run(agent: FakeAgent, prefix: list[str], command: list[str]) -> FakeNode:
     node = await agent.start("7.1.0", 0, "127.0.1.1", prefix)
     node.send(**plan([node], command))
@@ -86,11 +79,7 @@ async def test_an_error_that_nobody_thought_of_is_told_with_the_nodes_name(agent
     assert await node.ended() == 0
 
 
-@pytest.mark.parametrize("name", ["python3.9", "python3.10"])
-async def test_an_older_python(agent: FakeAgent, name: str) -> None:
-    """Where there is one; that nothing newer is used, the linters say everywhere."""
-    if (python := found(name)) is None:
-        pytest.skip(f"there is no {name} here")
+async def runs_under(python: str, agent: FakeAgent) -> None:
     nodes = []
     for index in range(2):
         own = ["sh", "-c", f'shift; exec {python} "$@"', "sh"]
@@ -101,6 +90,15 @@ async def test_an_older_python(agent: FakeAgent, name: str) -> None:
     assert sorted(nodes[0].output.split()) == [b"0", b"1"]
     for node in nodes:
         assert await node.ended() == 0
+
+
+# That nothing newer is used, the linters say everywhere.
+if OLDER_PYTHONS:
+
+    @pytest.mark.mpi
+    @pytest.mark.parametrize("name", OLDER_PYTHONS)
+    async def test_an_older_python(agent: FakeAgent, name: str) -> None:
+        await runs_under(OLDER_PYTHONS[name], agent)
 
 
 @pytest.mark.mpi
