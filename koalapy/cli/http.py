@@ -8,9 +8,11 @@ import json
 import select
 import ssl
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
@@ -38,7 +40,8 @@ class Answer:
 
 
 class Connection:
-    """With the daemon at a URL; opened when it is needed, and again when the daemon has closed it."""
+    """With the daemon at a URL: one for each question that is under way, in whatever threads; opened when it is needed,
+    kept for the next question, and opened again when the daemon has closed it."""
 
     def __init__(self, url: SplitResult, headers: Mapping[str, str], *, by_proxy: bool) -> None:
         """``by_proxy``: by the proxy that the environment names, if any. ``ValueError`` for a URL that is none."""
@@ -47,13 +50,14 @@ class Connection:
         self.headers, self.by_proxy = headers, by_proxy
         self._shown = _credentials(url, "Authorization") | dict(headers)
         self._base = url.path.rstrip("/")
+        self._idle = deque[http.client.HTTPConnection]()
+        self._new = partial(_connection, url.scheme, host, port)
         if proxy is None:
-            self._http = _connection(url.scheme, host, port)
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        self._http = _connection(url.scheme, via.hostname or "", via.port or PORTS["http"])
+        self._new = partial(_connection, url.scheme, via.hostname or "", via.port or PORTS["http"])
         if url.scheme == "https":
-            self._http.set_tunnel(host, port, headers=_credentials(via, "Proxy-Authorization"))
+            self._new = partial(_tunnel, self._new, host, port, _credentials(via, "Proxy-Authorization"))
         else:
             self._shown |= _credentials(via, "Proxy-Authorization")
             self._base = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{self._base}"
@@ -86,43 +90,60 @@ class Connection:
             lines |= {"Content-Type": "application/json", "Content-Length": str(len(told))}
         elif method != "GET":
             lines.setdefault("Content-Length", "0")
-        is_over = False
+        is_over, own = False, self._connected()
         try:
-            self._connect(timeout)
-            self._http.putrequest(method, f"{self._base}{path}{'?' if words else ''}{words}")
+            own.sock.settimeout(timeout)
+            own.putrequest(method, f"{self._base}{path}{'?' if words else ''}{words}")
             for name, value in lines.items():
-                self._http.putheader(name, value.encode())
-            self._http.endheaders()
+                own.putheader(name, value.encode())
+            own.endheaders()
             # Who refuses may answer before it has read all; that answer is worth more than the broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):
-                self._send(told, content)
-            answer = self._http.getresponse()
+                _send(own, told, content)
+            answer = own.getresponse()
             with answer:
                 yield answer
                 is_over = answer.isclosed()
         finally:
-            if not is_over:
-                self._http.close()
+            if is_over and own.sock is not None:
+                self._idle.append(own)
+            else:
+                own.close()
 
-    def _connect(self, timeout: Seconds) -> None:
-        """A connection that was kept and that the daemon has closed since, or said something on, is of no use."""
-        if self._http.sock is not None and select.select([self._http.sock], [], [], 0)[0]:
-            self._http.close()
-        if self._http.sock is None:
-            self._http.connect()
-        self._http.sock.settimeout(timeout)
+    def _connected(self) -> http.client.HTTPConnection:
+        """One that was kept, or a new one; what the daemon has closed since, or said something on, is of no use."""
+        while self._idle:
+            try:
+                kept = self._idle.pop()
+            except IndexError:  # another thread has taken it
+                break
+            if not select.select([kept.sock], [], [], 0)[0]:
+                return kept
+            kept.close()
+        opened = self._new()
+        opened.connect()
+        return opened
 
-    def _send(self, told: bytes | None, content: IO[bytes] | None) -> None:
-        if told:
-            self._http.send(told)
-        while content is not None and (piece := content.read(PIECE)):
-            self._http.send(piece)
+
+def _send(own: http.client.HTTPConnection, told: bytes | None, content: IO[bytes] | None) -> None:
+    if told:
+        own.send(told)
+    while content is not None and (piece := content.read(PIECE)):
+        own.send(piece)
 
 
 def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_WITHIN, context=ssl.create_default_context())
     return http.client.HTTPConnection(host, port, timeout=CONNECT_WITHIN)
+
+
+def _tunnel(
+    via: Callable[[], http.client.HTTPConnection], host: str, port: int, headers: Mapping[str, str]
+) -> http.client.HTTPConnection:
+    opened = via()
+    opened.set_tunnel(host, port, headers=headers)
+    return opened
 
 
 def _proxy(scheme: str, host: str) -> str | None:

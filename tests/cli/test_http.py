@@ -6,7 +6,9 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,7 +73,7 @@ def test_a_connection_is_kept_and_opened_again_when_the_peer_has_closed_it() -> 
     with peer(twice, says(OK)) as (url, heard):
         connection = connection_to(url, Authorization="Bearer ä")
         assert [connection.ask("GET", "/a", query={"n": [1, 2], "b": True}).json() for _ in range(2)] == [{}, {}]
-        assert connection._http.sock.recv(1, socket.MSG_PEEK) == b"", "it has been closed by now"
+        assert connection._idle[0].sock.recv(1, socket.MSG_PEEK) == b"", "it has been closed by now"
         assert connection.ask("POST", "/b", body={"ö": "é"}).status == 200
     assert heard[0].splitlines()[0] == b"GET /a?n=1&n=2&b=true HTTP/1.1"
     assert "Authorization: Bearer ä".encode() in heard[0]
@@ -169,3 +171,34 @@ def test_an_answer_that_does_not_come_in_time_is_none() -> None:
 def test_a_url_that_is_none_is_told(url: str) -> None:
     with pytest.raises(CliError, match="is no URL"):
         Client(url, "token")
+
+
+def test_questions_of_several_threads_each_get_their_own_answer() -> None:
+    """The answer to one had been read as that to another, or both were told that nobody answers."""
+
+    class Echo(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            told = json.dumps(self.path).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server, ThreadPoolExecutor(8) as pool:
+        threading.Thread(target=server.serve_forever).start()
+        connection = connection_to(f"http://127.0.0.1:{server.server_port}")
+        paths = [f"/{number}" for number in range(400)]
+        found = list(pool.map(lambda path: connection.ask("GET", path).json(), paths))
+        with connection.stream("/1", query={}, headers=None, timeout=20) as (_, _, pieces):
+            assert connection.ask("GET", "/2").json() == "/2", "while another is under way in the same thread"
+            assert b"".join(pieces) == b'"/1"'
+        assert len(connection._idle) <= 8
+        for kept in connection._idle:
+            kept.close()
+        server.shutdown()
+    assert found == paths
