@@ -209,20 +209,21 @@ class ClusterBook:
         free = self._idle - self._promised  # asked of every cluster in each scan
         if self.doubt is not None:
             free -= self.doubted
-        if self.limit is not None:
-            free = min(free, self.limit.size - 1)
-        return max(0, free)
+        return max(0, self._within_limit(free))
 
     @property
     def trusted_available(self) -> int:
         """The same, if nothing of what it says were in doubt."""
-        return self.idle if self.limit is None else min(self.idle, self.limit.size - 1)
+        return self._within_limit(self.idle)
 
     @property
     def without_ours(self) -> int:
         """Nodes that could be promised if no component of ours had any."""
-        free = self.total - self.background - self.down - self.doubted
-        return free if self.limit is None else min(free, self.limit.size - 1)
+        return self._within_limit(self.total - self.background - self.down - self.doubted)
+
+    def _within_limit(self, count: int) -> int:
+        """As many of these nodes as the resource manager takes of us."""
+        return count if self.limit is None else min(count, self.limit.size - 1)
 
     @property
     def idle(self) -> int:
