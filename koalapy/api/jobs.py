@@ -93,6 +93,11 @@ def jobs_router(service: JobService) -> APIRouter:
         await service.get(job)
         return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
 
+    _add_actions(router, service)
+    return router
+
+
+def _add_actions(router: APIRouter, service: JobService) -> None:
     acted = declared(400, 401, 404, 409, 413, 422, 503)
 
     @router.post("/cancel", response_model=schemas.CancelledJobs, operation_id="cancel_jobs",
@@ -121,8 +126,6 @@ def jobs_router(service: JobService) -> APIRouter:
     async def release(job: Id) -> Any:
         """Let a held job be placed again."""
         return job_view(await service.release(job))
-
-    return router
 
 
 async def _with_timeline(service: JobService, record: JobRecord) -> dict[str, Any]:
