@@ -357,13 +357,7 @@ async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same
     """The resource manager's word counts, after a while in which its runners might have said something."""
     monkeypatch.setattr("koalapy.agents.departing.HANG_UP_AFTER", 0.3)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
-        await daemon.submit("7.1.0", 1)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-        address = json.loads((tmp_path / "agent.json").read_text())
-        _, node = await asyncio.open_connection(address["host"], address["port"])
-        node.write(_hello(tmp_path))
-        await daemon.reaches("7.1.0", "claimed")
+        _, node = await claimed(daemon, tmp_path)
         lrm.fails("1", "NODE_FAIL")
         lrm.changed.set()
         if last_words:
@@ -379,13 +373,7 @@ async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_fa
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
-        await daemon.submit("7.1.0", 1)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-        address = json.loads((tmp_path / "agent.json").read_text())
-        reader, node = await asyncio.open_connection(address["host"], address["port"])
-        node.write(_hello(tmp_path))
-        await daemon.reaches("7.1.0", "claimed")
+        reader, node = await claimed(daemon, tmp_path)
         await daemon.open(["true"], "7.1.0")
         await _told(reader, "open")
         said = {"t": "exit", "code": 0, "error": "", "infrastructure": False, "stopped": False}
@@ -404,13 +392,7 @@ async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
 ) -> None:
     """Its nodes are given to others: as long as it talked, nobody would hang up."""
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
-        await daemon.submit("7.1.0", 1)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-        address = json.loads((tmp_path / "agent.json").read_text())
-        reader, node = await asyncio.open_connection(address["host"], address["port"])
-        node.write(_hello(tmp_path))
-        await daemon.reaches("7.1.0", "claimed")
+        reader, node = await claimed(daemon, tmp_path)
         lrm.end("1")
         lrm.changed.set()
         await _told(reader, "stop")
@@ -438,6 +420,18 @@ async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
         await daemon.say("north", {"type": "probe", "sequence": 2, "look": True})
         await daemon.until(lambda: daemon.said("confirmed")[-1]["sequence"] == 2)
         assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]
+
+
+async def claimed(daemon: FakeDaemon, directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """What the runner of a component of one node reads and writes, once that component is claimed."""
+    await daemon.until(lambda: bool(daemon.inventories))
+    await daemon.submit("7.1.0", 1)
+    await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+    address = json.loads((directory / "agent.json").read_text())
+    reader, node = await asyncio.open_connection(address["host"], address["port"])
+    node.write(_hello(directory))
+    await daemon.reaches("7.1.0", "claimed")
+    return reader, node
 
 
 def _hello(directory: Path) -> bytes:
