@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ from koalapy.model.cluster import Drain
 from koalapy.model.errors import KoalaError
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, Token
+from koalapy.model.measurement import Measurement
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 
@@ -408,40 +408,6 @@ class HistoryStore(Protocol):
     def shrink(self) -> bool:
         """Give some of the room back that is not used any more; whether there is more of it to give."""
         ...
-
-
-REMEMBERED = 3
-"""Ping-pongs of a link that count: one that is far from the others does not."""
-
-
-class MeasurementKind(StrEnum):
-    """Whence something is known of the network between two clusters, or within one."""
-
-    PINGPONG = "pingpong"
-    """An MPI ping-pong between two nodes; one with an error: they could not reach each other."""
-    TRANSFER = "transfer"
-    """Files that were moved; the bandwidth is the smoothed one, after it."""
-    INCONCLUSIVE = "inconclusive"
-    """A ping-pong that never came to measure anything, for reasons that say nothing of the network."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One line of a link's history; latency in seconds, bandwidth in bytes per second.
-
-    Of ping-pongs ``one`` <= ``other``; a transfer went from ``one`` to ``other``.
-    """
-
-    one: ClusterName
-    other: ClusterName
-    kind: MeasurementKind
-    at: float
-    latency: float | None = None
-    bandwidth: float | None = None
-    job: JobId | None = None
-    error: str = ""
-    back: float | None = None
-    """The bandwidth from ``other`` to ``one``; None where it was not told apart."""
 
 
 class MeasurementStore(Protocol):

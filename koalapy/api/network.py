@@ -11,7 +11,7 @@ from koalapy.api.network_schemas import LinkHistory, MeasureOrder, MeasuringView
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import UsageError
-from koalapy.ports import Measurement
+from koalapy.model.measurement import Measurement
 from koalapy.service.links import Pair, pair_of
 from koalapy.service.network import Asked, LinkRecord
 

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from koalapy.api.fields import Text
 from koalapy.api.schemas import Input, Output
-from koalapy.ports import MeasurementKind
+from koalapy.model.measurement import MeasurementKind
 from koalapy.service.links import LinkState
 
 MOST = 10_000

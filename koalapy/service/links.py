@@ -6,8 +6,8 @@ from enum import StrEnum
 from statistics import median
 
 from koalapy.model.cluster import Link
+from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
-from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
 
 Pair = tuple[ClusterName, ClusterName]
 

@@ -13,9 +13,10 @@ from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import ClusterState, Link
 from koalapy.model.errors import KoalaError, LeaseLost, NotFoundError, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.model.wording import known_names
-from koalapy.ports import JobService, Measurement, MeasurementKind, MeasurementStore
+from koalapy.ports import JobService, MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import LinkMeasured
 from koalapy.service.database import asked

@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import Engine, RowMapping, delete, func, insert, select
 
+from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
-from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
 from koalapy.store import tables
 from koalapy.store.engine import reading, unavailable_is_known
 from koalapy.store.lease import Lease

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.ports import Measurement
+from koalapy.model.measurement import Measurement
 from koalapy.service.links import LinkBook, Pair, pair_of
 from koalapy.service.network import Asked, LinkRecord, UnderWay
 

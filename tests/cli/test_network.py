@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.cli.matrix import matrix
 from koalapy.model.cluster import Link
-from koalapy.ports import Measurement, MeasurementKind
+from koalapy.model.measurement import Measurement, MeasurementKind
 from tests.cli.conftest import Koala, Server
 from tests.cli.memory_network import NOW
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
-from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.service.links import (
     SHORTEST_TRANSFER,

@@ -15,7 +15,7 @@ from koalapy.agents import protocol as wire
 from koalapy.model.cluster import Link
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState
-from koalapy.ports import Measurement, MeasurementKind
+from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import ClusterDrained
 from koalapy.service import network

@@ -7,8 +7,9 @@ import pytest
 
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.model.job import JobState, TimelineEntry
+from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.replica import Replica
-from koalapy.ports import Measurement, MeasurementKind, StoredBundle, StoredResult
+from koalapy.ports import StoredBundle, StoredResult
 from koalapy.store.lease import LEASE_SECONDS
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.replicas import SqlFiles

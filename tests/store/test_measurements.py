@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.ports import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.sql import make_engine
 from tests.store.conftest import Open

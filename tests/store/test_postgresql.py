@@ -14,7 +14,8 @@ from sqlalchemy import text
 
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.job import JobState, TimelineEntry
-from koalapy.ports import JobFilter, Measurement, MeasurementKind, OutboxEntry, Submitted
+from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.ports import JobFilter, OutboxEntry, Submitted
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
