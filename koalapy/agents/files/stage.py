@@ -56,6 +56,8 @@ class Means:
     threads: Executor
     """For checksums of what is on its way."""
     bundle_threads: Executor
+    replica_threads: Executor
+    """For replicas on this site, which may have to be read again."""
     turns: Turns
     errands: Errands
     copies: Callable[[StageFile], Sequence[Path]]
@@ -229,7 +231,7 @@ class StageRun:
 
     async def _bring(self, index: int, file: StageFile) -> None:
         if file.source == self._means.cluster:
-            place = await self._make(self._look_at, file, threads=self._means.threads)
+            place = await self._make(self._look_at, file, threads=self._means.replica_threads)
             await self._make(self._link, file, place)
         elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
             await self._bring_from_elsewhere(index, file)

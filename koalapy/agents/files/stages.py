@@ -29,6 +29,8 @@ THREADS = 16
 """For checksums that are computed while files come, besides one for each pull that has its turn."""
 BUNDLES = 16
 """How many bundles are fetched at once; a daemon that hangs must not keep all threads of the agent waiting."""
+REPLICAS = 16
+"""How many replicas on this site are looked at for programs at once; each may have to be read."""
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 Key = tuple[str, str]
@@ -46,7 +48,10 @@ class Stages:
     ) -> None:  # fmt: skip
         """``pulls`` is how many may run at once."""
         self._directory = directory
-        self._pools = ThreadPoolExecutor(THREADS + pulls, "digest"), ThreadPoolExecutor(BUNDLES, "bundle")
+        self._pools = (
+            ThreadPoolExecutor(THREADS + pulls, "digest"), ThreadPoolExecutor(BUNDLES, "bundle"),
+            ThreadPoolExecutor(REPLICAS, "replica"),
+        )  # fmt: skip
         self._means = Means(
             cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies, settling
         )  # fmt: skip
