@@ -61,9 +61,11 @@ def own_token(data_dir: Path) -> tuple[str, str]:
             os.close(folder)
     except OSError as error:
         raise UsageError(
-            f"cannot write {path}: {error.strerror}", field="--data-dir", value=str(data_dir),
+            f"cannot write {path}: {error.strerror}",
+            field="--data-dir",
+            value=str(data_dir),
             hint="see that there is room, and that the directory may be written",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def register_directory() -> Path | None:
@@ -94,9 +96,11 @@ class Registration:
             os.fchmod(self._folder, 0o700)
         except ValueError as error:
             raise UsageError(
-                f"{directory} {error}: a token is not written there", field="XDG_STATE_HOME", value=str(directory),
+                f"{directory} {error}: a token is not written there",
+                field="XDG_STATE_HOME",
+                value=str(directory),
                 hint="remove it, set XDG_STATE_HOME to a folder of this account, or configure tokens",
-            ) from error  # fmt: skip
+            ) from error
         self._entries: dict[str, int] = {}
         self._sweep()
         try:

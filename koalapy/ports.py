@@ -134,9 +134,14 @@ class Batch:
 
     def __bool__(self) -> bool:
         return bool(
-            self.jobs or self.timeline or self.outbox or self.acknowledged
-            or self.submitted or self.clusters or self.scans
-        )  # fmt: skip
+            self.jobs
+            or self.timeline
+            or self.outbox
+            or self.acknowledged
+            or self.submitted
+            or self.clusters
+            or self.scans
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,18 +32,22 @@ def private_directory(path: Path, contents: Collection[str], field: str) -> Path
         ) from error
     if seen.st_uid != os.geteuid():
         raise UsageError(
-            f"{directory} belongs to another account (uid {seen.st_uid})", field=field, value=str(path),
+            f"{directory} belongs to another account (uid {seen.st_uid})",
+            field=field,
+            value=str(path),
             hint="give a directory of your own, or run as that account",
-        )  # fmt: skip
+        )
     mode = stat.S_IMODE(seen.st_mode)
     if not mode & FOR_OTHERS:
         return directory
     if mode & _WRITABLE_BY_ALL or (inside and inside.isdisjoint(contents)):
         why = "is for all to write" if mode & _WRITABLE_BY_ALL else "may be read by others, and holds other things"
         raise UsageError(
-            f"{directory} {why}", field=field, value=str(path),
+            f"{directory} {why}",
+            field=field,
+            value=str(path),
             hint="give a directory of its own, or tighten it yourself: chmod 700",
-        )  # fmt: skip
+        )
     directory.chmod(0o700)
     return directory
 

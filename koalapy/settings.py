@@ -320,10 +320,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
         return env_settings, init_settings
 
     def known_links(self) -> dict[tuple[str, str], Link]:
@@ -334,15 +337,19 @@ class Settings(BaseSettings):
             for place, name in enumerate(section.between):
                 if name not in self.clusters:
                     raise UsageError(
-                        f"{field}.between[{place}]: there is no cluster {name}", field=f"{field}.between[{place}]",
-                        value=name, hint=known_names(name, self.clusters),
-                    )  # fmt: skip
+                        f"{field}.between[{place}]: there is no cluster {name}",
+                        field=f"{field}.between[{place}]",
+                        value=name,
+                        hint=known_names(name, self.clusters),
+                    )
             one, other = sorted(section.between)
             if (one, other) in found:
                 raise UsageError(
                     f"{field}.between: the link between {one} and {other} was given before",
-                    field=f"{field}.between", value=list(section.between), hint="leave one out",
-                )  # fmt: skip
+                    field=f"{field}.between",
+                    value=list(section.between),
+                    hint="leave one out",
+                )
             if section.latency is None and section.bandwidth is None:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
             found[one, other] = section.build()

@@ -24,8 +24,10 @@ def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Pa
     places = dict.fromkeys(_place(location, path) for location, _ in told)
     return UsageError(
         "; ".join(field_of(location) + _says(root, location, one) for location, one in told),
-        field=field_of(first), value=error.get("input"), hint=f"correct {' and '.join(places)}",
-    )  # fmt: skip
+        field=field_of(first),
+        value=error.get("input"),
+        hint=f"correct {' and '.join(places)}",
+    )
 
 
 def field_of(location: Location) -> str:

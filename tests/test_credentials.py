@@ -137,8 +137,14 @@ def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
     assert find_token(*HERE).token == TOKEN
     assert find_token("0:0:0:0:0:0:0:1", 8642).token == TOKEN
     assert find_token("127.0.0.1", 9000).token == "token-of-the-other"
-    for host, port in [("127.0.0.1", 8643), ("localhost", 8642), ("127.0.0.2", 8642), ("evil.example", 8642), ("", 0),
-                       ("../token", 1)]:  # fmt: skip
+    for host, port in [
+        ("127.0.0.1", 8643),
+        ("localhost", 8642),
+        ("127.0.0.2", 8642),
+        ("evil.example", 8642),
+        ("", 0),
+        ("../token", 1),
+    ]:
         found = find_token(host, port)
         assert found.token == ""
         assert "known are 127.0.0.1:8642, 127.0.0.1:9000, [::1]:8642" in found.why

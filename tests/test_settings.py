@@ -68,13 +68,26 @@ def test_rules_are_read(load_yaml: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("claim_factor", 1), ("claim_factor", 0), ("claim_factor_min", 0.9), ("claim_factor_step", -0.1),
-        ("claim_threshold", 1.01), ("claim_threshold", float("nan")), ("claim_epsilon", -1),
-        ("high_scans_per_low", 0), ("aging_tries", 0), ("max_claiming_tries", 0), ("probation_pause", 0),
-        ("probation_pause_max", -1), ("max_restarts", -1), ("restart_pause", -1),
-        ("claiming", "sometimes"), ("preemption", "always"), ("claim_factr", 0.5), ("aging", "perhaps"),
+        ("claim_factor", 1),
+        ("claim_factor", 0),
+        ("claim_factor_min", 0.9),
+        ("claim_factor_step", -0.1),
+        ("claim_threshold", 1.01),
+        ("claim_threshold", float("nan")),
+        ("claim_epsilon", -1),
+        ("high_scans_per_low", 0),
+        ("aging_tries", 0),
+        ("max_claiming_tries", 0),
+        ("probation_pause", 0),
+        ("probation_pause_max", -1),
+        ("max_restarts", -1),
+        ("restart_pause", -1),
+        ("claiming", "sometimes"),
+        ("preemption", "always"),
+        ("claim_factr", 0.5),
+        ("aging", "perhaps"),
     ],
-)  # fmt: skip
+)
 def test_a_rule_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
     with pytest.raises(UsageError) as refusal:
         load_yaml(rules={name: value})
@@ -95,10 +108,7 @@ def test_links_are_known_by_their_clusters(load_yaml: Any) -> None:
             {"between": ["north", "north"], "latency": 0.0001},
         ]
     )
-    assert settings.known_links() == {
-        ("north", "south"): Link(0.0005, 125e6),
-        ("north", "north"): Link(0.0001, None),
-    }
+    assert settings.known_links() == {("north", "south"): Link(0.0005, 125e6), ("north", "north"): Link(0.0001, None)}
 
 
 @pytest.mark.parametrize(
@@ -160,9 +170,16 @@ def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("interval", 1), ("interval", "soon"), ("stale_after", 0), ("parallel", 0), ("patience", float("nan")),
-     ("command", []), ("patiens", 1)],
-)  # fmt: skip
+    [
+        ("interval", 1),
+        ("interval", "soon"),
+        ("stale_after", 0),
+        ("parallel", 0),
+        ("patience", float("nan")),
+        ("command", []),
+        ("patiens", 1),
+    ],
+)
 def test_measuring_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
     with pytest.raises(UsageError) as refusal:
         load_yaml(network={name: value})
@@ -172,10 +189,13 @@ def test_measuring_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("transfer_limit", 0), ("transfer_limit", 65), ("transfer_limit", "many"), ("forget_after", 0),
+        ("transfer_limit", 0),
+        ("transfer_limit", 65),
+        ("transfer_limit", "many"),
+        ("forget_after", 0),
         ("forget_after", float("inf")),
     ],
-)  # fmt: skip
+)
 def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
     with pytest.raises(UsageError) as refusal:
         load_yaml(clusters={"north": {name: value}})
@@ -185,9 +205,14 @@ def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, 
 
 @pytest.mark.parametrize(
     ("token", "says"),
-    [("", "a blank token"), ("  ", "a blank token"), ("secret", "can be guessed"), ("a b" * 10, "no spaces"),
-     ("ü" * 20, "ASCII")],
-)  # fmt: skip
+    [
+        ("", "a blank token"),
+        ("  ", "a blank token"),
+        ("secret", "can be guessed"),
+        ("a b" * 10, "no spaces"),
+        ("ü" * 20, "ASCII"),
+    ],
+)
 def test_a_token_that_lets_anybody_in_is_refused_by_its_place(load_yaml: Any, token: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refusal:
         load_yaml(tokens=["a-token-for-tests", token])

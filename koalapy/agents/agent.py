@@ -129,15 +129,23 @@ class Agent:
         self._runners = RunnerServer(settings.runner_host, self._address_file)
         self._jobs = LrmJobs(
             lrm, self._reporter, self._submission, settings.poll_interval, lambda: self._runners.address
-        )  # fmt: skip
+        )
         self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
         self._questions = Questions(self._uplink)
         self._files = FileDesk(
-            settings.cluster, settings.replica_directories, settings.stages, settings.directory / "exports",
-            settings.transfer_address, settings.transfer_port, settings.transfer_limit,
-            Depot(settings.url, settings.cluster, settings.token), self._questions, self._reporter, self._finished,
+            settings.cluster,
+            settings.replica_directories,
+            settings.stages,
+            settings.directory / "exports",
+            settings.transfer_address,
+            settings.transfer_port,
+            settings.transfer_limit,
+            Depot(settings.url, settings.cluster, settings.token),
+            self._questions,
+            self._reporter,
+            self._finished,
             self._spool.settling,
-        )  # fmt: skip
+        )
         background = Background(lrm, settings.lrm, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)

@@ -71,9 +71,14 @@ class Background:
         self._clean()
         folder.mkdir(parents=True, mode=0o700)
         submission = LrmSubmission(
-            name=name, nodes=nodes, argv=("/bin/sleep", f"{seconds:g}"), environment={}, workdir=folder,
-            output=folder / "output", walltime=seconds + ALLOWANCE,
-        )  # fmt: skip
+            name=name,
+            nodes=nodes,
+            argv=("/bin/sleep", f"{seconds:g}"),
+            environment={},
+            workdir=folder,
+            output=folder / "output",
+            walltime=seconds + ALLOWANCE,
+        )
         job = await self._lrm.submit(submission)
         self._started[name] = Started(job, time.monotonic() + seconds)
         log.info("background started", action="background", name=name, nodes=nodes, seconds=seconds)

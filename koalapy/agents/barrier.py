@@ -103,9 +103,13 @@ class Barrier:
         node, lrm_job = component.nodes[index], str(hello.get("lrm_job", ""))
         if node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job:
             log.warning(
-                "a second runner said hello", action="refuse", token=component.token, node=index, lrm_job=lrm_job,
+                "a second runner said hello",
+                action="refuse",
+                token=component.token,
+                node=index,
+                lrm_job=lrm_job,
                 connected=node.lrm_job,
-            )  # fmt: skip
+            )
             runner.send({"t": "refused"})
             self._jobs.look()
             return False

@@ -103,9 +103,12 @@ def _not_found(mpirun: str, errors: str) -> str:
 def _check_directory(settings: AgentSettings) -> Finding:
     """Where the agent keeps what must survive a restart, and the runners what they tell it."""
     return shared_folder(
-        settings, "agent's directory", settings.directory, "give another with --directory",
+        settings,
+        "agent's directory",
+        settings.directory,
+        "give another with --directory",
         "give a folder on a shared file system with --directory",
-    )  # fmt: skip
+    )
 
 
 async def _check_address(settings: AgentSettings) -> Finding:

@@ -12,8 +12,20 @@ from koalapy.agents.lrm.port import Finding
 from koalapy.model.errors import SiteError
 
 SHARED = (
-    "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "gluster", "afs", "panfs", "pvfs", "orangefs", "weka",
-)  # fmt: skip
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb",
+    "gluster",
+    "afs",
+    "panfs",
+    "pvfs",
+    "orangefs",
+    "weka",
+)
 """How the types of file systems begin that several hosts can see."""
 
 
@@ -21,9 +33,12 @@ async def check_files(settings: AgentSettings) -> list[Finding]:
     """rsync, the folder for stages, and those for replicas."""
     setting = f"set clusters.{settings.cluster}.stage_directory"
     stages = shared_folder(
-        settings, "stage directory", settings.stages, f"{setting} to another",
+        settings,
+        "stage directory",
+        settings.stages,
+        f"{setting} to another",
         f"{setting} to a folder on a shared file system",
-    )  # fmt: skip
+    )
     return [await _check_rsync(), stages, *_check_replicas(settings)]
 
 

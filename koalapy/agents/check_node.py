@@ -100,10 +100,8 @@ async def _try_there(settings: AgentSettings, lrm: Lrm) -> Tried:
     name = f"koala-check-{secrets.token_hex(4)}"
     try:
         job = await lrm.submit(
-            LrmSubmission(
-                name, 1, _command(settings), settings.environment, folder, output, WALLTIME, settings.modules
-            )
-        )  # fmt: skip
+            LrmSubmission(name, 1, _command(settings), settings.environment, folder, output, WALLTIME, settings.modules)
+        )
         try:
             node = await _end_of(lrm, job)
         finally:

@@ -89,9 +89,15 @@ class Component:
         known = folder.entries()
         submitted = known.get("submit", {})
         own = cls(
-            instance, token, folder, submitted.get("size", 0), submitted.get("walltime"),
-            submitted.get("stage"), tuple(submitted.get("collect", ())), submitted.get("output_limit", LIMIT),
-        )  # fmt: skip
+            instance,
+            token,
+            folder,
+            submitted.get("size", 0),
+            submitted.get("walltime"),
+            submitted.get("stage"),
+            tuple(submitted.get("collect", ())),
+            submitted.get("output_limit", LIMIT),
+        )
         own.secret = submitted.get("secret", own.secret)
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
         own.collected = bool(known.get("collected"))

@@ -23,7 +23,7 @@ class DiskWatch:
 
     def __init__(
         self, reporter: Reporter, folders: Mapping[str, Path], limits: DiskLimits, changed: Callable[[], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
 
     async def watch(self) -> None:

@@ -3,10 +3,22 @@
 import os
 from collections.abc import Iterable
 
-PROGRAMS = frozenset({
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "MODULEPATH",
-    "MODULESHOME",
-})  # fmt: skip
+PROGRAMS = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "MODULEPATH",
+        "MODULESHOME",
+    }
+)
 """By every program on a cluster, and ``LC_`` with its categories; what a cluster's programs need besides is set in the
 cluster's ``environment``."""
 OPEN_MPI = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")

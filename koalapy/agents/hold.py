@@ -50,14 +50,19 @@ def _lock(file: int, directory: Path, deadline: float) -> None:
                 time.sleep(AGAIN)
                 continue
             raise ConflictError(
-                f"{directory} is the directory of another agent: {_holder(file)}", field="--directory",
-                value=str(directory), hint="stop that one, or give this one a directory of its own with --directory",
-            ) from None  # fmt: skip
+                f"{directory} is the directory of another agent: {_holder(file)}",
+                field="--directory",
+                value=str(directory),
+                hint="stop that one, or give this one a directory of its own with --directory",
+            ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
-            log.warning("the file system knows no locks: see to it that there is one agent only",
-                        action="hold", directory=str(directory))  # fmt: skip
+            log.warning(
+                "the file system knows no locks: see to it that there is one agent only",
+                action="hold",
+                directory=str(directory),
+            )
             return
 
 

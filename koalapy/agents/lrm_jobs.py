@@ -48,9 +48,13 @@ class LrmJobs:
     """The jobs we have in the resource manager."""
 
     def __init__(
-        self, lrm: Lrm, reporter: Reporter, submission: Callable[[Component], LrmSubmission],
-        poll_interval: float = POLL_INTERVAL, address: Callable[[], str] = str,
-    ) -> None:  # fmt: skip
+        self,
+        lrm: Lrm,
+        reporter: Reporter,
+        submission: Callable[[Component], LrmSubmission],
+        poll_interval: float = POLL_INTERVAL,
+        address: Callable[[], str] = str,
+    ) -> None:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
         self._contact = Contact(self._tell)
         self._leftovers = Leftovers()

@@ -46,7 +46,7 @@ class Questions:
 
     async def ask(
         self, cluster: str, what: str, payload: Mapping[str, object], patience: float = PATIENCE
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """What another cluster's agent answers; ``SiteUnavailable`` when it does not, ``SiteRejected`` when it refuses.
 
         While there is no connection we wait, and no patience is lost.

@@ -13,9 +13,11 @@ class Starting:
     """Gives runners a while; one that stays silent is its site's fault, as a rule that of its network."""
 
     def __init__(
-        self, address: Callable[[], str], spawn: Callable[[Coroutine[None, None, None]], None],
+        self,
+        address: Callable[[], str],
+        spawn: Callable[[Coroutine[None, None, None]], None],
         failed: Callable[[Component], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``address`` says where runners are to find the agent."""
         self._address, self._spawn, self._failed = address, spawn, failed
         self._awaited: set[str] = set()

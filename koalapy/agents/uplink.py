@@ -29,7 +29,7 @@ class Uplink:
 
     def __init__(
         self, url: str, token: str, hello: Callable[[], Hello], settled: Callable[[], Awaitable[None]] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``settled`` is awaited before anything is sent: what is told must not be forgotten."""
         self._settled = settled
         self._url, self._token, self._hello = url, token, hello

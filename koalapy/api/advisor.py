@@ -34,8 +34,9 @@ def advisor_router(advisor: AdvisorService) -> APIRouter:
         """Every application of which runs are known: how long they took, and what is decided for its jobs."""
         return {"applications": [_application_view(found) for found in advisor.applications()]}
 
-    @router.get("/record", response_model=AdvisorRecord, operation_id="show_advisor_record",
-                responses=declared(401, 422, 503))  # fmt: skip
+    @router.get(
+        "/record", response_model=AdvisorRecord, operation_id="show_advisor_record", responses=declared(401, 422, 503)
+    )
     async def record(application: Application = "", limit: Limit = 100) -> Any:
         """Jobs that were placed by advice, newest first: what was compared, predicted, and what came."""
         return {"record": [_advised_view(given) for given in await advisor.record(application, limit)]}

@@ -31,14 +31,22 @@ TAGS = [
 
 
 def create_app(
-    service: JobService, tokens: Sequence[str], routers: Sequence[APIRouter] = (), hosts: Hosts | None = None,
+    service: JobService,
+    tokens: Sequence[str],
+    routers: Sequence[APIRouter] = (),
+    hosts: Hosts | None = None,
     most_requests: int = 1000,
-) -> FastAPI:  # fmt: skip
+) -> FastAPI:
     """The application: requests must show one of the ``tokens``, and name one of the ``hosts``."""
     app = FastAPI(
-        title="koalapy", version=__version__, description="A live co-allocating meta-scheduler.",
-        openapi_tags=TAGS, redirect_slashes=False, docs_url=None, redoc_url=None,
-    )  # fmt: skip
+        title="koalapy",
+        version=__version__,
+        description="A live co-allocating meta-scheduler.",
+        openapi_tags=TAGS,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.include_router(jobs_router(service), prefix="/api/v1")
     app.include_router(events_router(service), prefix="/api/v1")
     app.include_router(explain_router(service), prefix="/api/v1")

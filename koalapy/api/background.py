@@ -22,7 +22,7 @@ class Questions(Protocol):
 
     async def ask(
         self, cluster: str, what: str, payload: dict[str, object], timeout: float = ...
-    ) -> dict[str, Any]: ...  # fmt: skip
+    ) -> dict[str, Any]: ...
 
 
 def background_router(service: JobService, questions: Questions, allowed: bool) -> APIRouter:
@@ -38,8 +38,13 @@ def background_router(service: JobService, questions: Questions, allowed: bool) 
             raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
         return known[name]
 
-    @router.post("", status_code=201, response_model=BackgroundStarted, operation_id="start_background",
-                 responses=declared(400, 401, 403, 404, 413, 422, 502, 503))  # fmt: skip
+    @router.post(
+        "",
+        status_code=201,
+        response_model=BackgroundStarted,
+        operation_id="start_background",
+        responses=declared(400, 401, 403, 404, 413, 422, 502, 503),
+    )
     async def start(name: Name, order: BackgroundOrder) -> Any:
         """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
         if not allowed:
@@ -53,10 +58,14 @@ def background_router(service: JobService, questions: Questions, allowed: bool) 
             raise UsageError(f"seconds is {order.seconds:g}", field="seconds", value=order.seconds, hint=hint)
         return await questions.ask(
             name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=PATIENCE
-        )  # fmt: skip
+        )
 
-    @router.delete("", response_model=BackgroundStopped, operation_id="stop_background",
-                   responses=declared(401, 403, 404, 422, 502, 503))  # fmt: skip
+    @router.delete(
+        "",
+        response_model=BackgroundStopped,
+        operation_id="stop_background",
+        responses=declared(401, 403, 404, 422, 502, 503),
+    )
     async def stop(name: Name) -> Any:
         """End the background load that was started on a cluster by this route."""
         if not allowed:
@@ -69,6 +78,8 @@ def background_router(service: JobService, questions: Questions, allowed: bool) 
 
 def _forbidden() -> JSONResponse:
     return problem(
-        403, "this daemon starts no background load", field="background_load",
+        403,
+        "this daemon starts no background load",
+        field="background_load",
         hint="set background_load: true in its configuration",
-    )  # fmt: skip
+    )

@@ -25,9 +25,15 @@ def events_router(service: JobService) -> APIRouter:
     """Streams, for those who do not want to ask again and again."""
     router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 
-    @router.get("/{job}/events", operation_id="follow_job", response_class=StreamingResponse,
-                responses={200: {"content": {EVENTS: {}}, "description": "events `timeline` and `job`"},
-                           **declared(401, 404, 422, 503)})  # fmt: skip
+    @router.get(
+        "/{job}/events",
+        operation_id="follow_job",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {EVENTS: {}}, "description": "events `timeline` and `job`"},
+            **declared(401, 404, 422, 503),
+        },
+    )
     async def follow(job: Id, last: LastId = 0) -> StreamingResponse:
         """A job's timeline, and the job itself whenever it changes, also by files that arrive, until it is over.
 

@@ -22,15 +22,24 @@ def explain_router(service: JobService) -> APIRouter:
     """Why a job waits, or is where it is, and what would become of a submission."""
     router = APIRouter(tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 
-    @router.get("/jobs/{job}/explain", response_model=ExplanationView, operation_id="explain_job",
-                response_model_exclude_unset=True, responses=declared(401, 404, 422, 503))  # fmt: skip
+    @router.get(
+        "/jobs/{job}/explain",
+        response_model=ExplanationView,
+        operation_id="explain_job",
+        response_model_exclude_unset=True,
+        responses=declared(401, 404, 422, 503),
+    )
     async def explain(job: Id) -> Any:
         """Why a job waits, and what would start it; why it is where it is; or how it ended."""
         return explanation_view(await service.explain(job))
 
-    @router.post("/explain", response_model=ExplanationView, operation_id="explain_submission",
-                 response_model_exclude_unset=True,
-                 responses=declared(400, 401, 413, 422, 429, 503))  # fmt: skip
+    @router.post(
+        "/explain",
+        response_model=ExplanationView,
+        operation_id="explain_submission",
+        response_model_exclude_unset=True,
+        responses=declared(400, 401, 413, 422, 429, 503),
+    )
     async def explain_submission(submission: schemas.JobSubmission) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
         return explanation_view(await service.explain_submission(spec_of(submission)))

@@ -37,9 +37,15 @@ def files_router(files: FileService, bundles: BundleService, results: ResultServ
     _add_replicas(router, files)
     _add_bundles(router, bundles)
 
-    @router.get("/jobs/{job}/results", operation_id="fetch_results", response_class=StreamingResponse,
-                responses={200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"},
-                           **declared(401, 404, 422, 503)})  # fmt: skip
+    @router.get(
+        "/jobs/{job}/results",
+        operation_id="fetch_results",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"},
+            **declared(401, 404, 422, 503),
+        },
+    )
     async def fetch(job: Id) -> StreamingResponse:
         """What the components of the job's last attempt brought, as one tar archive."""
         return StreamingResponse(await results.archive(job), media_type=TAR)
@@ -48,10 +54,15 @@ def files_router(files: FileService, bundles: BundleService, results: ResultServ
 
 
 def _add_replicas(router: APIRouter, files: FileService) -> None:
-    @router.get("/replicas", response_model=schemas.ReplicaPage, operation_id="list_replicas",
-                responses=declared(401, 404, 422))  # fmt: skip
-    async def replicas(name: Name = None, after: After = "", after_cluster: AfterCluster = "",
-                       limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100) -> Any:  # fmt: skip
+    @router.get(
+        "/replicas", response_model=schemas.ReplicaPage, operation_id="list_replicas", responses=declared(401, 404, 422)
+    )
+    async def replicas(
+        name: Name = None,
+        after: After = "",
+        after_cluster: AfterCluster = "",
+        limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
+    ) -> Any:
         """The replica catalogue: which logical files there are, and where; in order of name and cluster."""
         # One more than asked for tells whether there is another page.
         found = files.list(name, (after, after_cluster), limit + 1)
@@ -59,31 +70,51 @@ def _add_replicas(router: APIRouter, files: FileService) -> None:
         following = _next_page(name, page[-1], limit) if len(found) > limit else None
         return {"replicas": [replica_view(replica) for replica in page], "next": following}
 
-    @router.post("/replicas", status_code=201, response_model=schemas.ReplicaView, operation_id="add_replica",
-                 responses=declared(400, 401, 409, 413, 422, 503))  # fmt: skip
+    @router.post(
+        "/replicas",
+        status_code=201,
+        response_model=schemas.ReplicaView,
+        operation_id="add_replica",
+        responses=declared(400, 401, 409, 413, 422, 503),
+    )
     async def add(order: schemas.ReplicaOrder) -> Any:
         """Enter a file or folder on a cluster in the catalogue, once its agent has read it: that may take long."""
         return replica_view(await files.add(order.name, order.cluster, order.path))
 
-    @router.post("/replicas/verify", response_model=schemas.VerifiedList, operation_id="verify_replicas",
-                 responses=declared(400, 401, 404, 413, 422, 503))  # fmt: skip
+    @router.post(
+        "/replicas/verify",
+        response_model=schemas.VerifiedList,
+        operation_id="verify_replicas",
+        responses=declared(400, 401, 404, 413, 422, 503),
+    )
     async def verify(choice: schemas.ReplicaChoice | None = None) -> Any:
         """Have agents look at replicas again, and use again what is good again: that may take long."""
         chosen = choice or schemas.ReplicaChoice()
         return {"replicas": [_verified_view(v) for v in await files.verify(chosen.name, chosen.cluster)]}
 
-    @router.delete("/replicas", response_model=schemas.ReplicaList, operation_id="remove_replicas",
-                   responses=declared(401, 404, 422, 503))  # fmt: skip
+    @router.delete(
+        "/replicas",
+        response_model=schemas.ReplicaList,
+        operation_id="remove_replicas",
+        responses=declared(401, 404, 422, 503),
+    )
     async def remove(name: Needed, cluster: Where = None) -> Any:
         """Forget replicas of a logical file; the files themselves stay where they are. Answers what was forgotten."""
         return {"replicas": [replica_view(replica) for replica in await files.remove(name, cluster)]}
 
 
 def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
-    @router.post("/bundles", status_code=201, response_model=schemas.BundleView, operation_id="upload_bundle",
-                 openapi_extra=BODY,
-                 responses={200: {"model": schemas.BundleView, "description": "it was there already"},
-                            **declared(400, 401, 408, 413, 422, 503, 507)})  # fmt: skip
+    @router.post(
+        "/bundles",
+        status_code=201,
+        response_model=schemas.BundleView,
+        operation_id="upload_bundle",
+        openapi_extra=BODY,
+        responses={
+            200: {"model": schemas.BundleView, "description": "it was there already"},
+            **declared(400, 401, 408, 413, 422, 503, 507),
+        },
+    )
     async def upload(request: Request) -> Response:
         """Keep an uncompressed tar of regular files and folders for jobs to come; its id is for their ``bundle``."""
         length = request.headers.get("content-length", "")
@@ -95,8 +126,12 @@ def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
             return STALLED()
         return JSONResponse(bundle_view(bundle), 201 if created else 200)
 
-    @router.get("/bundles/{bundle}", response_model=schemas.BundleView, operation_id="show_bundle",
-                responses=declared(401, 404, 422))  # fmt: skip
+    @router.get(
+        "/bundles/{bundle}",
+        response_model=schemas.BundleView,
+        operation_id="show_bundle",
+        responses=declared(401, 404, 422),
+    )
     async def show(bundle: BundleId) -> Any:
         """Whether the daemon has a bundle."""
         return bundle_view(bundles.touch(bundle))
@@ -107,9 +142,7 @@ def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
         return Response()
 
 
-def agent_files_router(
-    bundles: BundleService, results: ResultService, tokens: Tokens
-) -> APIRouter:  # fmt: skip
+def agent_files_router(bundles: BundleService, results: ResultService, tokens: Tokens) -> APIRouter:
     """For agents, who show the tokens of their clusters."""
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 

@@ -76,16 +76,21 @@ class Guard:
 
 def _not_this_host(named: str) -> JSONResponse:
     return problem(
-        421, "the daemon is not known by the host that was asked for", field="Host", value=named[:300],
+        421,
+        "the daemon is not known by the host that was asked for",
+        field="Host",
+        value=named[:300],
         hint="use an IP address or localhost, or add the name to allowed_hosts in the daemon's configuration",
-    )  # fmt: skip
+    )
 
 
 def _unauthorized() -> JSONResponse:
     return problem(
-        401, "no valid token was shown", hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
+        401,
+        "no valid token was shown",
+        hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
         headers={"WWW-Authenticate": "Bearer"},
-    )  # fmt: skip
+    )
 
 
 def _measured(receive: Receive) -> Receive:

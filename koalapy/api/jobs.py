@@ -35,24 +35,39 @@ def jobs_router(service: JobService) -> APIRouter:
     """Submit, look at, and act on jobs."""
     router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 
-    @router.post("", status_code=201, response_model=schemas.JobView, operation_id="submit_job",
-                 responses={200: {"model": schemas.JobView, "description": "the first job of this Idempotency-Key"},
-                            201: {"description": "the new job", "headers": LOCATION},
-                            **declared(400, 401, 409, 413, 422, 429, 503)})  # fmt: skip
+    @router.post(
+        "",
+        status_code=201,
+        response_model=schemas.JobView,
+        operation_id="submit_job",
+        responses={
+            200: {"model": schemas.JobView, "description": "the first job of this Idempotency-Key"},
+            201: {"description": "the new job", "headers": LOCATION},
+            **declared(400, 401, 409, 413, 422, 429, 503),
+        },
+    )
     async def submit(submission: schemas.JobSubmission, idempotency_key: Key = None) -> Response:
         """Submit a job. With an Idempotency-Key a repeated submission returns the first job."""
         record, created = await service.submit(spec_of(submission), idempotency_key)
         headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
         return JSONResponse(job_view(record), 201 if created else 200, headers)
 
-    @router.get("", response_model=schemas.JobPage, operation_id="list_jobs", response_model_exclude_unset=True,
-                responses=declared(401, 422, 503))  # fmt: skip
+    @router.get(
+        "",
+        response_model=schemas.JobPage,
+        operation_id="list_jobs",
+        response_model_exclude_unset=True,
+        responses=declared(401, 422, 503),
+    )
     async def page(
         state: States = [],  # noqa: B006
-        active: bool = False, owner: Owner = "", name: Named = "", cluster: Where = "",
+        active: bool = False,
+        owner: Owner = "",
+        name: Named = "",
+        cluster: Where = "",
         before: Before = None,
         limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Jobs, newest first. ``active`` stands for every state that is not final."""
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
@@ -61,29 +76,48 @@ def jobs_router(service: JobService) -> APIRouter:
         following = _next_page(which, active, state, records[:limit]) if len(records) > limit else None
         return {"jobs": [job_view(r) for r in records[:limit]], "next": following}
 
-    @router.get("/{job}", response_model=schemas.JobWithTimeline, operation_id="show_job",
-                response_model_exclude_unset=True, responses=declared(401, 404, 422, 503))  # fmt: skip
+    @router.get(
+        "/{job}",
+        response_model=schemas.JobWithTimeline,
+        operation_id="show_job",
+        response_model_exclude_unset=True,
+        responses=declared(401, 404, 422, 503),
+    )
     async def show(job: Id, wait: Wait = 0.0) -> Any:
         """One job with its timeline; with ``wait``, as soon as it is over or the time has passed."""
         record = await (service.wait(job, wait) if wait else service.get(job))
         return await _with_timeline(service, record)
 
-    @router.get("/{job}/timeline", response_model=schemas.Timeline, operation_id="show_timeline",
-                responses=declared(401, 404, 422, 503))  # fmt: skip
+    @router.get(
+        "/{job}/timeline",
+        response_model=schemas.Timeline,
+        operation_id="show_timeline",
+        responses=declared(401, 404, 422, 503),
+    )
     async def timeline(job: Id) -> Any:
         """Everything that happened to a job, in order."""
         return {"timeline": [timeline_view(entry) for entry in await service.timeline(job)]}
 
-    @router.get("/{job}/attempts", response_model=schemas.AttemptList, operation_id="list_attempts",
-                responses=declared(401, 404, 422, 503))  # fmt: skip
+    @router.get(
+        "/{job}/attempts",
+        response_model=schemas.AttemptList,
+        operation_id="list_attempts",
+        responses=declared(401, 404, 422, 503),
+    )
     async def attempts(job: Id, last: Last = None) -> Any:
         """Every try to run a job, or the ``last`` so many, with the times of its components."""
         record, tried = await service.attempts(job, last)
         return {"attempts": [attempt_view(record.job, attempt) for attempt in tried]}
 
-    @router.get("/{job}/logs", operation_id="read_logs", response_class=StreamingResponse,
-                responses={200: {"content": {"text/plain": {}}, "description": "the program's output"},
-                           **declared(401, 404, 422, 503)})  # fmt: skip
+    @router.get(
+        "/{job}/logs",
+        operation_id="read_logs",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {"text/plain": {}}, "description": "the program's output"},
+            **declared(401, 404, 422, 503),
+        },
+    )
     async def logs(job: Id, follow: bool = False, component: Component = None) -> StreamingResponse:
         """The output of the job's last attempt; with ``follow`` as it comes, until the job is over.
 
@@ -100,8 +134,13 @@ def jobs_router(service: JobService) -> APIRouter:
 def _add_actions(router: APIRouter, service: JobService) -> None:
     acted = declared(400, 401, 404, 409, 413, 422, 503)
 
-    @router.post("/cancel", response_model=schemas.CancelledJobs, operation_id="cancel_jobs",
-                 response_model_exclude_unset=True, responses=declared(400, 401, 413, 422, 503))  # fmt: skip
+    @router.post(
+        "/cancel",
+        response_model=schemas.CancelledJobs,
+        operation_id="cancel_jobs",
+        response_model_exclude_unset=True,
+        responses=declared(400, 401, 413, 422, 503),
+    )
     async def cancel_all(order: schemas.CancelOrder) -> Any:
         """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
 
@@ -109,20 +148,35 @@ def _add_actions(router: APIRouter, service: JobService) -> None:
         """
         return {"jobs": [acted_view(done) for done in await service.cancel_all(order.jobs, order.reason)]}
 
-    @router.post("/{job}/cancel", response_model=schemas.JobView, operation_id="cancel_job",
-                 response_model_exclude_unset=True, responses=acted)  # fmt: skip
+    @router.post(
+        "/{job}/cancel",
+        response_model=schemas.JobView,
+        operation_id="cancel_job",
+        response_model_exclude_unset=True,
+        responses=acted,
+    )
     async def cancel(job: Id, why: schemas.Why | None = None) -> Any:
         """End a job; it is ``cancelled`` when all its nodes are given back."""
         return job_view(await service.cancel(job, why.reason if why else ""))
 
-    @router.post("/{job}/hold", response_model=schemas.JobView, operation_id="hold_job",
-                 response_model_exclude_unset=True, responses=acted)  # fmt: skip
+    @router.post(
+        "/{job}/hold",
+        response_model=schemas.JobView,
+        operation_id="hold_job",
+        response_model_exclude_unset=True,
+        responses=acted,
+    )
     async def hold(job: Id, why: schemas.Why | None = None) -> Any:
         """Keep a queued job from being placed."""
         return job_view(await service.hold(job, why.reason if why else ""))
 
-    @router.post("/{job}/release", response_model=schemas.JobView, operation_id="release_job",
-                 response_model_exclude_unset=True, responses=acted)  # fmt: skip
+    @router.post(
+        "/{job}/release",
+        response_model=schemas.JobView,
+        operation_id="release_job",
+        response_model_exclude_unset=True,
+        responses=acted,
+    )
     async def release(job: Id) -> Any:
         """Let a held job be placed again."""
         return job_view(await service.release(job))

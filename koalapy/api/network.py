@@ -50,8 +50,13 @@ def network_router(network: NetworkService) -> APIRouter:
             "stale_after": network.stale_after,
         }
 
-    @router.post("/measure", status_code=202, response_model=MeasuringView, operation_id="measure_network",
-                 responses=declared(400, 401, 413, 422))  # fmt: skip
+    @router.post(
+        "/measure",
+        status_code=202,
+        response_model=MeasuringView,
+        operation_id="measure_network",
+        responses=declared(400, 401, 413, 422),
+    )
     async def measure(order: MeasureOrder | None = None) -> Any:
         """Have links measured, by jobs of low priority, and tell what is under way: at once, but in the first seconds
         after the daemon's start once the agents have connected."""
@@ -60,8 +65,12 @@ def network_router(network: NetworkService) -> APIRouter:
         asked = network.measure(given.clusters, None if given.pairs is None else _pairs(given.pairs))
         return {"since": moment(since), "links": [_asked_view(one) for one in asked]}
 
-    @router.get("/{one}/{other}/history", response_model=LinkHistory, operation_id="show_link_history",
-                responses=declared(401, 404, 422, 503))  # fmt: skip
+    @router.get(
+        "/{one}/{other}/history",
+        response_model=LinkHistory,
+        operation_id="show_link_history",
+        responses=declared(401, 404, 422, 503),
+    )
     async def history(one: Name, other: Name, limit: Limit = 20) -> Any:
         """What was measured between two clusters, or within one, newest first."""
         found = await network.history(one, other, limit)
@@ -75,9 +84,11 @@ def _pairs(given: Sequence[Sequence[str]]) -> list[Pair]:
     for index, names in enumerate(given):
         if len(names) != 2:
             raise UsageError(
-                f"pairs[{index}] has {len(names)} clusters, not two", field=f"pairs[{index}]", value=list(names),
+                f"pairs[{index}] has {len(names)} clusters, not two",
+                field=f"pairs[{index}]",
+                value=list(names),
                 hint="give two names, the same twice for the network within a cluster",
-            )  # fmt: skip
+            )
     return [(names[0], names[1]) for names in given]
 
 

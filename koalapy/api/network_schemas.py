@@ -18,8 +18,9 @@ Pair = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems":
 
 SOME = {"minItems": 1}
 BOTH: dict[str, Any] = {
-    "properties": {name: {"type": "array"} for name in ("clusters", "pairs")}, "required": ["clusters", "pairs"],
-}  # fmt: skip
+    "properties": {name: {"type": "array"} for name in ("clusters", "pairs")},
+    "required": ["clusters", "pairs"],
+}
 
 
 class MeasureOrder(Input):

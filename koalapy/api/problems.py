@@ -159,10 +159,15 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     if first["type"] == "json_invalid":
         return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
     bodies: dict[str, type[BaseModel]] = {
-        "/jobs": schemas.JobSubmission, "/explain": schemas.JobSubmission, "/drain": schemas.DrainOrder,
-        "/background": BackgroundOrder, "/replicas": ReplicaOrder, "/verify": ReplicaChoice,
-        "/measure": MeasureOrder, "/jobs/cancel": schemas.CancelOrder,
-    }  # fmt: skip
+        "/jobs": schemas.JobSubmission,
+        "/explain": schemas.JobSubmission,
+        "/drain": schemas.DrainOrder,
+        "/background": BackgroundOrder,
+        "/replicas": ReplicaOrder,
+        "/verify": ReplicaChoice,
+        "/measure": MeasureOrder,
+        "/jobs/cancel": schemas.CancelOrder,
+    }
     path = request.url.path.rstrip("/")
     model = next((model for end, model in bodies.items() if path.endswith(end)), schemas.Why)
     found = explain(error.errors(), model)

@@ -38,9 +38,7 @@ JOBS = "koala-"
 """How the names of our jobs begin, in every resource manager."""
 
 
-def agent(
-    cluster: str, url: str, config: Path | None, directory: Path, token: str, embedded: bool = False
-) -> None:  # fmt: skip
+def agent(cluster: str, url: str, config: Path | None, directory: Path, token: str, embedded: bool = False) -> None:
     """Run the agent of a cluster until it is told to end.
 
     ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
@@ -116,9 +114,14 @@ def _section(cluster: str, settings: Settings) -> ClusterSection:
 
 
 def _settings_of_agent(
-    cluster: str, section: ClusterSection, url: str, token: str, directory: Path, runner_host: str,
+    cluster: str,
+    section: ClusterSection,
+    url: str,
+    token: str,
+    directory: Path,
+    runner_host: str,
     transfer_address: str,
-) -> AgentSettings:  # fmt: skip
+) -> AgentSettings:
     replica_directories = section.replica_directories
     if section.kind == "local" and not replica_directories:
         replica_directories = [str(replica_directory(directory))]
@@ -170,9 +173,11 @@ def _own_address(url: str) -> str:
             return str(asking.getsockname()[0])
     except OSError as error:
         raise UsageError(
-            f"cannot tell this host's own address: {url} leads nowhere ({error.strerror})", field="--url", value=url,
+            f"cannot tell this host's own address: {url} leads nowhere ({error.strerror})",
+            field="--url",
+            value=url,
             hint="give the daemon's URL with --url, or set the cluster's runner_address",
-        ) from error  # fmt: skip
+        ) from error
 
 
 async def _agent(settings: AgentSettings, lrm: Lrm) -> None:

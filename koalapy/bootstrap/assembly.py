@@ -98,9 +98,14 @@ class Services:
 
 
 async def run(
-    settings: Settings, policies: Registry, host: str, port: int, data_directory: Callable[[], Path], umask: int,
+    settings: Settings,
+    policies: Registry,
+    host: str,
+    port: int,
+    data_directory: Callable[[], Path],
+    umask: int,
     announce: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
     configured = settings.known_links()
     listener = _listen(host, port)
@@ -141,9 +146,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}", field="--port", value=port,
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            field="--port",
+            value=port,
             hint="give another --port; 0 takes any free one",
-        ) from error  # fmt: skip
+        ) from error
     return listener
 
 
@@ -164,8 +171,12 @@ def _user_tokens(settings: Settings, data_dir: Path, listener: socket.socket) ->
             stack.callback(Registration(token, _addresses(listener)).close)
         except OSError as error:
             # An account without a home of its own, as services have: the token is in the data directory all the same.
-            log.warning("the commands of this account must be given the token: KOALA_TOKEN", action="token",
-                        file=str(data_dir / TOKEN_FILE), reason=str(error))  # fmt: skip
+            log.warning(
+                "the commands of this account must be given the token: KOALA_TOKEN",
+                action="token",
+                file=str(data_dir / TOKEN_FILE),
+                reason=str(error),
+            )
         yield [token]
 
 
@@ -194,14 +205,16 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     except OSError as error:
         raise UsageError(
             f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",
-            field="--data-dir", value=str(data_dir), hint="make room there, and start again",
-        ) from error  # fmt: skip
+            field="--data-dir",
+            value=str(data_dir),
+            hint="make room there, and start again",
+        ) from error
     return Stores(database, store, store.load(), files, measurements, SqlAdvice(database), output)
 
 
 def _scheduler(
     settings: Settings, policies: Registry, stores: Stores, links: LinkBook, catalogue: Catalogue
-) -> Scheduler:  # fmt: skip
+) -> Scheduler:
     """One that knows what was known, and has taken up every job that is not over."""
     speeds = {name: section.speed for name, section in settings.clusters.items()}
     experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
@@ -242,9 +255,7 @@ def _profile(section: ClusterSection) -> ClusterProfile:
     return ClusterProfile(section.processes_per_node, section.scratch, home, section.paths, section.mpi.series)
 
 
-def _describer(
-    settings: Settings, book_of: Callable[[str], ClusterBook], data_dir: Path
-) -> Describe:  # fmt: skip
+def _describer(settings: Settings, book_of: Callable[[str], ClusterBook], data_dir: Path) -> Describe:
     def describe(name: str) -> ClusterRecord:
         book = book_of(name)
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
@@ -256,11 +267,25 @@ def _describer(
         if book.disks:
             details["disks"] = [asdict(disk) for disk in book.disks]
         return ClusterRecord(
-            name=name, kind=section.kind, state=str(book.state), total=book.total, idle=book.idle,
-            used=book.used, background=book.background, down=book.down, errors=book.errors, reason=book.said,
-            last_heard=book.last_heard, processes_per_node=section.processes_per_node, speed=section.speed,
-            unusable=book.unusable, note=book.note, trials=book.trials, drained=book.drained, details=details,
-        )  # fmt: skip
+            name=name,
+            kind=section.kind,
+            state=str(book.state),
+            total=book.total,
+            idle=book.idle,
+            used=book.used,
+            background=book.background,
+            down=book.down,
+            errors=book.errors,
+            reason=book.said,
+            last_heard=book.last_heard,
+            processes_per_node=section.processes_per_node,
+            speed=section.speed,
+            unusable=book.unusable,
+            note=book.note,
+            trials=book.trials,
+            drained=book.drained,
+            details=details,
+        )
 
     return describe
 
@@ -277,28 +302,47 @@ def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe
 def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
     hub = Hub(
-        engine, outputs, instance=stores.jobs.instance, life=_nonce(), lease=settings.lease,
-        output_limit=settings.output_limit, unreachable_after=engine.scheduler.rules.unreachable_after,
-    )  # fmt: skip
+        engine,
+        outputs,
+        instance=stores.jobs.instance,
+        life=_nonce(),
+        lease=settings.lease,
+        output_limit=settings.output_limit,
+        unreachable_after=engine.scheduler.rules.unreachable_after,
+    )
     engine.dispatcher = hub
     return hub
 
 
 def _services(
-    settings: Settings, stores: Stores, engine: Engine, hub: Hub, outputs: Outputs, links: LinkBook,
-    describe: Describe, data_dir: Path,
-) -> Services:  # fmt: skip
+    settings: Settings,
+    stores: Stores,
+    engine: Engine,
+    hub: Hub,
+    outputs: Outputs,
+    links: LinkBook,
+    describe: Describe,
+    data_dir: Path,
+) -> Services:
     clock = engine.clock
     bundles = Bundles(
-        stores.files, data_dir / "bundles", limit=settings.bundle_limit, quota=settings.bundles_quota, clock=clock,
+        stores.files,
+        data_dir / "bundles",
+        limit=settings.bundle_limit,
+        quota=settings.bundles_quota,
+        clock=clock,
         needed=lambda: {job.spec.bundle.id for job in engine.scheduler.jobs() if job.spec.bundle},
-    )  # fmt: skip
+    )
     files = Files(engine, stores.files, hub.questions, bundles)
     jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve)
     results = Results(
-        stores.files, data_dir / "results", limit=settings.collect_limit, quota=settings.results_quota, clock=clock,
+        stores.files,
+        data_dir / "results",
+        limit=settings.collect_limit,
+        quota=settings.results_quota,
+        clock=clock,
         attempts=jobs.attempts,
-    )  # fmt: skip
+    )
     network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
     jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks.build())
     advisor = Advisor(engine.scheduler.experience, stores.advice)
@@ -326,18 +370,19 @@ def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty
 def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -> list[APIRouter]:
     bundles, files, results = services.bundles, services.files, services.results
     return [
-        agents_router(hub, tokens), background_router(services.jobs, hub.questions, settings.background_load),
-        files_router(files, bundles, results), agent_files_router(bundles, results, tokens),
-        network_router(services.network), advisor_router(services.advisor),
-    ]  # fmt: skip
+        agents_router(hub, tokens),
+        background_router(services.jobs, hub.questions, settings.background_load),
+        files_router(files, bundles, results),
+        agent_files_router(bundles, results, tokens),
+        network_router(services.network),
+        advisor_router(services.advisor),
+    ]
 
 
 # Embedded agents
 
 
-def _embedded_agents(
-    settings: Settings, tokens: Tokens, data_dir: Path, umask: int, engine: Engine
-) -> EmbeddedAgents:  # fmt: skip
+def _embedded_agents(settings: Settings, tokens: Tokens, data_dir: Path, umask: int, engine: Engine) -> EmbeddedAgents:
     def tell(cluster: str, why: str) -> None:
         engine.post(Item(events=(AgentFailed(cluster, f"its agent {why}"),)))
 

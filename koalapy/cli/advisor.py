@@ -62,10 +62,18 @@ def record_table(found: Sequence[Json]) -> str:
     if not found:
         return "the policy auto has placed no job yet"
     rows = [
-        [given["job"], given["at"], given["application"] or "-", given["clusters"], _seconds(given["predicted"]),
-         _seconds(given["actual"]), _percent(given["error"]), given["reason"]]
+        [
+            given["job"],
+            given["at"],
+            given["application"] or "-",
+            given["clusters"],
+            _seconds(given["predicted"]),
+            _seconds(given["actual"]),
+            _percent(given["error"]),
+            given["reason"],
+        ]
         for given in found
-    ]  # fmt: skip
+    ]
     header = ["JOB", "PLACED", "APPLICATION", "CLUSTERS", "PREDICTED", "ACTUAL", "ERROR", "REASON"]
     shown = table(header, rows)
     errors = [abs(given["error"]) for given in found if given["error"] is not None]

@@ -39,9 +39,14 @@ class Option:
     """``--name VALUE``, or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite."""
 
     def __init__(
-        self, *names: str, help: str = "", envvar: str = "", min: float | None = None, max: float | None = None,
+        self,
+        *names: str,
+        help: str = "",
+        envvar: str = "",
+        min: float | None = None,
+        max: float | None = None,
         hidden: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.names, self.help, self.envvar, self.hidden = names, help, envvar, hidden
         self.min, self.max = min, max
 
@@ -50,9 +55,14 @@ class Argument:
     """A word at its place. ``rest``: no option is looked for after the first word that is none."""
 
     def __init__(
-        self, *, help: str = "", metavar: str = "", min: float | None = None, max: float | None = None,
+        self,
+        *,
+        help: str = "",
+        metavar: str = "",
+        min: float | None = None,
+        max: float | None = None,
         rest: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.help, self.metavar, self.rest = help, metavar, rest
         self.min, self.max = min, max
 
@@ -128,9 +138,14 @@ class Commands(_Refusing, click.Group):
     def __init__(self, name: str, group: Group) -> None:
         own = click_command(name, group.default) if group.default else None
         super().__init__(
-            name, invoke_without_command=True, help=group.help, short_help=group.help, epilog=group.epilog,
-            context_settings=CONTEXT, params=[*own.params] if own else [],
-        )  # fmt: skip
+            name,
+            invoke_without_command=True,
+            help=group.help,
+            short_help=group.help,
+            epilog=group.epilog,
+            context_settings=CONTEXT,
+            params=[*own.params] if own else [],
+        )
         self._below, self._own = group.commands, own
         self.callback = self._alone
 
@@ -162,9 +177,10 @@ class Commands(_Refusing, click.Group):
         if command is None:
             raise click.exceptions.NoSuchCommand(name, possibilities=self._below, ctx=ctx)
         given = {
-            option: value for option, value in ctx.params.items()
+            option: value
+            for option, value in ctx.params.items()
             if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
-        }  # fmt: skip
+        }
         for option in given.keys() - {one.name for one in command.params}:
             shown = next(one.opts[0] for one in self.params if one.name == option)
             ctx.fail(f"{ctx.command_path} {name} has no option {shown}, which stands before it.")
@@ -178,10 +194,13 @@ def click_command(name: str, run: Function) -> click.Command:
     takes_rest = any(isinstance(one.spec, Argument) and one.spec.rest for one in found)
     about = inspect.getdoc(run) or ""
     return _Refusing(
-        name, callback=_called(run, found), params=[one.made() for one in found], help=about,
+        name,
+        callback=_called(run, found),
+        params=[one.made() for one in found],
+        help=about,
         short_help=about.split("\n\n")[0],
         context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +232,14 @@ class _Parameter:
             common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
         tells = self.default not in (None, "", False, True) and "default:" not in self.spec.help
         return click.Option(
-            [self.name, *names], multiple=self.is_list, hidden=self.spec.hidden, envvar=self.spec.envvar or None,
-            show_envvar=True, show_default=tells, **common,
-        )  # fmt: skip
+            [self.name, *names],
+            multiple=self.is_list,
+            hidden=self.spec.hidden,
+            envvar=self.spec.envvar or None,
+            show_envvar=True,
+            show_default=tells,
+            **common,
+        )
 
     def _type(self) -> click.ParamType[Any]:
         if self.type in (int, float):
@@ -244,9 +268,14 @@ def _parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _
     is_list = get_origin(kind) is list
     is_required = default is inspect.Parameter.empty
     return _Parameter(
-        name, get_args(kind)[0] if is_list else kind, is_list, None if is_required else default, is_required, spec,
+        name,
+        get_args(kind)[0] if is_list else kind,
+        is_list,
+        None if is_required else default,
+        is_required,
+        spec,
         part_of,
-    )  # fmt: skip
+    )
 
 
 def _whole(bound: float | None) -> int | None:
@@ -300,15 +329,22 @@ def root_of(name: str, root: Group, version: str) -> Commands:
     commands = Commands(name, root)
     commands.params += [
         click.Option(
-            ["--version"], is_flag=True, is_eager=True, expose_value=False, help="print koala's version",
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="print koala's version",
             callback=_prints(lambda _: f"{name} {version}\n"),
         ),
         click.Option(
-            ["--show-completion"], type=click.Choice(["bash", "zsh", "fish"]), is_eager=True, expose_value=False,
+            ["--show-completion"],
+            type=click.Choice(["bash", "zsh", "fish"]),
+            is_eager=True,
+            expose_value=False,
             help="print the script that has a shell complete commands",
             callback=_prints(lambda shell: _completion(commands, name, shell)),
         ),
-    ]  # fmt: skip
+    ]
     return commands
 
 

@@ -88,7 +88,7 @@ class Client:
 
     def post(
         self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         """A ``patient`` one waits for the answer however long it takes."""
         return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_WITHIN)
 
@@ -196,7 +196,7 @@ class Client:
 
     def _pieces(
         self, path: str, query: Json, timeout: float | None, headers: dict[str, str] | None = None
-    ) -> Iterator[bytes]:  # fmt: skip
+    ) -> Iterator[bytes]:
         began = False
         try:
             with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, told, pieces):

@@ -74,8 +74,12 @@ def _daemon(directory: Path, keep: bool) -> Iterator[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")}
     daemon = subprocess.Popen(
         [sys.executable, "-m", "koalapy.cli.main", "serve", "--port", "0", "--data-dir", str(directory / "data")],
-        stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
     finished = False
     try:
         assert daemon.stdout is not None

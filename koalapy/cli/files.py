@@ -56,9 +56,12 @@ def _catalogue(client: Client, name: str | None) -> list[Json]:
 
 
 def verify(
-    name: OptionalName = None, cluster: Cluster = None,
-    as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None,
-) -> None:  # fmt: skip
+    name: OptionalName = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
     """Look again at what the catalogue has; what is not good any more is not used until it is good again."""
     choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
     answer = Client(url, token).post("/api/v1/replicas/verify", choice, patient=True)
@@ -74,7 +77,7 @@ def verify(
 
 def remove(
     name: Name, cluster: Cluster = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
-) -> None:  # fmt: skip
+) -> None:
     """Take a logical file out of the catalogue; the files on the clusters stay where they are."""
     answer = Client(url, token).delete("/api/v1/replicas", name=name, cluster=cluster)
     if as_json:
@@ -87,10 +90,18 @@ def remove(
 
 def _page(replicas: list[Json]) -> str:
     rows = [
-        [r["name"], r["cluster"], r["state"], bytes_text(r["size"]), "-" if r["parts"] is None else r["parts"],
-         r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"]
+        [
+            r["name"],
+            r["cluster"],
+            r["state"],
+            bytes_text(r["size"]),
+            "-" if r["parts"] is None else r["parts"],
+            r["checksum"][:8],
+            r["path"],
+            r.get("problem") or r["reason"] or "-",
+        ]
         for r in replicas
-    ]  # fmt: skip
+    ]
     return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
 
 

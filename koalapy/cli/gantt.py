@@ -27,9 +27,18 @@ FEWEST_COLUMNS = 20
 TICK_COLUMNS = 10
 """At least so far apart."""
 STEPS = (
-    *(base * power for power in (0.001, 0.01, 0.1, 1) for base in (1, 2, 5)), 10, 15, 30, 60, 120, 300, 600, 900,
-    *(3600 * hours for hours in (0.5, 1, 2, 3, 6, 12)), *(86400 * days for days in (1, 2, 7, 14, 28, 91, 182, 365)),
-)  # fmt: skip
+    *(base * power for power in (0.001, 0.01, 0.1, 1) for base in (1, 2, 5)),
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    *(3600 * hours for hours in (0.5, 1, 2, 3, 6, 12)),
+    *(86400 * days for days in (1, 2, 7, 14, 28, 91, 182, 365)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,7 @@ class Row:
     text: str = ""
 
 
-def chart(
-    job: Json, attempts: Sequence[Json], *, width: int, now: float, limit: int = 5, unicode: bool = True
-) -> str:  # fmt: skip
+def chart(job: Json, attempts: Sequence[Json], *, width: int, now: float, limit: int = 5, unicode: bool = True) -> str:
     """The last ``limit`` of these attempts, no line longer than ``width`` (if that is enough for a chart at all)."""
     marks = UNICODE if unicode else ASCII
     start, end = _span(job, attempts, limit, now)

@@ -63,9 +63,16 @@ class Connection:
             self._base = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{self._base}"
 
     def ask(
-        self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: object = None,
-        content: IO[bytes] | None = None, headers: Mapping[str, str] | None = None, timeout: Seconds = None,
-    ) -> Answer:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: object = None,
+        content: IO[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: Seconds = None,
+    ) -> Answer:
         """The answer to a question, which has a ``body`` for JSON or the ``content`` of a file. Raises ``BROKEN``."""
         with self._asked(method, path, query, body, content, headers, timeout) as answer:
             return Answer(answer.status, answer.headers, answer.read())
@@ -80,9 +87,15 @@ class Connection:
 
     @contextmanager
     def _asked(
-        self, method: str, path: str, query: Mapping[str, Any] | None, body: object, content: IO[bytes] | None,
-        headers: Mapping[str, str] | None, timeout: Seconds,
-    ) -> Iterator[http.client.HTTPResponse]:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        body: object,
+        content: IO[bytes] | None,
+        headers: Mapping[str, str] | None,
+        timeout: Seconds,
+    ) -> Iterator[http.client.HTTPResponse]:
         words = urlencode({name: _word(value) for name, value in (query or {}).items()}, doseq=True)
         told = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         lines = {**self._shown, **(headers or {})}

@@ -75,9 +75,10 @@ def _legend(answer: Json) -> list[str]:
         UNMEASURED: "not measured: koala network measure" if "unmeasured" in states or partly else "",
         "( )": "configured, not measured" if "configured" in states else "",
         STALE: f"measured more than {duration(answer['stale_after'])} ago; used all the same"
-        if "stale" in states else "",
+        if "stale" in states
+        else "",
         UNREACHABLE: "the nodes do not reach each other: never combined" if UNREACHABLE in states else "",
-    }  # fmt: skip
+    }
     return [f"{mark}  {meaning}" for mark, meaning in meanings.items() if meaning]
 
 
@@ -107,10 +108,16 @@ def in_words(result: Json | None, reason: str = "") -> str:
 
 def history_table(lines: Sequence[Json]) -> str:
     rows = [
-        [_clock(line["at"]), line["kind"], _number(line["latency"], 1e3), _number(line["bandwidth"], 1e-6),
-         "-" if line["job"] is None else line["job"], line["error"] or "-"]
+        [
+            _clock(line["at"]),
+            line["kind"],
+            _number(line["latency"], 1e3),
+            _number(line["bandwidth"], 1e-6),
+            "-" if line["job"] is None else line["job"],
+            line["error"] or "-",
+        ]
         for line in lines
-    ]  # fmt: skip
+    ]
     return table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
 
 

@@ -142,5 +142,6 @@ def _name(link: Json) -> str:
 
 network_group = Group(
     "Show what is known of the network between clusters, or have it measured.",
-    {"measure": measure, "history": history}, default=network,
-)  # fmt: skip
+    {"measure": measure, "history": history},
+    default=network,
+)

@@ -114,9 +114,7 @@ def local_run(
     return code
 
 
-def demo(
-    keep: Annotated[bool, Option("--keep", help="leave the daemon running, and say where")] = False,
-) -> int:
+def demo(keep: Annotated[bool, Option("--keep", help="leave the daemon running, and say where")] = False) -> int:
     """Show one MPI program running as a single job over two clusters, from beginning to end."""
     from koalapy.cli.demo import run_demo
 

@@ -8,12 +8,23 @@ from koalapy.cli.submission import brings_files
 
 Json = dict[str, Any]
 PLAIN = {
-    "policy": "--policy", "coallocation": "--coallocation", "speed_ratio_min": "--speed-ratio-min",
-    "claiming": "--claiming", "claim_threshold": "--claim-threshold", "priority": "--priority",
-    "processes_per_node": "--ppn", "name": "--name", "launcher": "--launcher", "walltime": "--walltime",
-    "output": "--output", "max_restarts": "--max-restarts", "max_placement_tries": "--max-placement-tries",
-    "max_claiming_tries": "--max-claiming-tries", "application": "--application", "communication": "--communication",
-}  # fmt: skip
+    "policy": "--policy",
+    "coallocation": "--coallocation",
+    "speed_ratio_min": "--speed-ratio-min",
+    "claiming": "--claiming",
+    "claim_threshold": "--claim-threshold",
+    "priority": "--priority",
+    "processes_per_node": "--ppn",
+    "name": "--name",
+    "launcher": "--launcher",
+    "walltime": "--walltime",
+    "output": "--output",
+    "max_restarts": "--max-restarts",
+    "max_placement_tries": "--max-placement-tries",
+    "max_claiming_tries": "--max-claiming-tries",
+    "application": "--application",
+    "communication": "--communication",
+}
 """Fields with an option of one value."""
 
 

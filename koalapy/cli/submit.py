@@ -86,9 +86,17 @@ class JobOptions:
 FIELDS = {"ppn": "processes_per_node", "chdir": "workdir"}
 """Of options whose field has another name."""
 READ = {
-    "flexible", "nonfixed", "fixed", "min_component", "max_components", "split", "policy_option", "coallocation",
-    "env", "input_",
-}  # fmt: skip
+    "flexible",
+    "nonfixed",
+    "fixed",
+    "min_component",
+    "max_components",
+    "split",
+    "policy_option",
+    "coallocation",
+    "env",
+    "input_",
+}
 """Options whose text is read first."""
 
 
@@ -132,9 +140,7 @@ def submit(
     return None
 
 
-def _dry_run(
-    client: Client, body: Json, options: Json, paths: list[str], *, as_json: bool, **others: bool
-) -> None:  # fmt: skip
+def _dry_run(client: Client, body: Json, options: Json, paths: list[str], *, as_json: bool, **others: bool) -> None:
     """Show what would become of it; with its files, as far as they can be read."""
     from koalapy.cli import explain, staging
 

@@ -83,10 +83,18 @@ def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
     """Jobs as squeue users expect them."""
     header = ["ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS"]
     rows = [
-        [j["id"], j["name"] or "-", j["owner"], j["priority"], j["state"], nodes_of(j["request"]), _running_time(j),
-         _where(j) if j["state"] != "queued" else "-"]
+        [
+            j["id"],
+            j["name"] or "-",
+            j["owner"],
+            j["priority"],
+            j["state"],
+            nodes_of(j["request"]),
+            _running_time(j),
+            _where(j) if j["state"] != "queued" else "-",
+        ]
         for j in jobs
-    ]  # fmt: skip
+    ]
     if wide:
         header += ["SUBMITTED", "TYPE", "POLICY", "RESTARTS", "EXIT"]
         for row, j in zip(rows, jobs, strict=True):
@@ -117,20 +125,29 @@ def metrics(found: Json) -> str:
     """How the clusters are used, how long jobs wait, and how they ended."""
     span = _span(found["start"], found["end"])
     used = [
-        [c["name"], c["total"], c["used"], c["background"], c["idle"], f"{c['node_seconds'] / 3600:.2f}",
-         "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}"]
+        [
+            c["name"],
+            c["total"],
+            c["used"],
+            c["background"],
+            c["idle"],
+            f"{c['node_seconds'] / 3600:.2f}",
+            "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
+        ]
         for c in found["clusters"]
-    ]  # fmt: skip
+    ]
     names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
     waited = [[p, means["jobs"], *(_s(means[name]) for name in names)] for p, means in found["priorities"].items()]
     ended = ", ".join(f"{found['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
-    return "\n\n".join([
-        f"The last {duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
-        table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
-        table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
-        f"Jobs that ended: {ended}; {found['restarts']} restarts. Now: {found['queued']} queued, "
-        f"{found['active']} placed or running.",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            f"The last {duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
+            table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
+            table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
+            f"Jobs that ended: {ended}; {found['restarts']} restarts. Now: {found['queued']} queued, "
+            f"{found['active']} placed or running.",
+        ]
+    )
 
 
 def timeline(job: Json) -> str:
@@ -160,7 +177,7 @@ def job_page(job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Seq
         ("in all", _s(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
-    ]  # fmt: skip
+    ]
     width = max(len(name) for name, _ in facts)
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
     if job["components"]:

@@ -104,7 +104,7 @@ def _folder(root: int, parts: list[str], to: Path) -> int:
 
 def _write(
     archive: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str], root: int, to: Path, *, force: bool
-) -> None:  # fmt: skip
+) -> None:
     content = archive.extractfile(member)
     folder = _folder(root, parts[:-1], to)
     try:

@@ -17,9 +17,7 @@ PAUSE = 0.5
 """Seconds until a daemon that is away is asked again for a job's output."""
 
 
-def end_with(
-    client: Client, submitted: Json, deadline: float | None, *, as_json: bool, show_output: bool
-) -> int:  # fmt: skip
+def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
     """Wait for a job; its exit code."""
     job = submitted["id"]
     try:

@@ -51,11 +51,25 @@ def generate(
     from koalapy.workload.swf import ZERO
 
     given = {
-        "jobs": jobs, "duration": duration, "rate": rate, "utilisation": utilisation, "sizes": sizes,
-        "components": components, "least": least, "request": request, "policy": policy, "priorities": priorities,
-        "applications": applications, "arguments": arguments, "estimates": estimate, "run_times": run_times,
-        "inputs": inputs, "scale": scale, "compress": compress, "fields": field,
-    }  # fmt: skip
+        "jobs": jobs,
+        "duration": duration,
+        "rate": rate,
+        "utilisation": utilisation,
+        "sizes": sizes,
+        "components": components,
+        "least": least,
+        "request": request,
+        "policy": policy,
+        "priorities": priorities,
+        "applications": applications,
+        "arguments": arguments,
+        "estimates": estimate,
+        "run_times": run_times,
+        "inputs": inputs,
+        "scale": scale,
+        "compress": compress,
+        "fields": field,
+    }
     if swf is not None and (rate is not None or utilisation is not None):
         raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
     try:
@@ -142,9 +156,15 @@ def run(
     except KoalaError as error:
         raise of_koala(error) from error
     options = Options(
-        background=background, background_seconds=background_seconds, background_nodes=background_nodes, seed=seed,
-        interval=interval, patience=patience, timeout=timeout, cancel_on_interrupt=cancel_on_interrupt,
-    )  # fmt: skip
+        background=background,
+        background_seconds=background_seconds,
+        background_nodes=background_nodes,
+        seed=seed,
+        interval=interval,
+        patience=patience,
+        timeout=timeout,
+        cancel_on_interrupt=cancel_on_interrupt,
+    )
     _make_folder(folder)
     daemon = over_rest(Client(url, token), policy)
     daemon.check(background)

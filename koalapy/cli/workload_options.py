@@ -21,8 +21,12 @@ def recipe_of(preset: str | None, given: Json, *, is_trace: bool) -> Recipe:
         "components": lambda text: _numbers("--components", text),
         "priorities": lambda text: _weights("--priorities", text),
         "applications": lambda text: _weights("--applications", text),
-        "arguments": _arguments, "estimates": _estimates, "run_times": _run_times, "inputs": _names, "fields": _fields,
-    }  # fmt: skip
+        "arguments": _arguments,
+        "estimates": _estimates,
+        "run_times": _run_times,
+        "inputs": _names,
+        "fields": _fields,
+    }
     changes = {name: readers.get(name, _same)(value) for name, value in given.items() if value not in (None, [])}
     if "fields" in changes:
         changes["fields"] = (*recipe.fields, *changes["fields"])

@@ -113,4 +113,4 @@ def advised(job: Job, at: float, advice: Advice, reason: str) -> Advised:
     taken = advice.taken
     return Advised(
         job.id, job.generation, at, advice.application, len(taken.clusters), advice.options, reason, taken.run
-    )  # fmt: skip
+    )

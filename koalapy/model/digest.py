@@ -11,11 +11,33 @@ from koalapy.model.job import JobSpec
 FORM = "2:"
 """How digests begin; those of before there was this form are bare."""
 FIELDS_OF_BEFORE = (
-    "request", "command", "name", "owner", "environment", "priority", "policy", "policy_options", "coallocation",
-    "speed_ratio_min", "claiming", "claim_threshold", "launcher", "processes_per_node", "workdir", "output", "walltime",
-    "max_restarts", "max_placement_tries", "max_claiming_tries", "retry_on_exit", "inputs", "bundle", "collect",
-    "application", "communication",
-)  # fmt: skip
+    "request",
+    "command",
+    "name",
+    "owner",
+    "environment",
+    "priority",
+    "policy",
+    "policy_options",
+    "coallocation",
+    "speed_ratio_min",
+    "claiming",
+    "claim_threshold",
+    "launcher",
+    "processes_per_node",
+    "workdir",
+    "output",
+    "walltime",
+    "max_restarts",
+    "max_placement_tries",
+    "max_claiming_tries",
+    "retry_on_exit",
+    "inputs",
+    "bundle",
+    "collect",
+    "application",
+    "communication",
+)
 
 
 def digest_of(spec: JobSpec) -> str:

@@ -73,8 +73,6 @@ class SiteUnavailable(SiteError):
 class SiteRejected(SiteError):
     """The cluster refused; the same call will be refused again. ``fault`` is a word for machines, if it gave one."""
 
-    def __init__(
-        self, message: str, *, field: str = "", value: object = None, hint: str = "", fault: str = ""
-    ) -> None:  # fmt: skip
+    def __init__(self, message: str, *, field: str = "", value: object = None, hint: str = "", fault: str = "") -> None:
         super().__init__(message, field=field, value=value, hint=hint)
         self.fault = fault

@@ -106,7 +106,7 @@ def _check_constraints(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> None
 
 def _check_named_together(
     request: FixedRequest, at_most: int | None, ratio: float | None, clusters: Sequence[ClusterLimits]
-) -> None:  # fmt: skip
+) -> None:
     named = {component.cluster or "" for component in request.components}
     if at_most is not None and len(named) > at_most:
         problem = f"is {at_most}, but the request names {len(named)} clusters ({listed(sorted(named))})"
@@ -118,9 +118,7 @@ def _check_named_together(
         refuse("speed_ratio_min", ratio, problem, "lower it, or name clusters of more equal speed")
 
 
-def _fits_within(
-    spec: JobSpec, clusters: Sequence[ClusterLimits], at_most: int | None, ratio: float | None
-) -> bool:  # fmt: skip
+def _fits_within(spec: JobSpec, clusters: Sequence[ClusterLimits], at_most: int | None, ratio: float | None) -> bool:
     request = spec.request
     if at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
         most = request.max_components

@@ -55,7 +55,7 @@ def immovable(site: ClusterName, files: Sequence[InputFile], grid: GridView) -> 
 
 def _best(
     site: ClusterName, file: InputFile, grid: GridView, assumed: float | None
-) -> tuple[float, ClusterName] | None:  # fmt: skip
+) -> tuple[float, ClusterName] | None:
     """Seconds and file site of the shortest transfer of one file."""
     sites = grid.sites_of(file)
     if site in sites:

@@ -230,9 +230,7 @@ def _check_profiles(spec: JobSpec, clusters: Sequence[ClusterLimits]) -> list[Cl
     return able
 
 
-def _check_fixed_profiles(
-    spec: JobSpec, request: FixedRequest, profiles: Mapping[ClusterName, ClusterProfile]
-) -> None:  # fmt: skip
+def _check_fixed_profiles(spec: JobSpec, request: FixedRequest, profiles: Mapping[ClusterName, ClusterProfile]) -> None:
     first = profiles[request.components[0].cluster or ""]
     for index, component in enumerate(request.components):
         name = component.cluster or ""

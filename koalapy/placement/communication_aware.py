@@ -79,9 +79,7 @@ class CommunicationAware:
                 return filled
         return None
 
-    def _fill_together(
-        self, request: FlexibleRequest, grid: GridView, network: Network, level: int
-    ) -> Filled | None:  # fmt: skip
+    def _fill_together(self, request: FlexibleRequest, grid: GridView, network: Network, level: int) -> Filled | None:
         """On clusters that may all be combined, by one of the network's levels."""
         least, total = request.min_component_size, request.total_size
         sets = self._sets(least, grid, network, level)
@@ -134,13 +132,14 @@ class CommunicationAware:
 
     def _reason(
         self, request: FlexibleRequest, cluster: ClusterView, grid: GridView, network: Network
-    ) -> ClusterReason:  # fmt: skip
+    ) -> ClusterReason:
         beside = network.levels[-1][cluster.name]
         near = sum(c.idle for c in grid.by_idle if c.name in beside)
         wanted = idle_that_suffices(
-            cluster, lambda idle: self._fill(request, with_idle(grid, cluster, idle), network) is not None,
+            cluster,
+            lambda idle: self._fill(request, with_idle(grid, cluster, idle), network) is not None,
             max(request.min_component_size, request.total_size - near),
-        )  # fmt: skip
+        )
         needs = needs_of(request, cluster)
         far = sum(1 for c in grid.by_idle if c.name not in beside and c.name != cluster.name)
         if far and cluster.idle >= request.min_component_size:

@@ -98,7 +98,7 @@ def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[Cluster
 
 def combination(
     order: Sequence[ClusterView], near: Near, suffice: Callable[[Sequence[ClusterView]], bool]
-) -> list[ClusterView] | None:  # fmt: skip
+) -> list[ClusterView] | None:
     """Clusters that are all near to each other and suffice together; the first ones in order, as far as may be.
 
     None where there are none, or none is found in ``MOST_LOOKS``: to be sure takes far too long among many clusters.

@@ -125,10 +125,18 @@ def builtin() -> Registry:
     """A registry of the policies that ship with koalapy."""
     registry = Registry()
     for policy in (
-        Fixed(), WorstFit(), CloseToFiles(),
-        ClusterMinimization(), CommunicationAware(), LargerFirst(), FasterFirst(),
-        BestFit(), FastestOne(), Adaptive(), Auto(),
-    ):  # fmt: skip
+        Fixed(),
+        WorstFit(),
+        CloseToFiles(),
+        ClusterMinimization(),
+        CommunicationAware(),
+        LargerFirst(),
+        FasterFirst(),
+        BestFit(),
+        FastestOne(),
+        Adaptive(),
+        Auto(),
+    ):
         registry.register(policy)
     return registry
 

@@ -84,7 +84,7 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | 
 
 def _alone(
     cluster: ClusterView, wait: float | None, transfer: float, knowledge: Knowledge, blocked: float = 0.0
-) -> Way:  # fmt: skip
+) -> Way:
     run = knowledge.run_time(())
     seconds = None if run is None else run / cluster.speed
     return Way(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
@@ -194,7 +194,7 @@ def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Ref
 
 def _on_few(
     policy: Policy, request: NonFixedRequest, grid: GridView, clusters: Sequence[ClusterView]
-) -> Placement | None:  # fmt: skip
+) -> Placement | None:
     """On the first of the clusters, as few as will do."""
     least = _least(request.total_size, clusters)
     for number in range(least, min(least + NUMBERS_TRIED, len(clusters) + 1)):

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 NAP = 1.0
 """Seconds: whatever takes longer than it should by more than this, the process was stopped meanwhile."""
 KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-)  # fmt: skip
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
 """So that a host that is gone is noticed within half a minute, whether anything is sent to it or not."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -49,9 +49,7 @@ def other_ways(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> li
 
 def _hosts(
     plan: Plan, networks: Mapping[str, str], by_node: Mapping[int, Mapping[str, str]]
-) -> tuple[list[str], list[str]]:  # fmt: skip
+) -> tuple[list[str], list[str]]:
     """Where a cluster has no choice its nodes keep their addresses."""
-    hosts = [
-        by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)
-    ]  # fmt: skip
+    hosts = [by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)]
     return sorted({*networks.values()} - {""}), hosts

@@ -20,9 +20,23 @@ MISLEADING = ("SLURM", "PMI_", "PMI2_", "PMIX_", "PE_HOSTFILE")
 FORWARDED = ("OMPI_", "OPAL_", "PMIX_MCA_", "PRTE_MCA_")
 """What mpirun hands from its own node's environment to every rank."""
 OF_PRRTE = (
-    "errmgr", "ess", "filem", "grpcomm", "iof", "odls", "oob", "plm", "prte", "ras", "rmaps", "rml", "routed", "rtc",
-    "schizo", "state",
-)  # fmt: skip
+    "errmgr",
+    "ess",
+    "filem",
+    "grpcomm",
+    "iof",
+    "odls",
+    "oob",
+    "plm",
+    "prte",
+    "ras",
+    "rmaps",
+    "rml",
+    "routed",
+    "rtc",
+    "schizo",
+    "state",
+)
 """Parts of series 5 whose parameters are PRRTE's; those in ``OF_PMIX`` are PMIx's, all others Open MPI's own."""
 OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
 CONTROL_PORTS = 64

@@ -52,7 +52,7 @@ class Visitor:
 
     def __init__(
         self, runner: Node, plan: Plan, series: int, tell: Callable[[dict[str, Any]], None], way: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``way`` counts the ways to meet that were tried before this one."""
         self._runner, self._plan, self._tell, self.way = runner, plan, tell, way
         ports = rank_ports(runner.environment)
@@ -60,10 +60,16 @@ class Visitor:
         self._round: Round | None = None
         self._answer: dict[str, Any] | None = None
         self.ready: dict[str, Any] = {
-            "op": "ready", "index": plan.index, "name": runner.settings.name, "series": series,
-            "port": self._door.port, "word": self._door.word, "way": way,
-            "choices": own_choices(plan, runner.environment), "host_name": socket.gethostname().partition(".")[0],
-        }  # fmt: skip
+            "op": "ready",
+            "index": plan.index,
+            "name": runner.settings.name,
+            "series": series,
+            "port": self._door.port,
+            "word": self._door.word,
+            "way": way,
+            "choices": own_choices(plan, runner.environment),
+            "host_name": socket.gethostname().partition(".")[0],
+        }
 
     def say_ready(self) -> None:
         """And again until the head node answers: relays may get lost."""
@@ -101,7 +107,7 @@ class Preflight:
 
     def __init__(
         self, runner: Node, plan: Plan, series: int, over: Callable[[], None], moving: Callable[[], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``over`` is called once all have reached all; ``moving`` before that, when the nodes' addresses change."""
         self._runner, self._plan, self._over, self._moving = runner, plan, over, moving
         self._series, self._way = series, 0

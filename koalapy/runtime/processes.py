@@ -70,9 +70,14 @@ def _start(argv: list[str], environment: dict[str, str], output: int) -> int:
     import subprocess
 
     child = subprocess.Popen(
-        argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, close_fds=False,
+        argv,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        close_fds=False,
         start_new_session=True,
-    )  # fmt: skip
+    )
     child.returncode = 0  # whoever waits for all children takes leave of this one, too
     return child.pid
 

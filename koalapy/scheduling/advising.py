@@ -63,9 +63,13 @@ class Advising:
     """Looks up what is known at this moment; what holds for the whole grid once for each view."""
 
     def __init__(
-        self, experience: Experience, ledger: Ledger, grid: GridBook, waiting: Callable[[], Iterable[Request]],
+        self,
+        experience: Experience,
+        ledger: Ledger,
+        grid: GridBook,
+        waiting: Callable[[], Iterable[Request]],
         now: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.experience = experience
         self._ledger = ledger
         self._grid = grid

@@ -26,7 +26,7 @@ class Aging:
 
     def __init__(
         self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridBook, asking: Asking
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rules = rules
         self._queues = queues
         self._ledger = ledger

@@ -27,9 +27,14 @@ class Asking:
     """Policies by name, what jobs demand of clusters beside, and what clusters on probation are given."""
 
     def __init__(
-        self, policies: Registry, placer: Placer, grid: GridBook,
-        waiting: Callable[[], Iterable[Request]], warn: Callable[[str], None], advising: Advising,
-    ) -> None:  # fmt: skip
+        self,
+        policies: Registry,
+        placer: Placer,
+        grid: GridBook,
+        waiting: Callable[[], Iterable[Request]],
+        warn: Callable[[str], None],
+        advising: Advising,
+    ) -> None:
         self._policies = policies
         self._placer = placer
         self._grid = grid
@@ -97,9 +102,7 @@ class Asking:
 
         return view.once(("waiting beside", spec.request), ahead)
 
-    def _one_trial_each(
-        self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement
-    ) -> Placement | Refusal:  # fmt: skip
+    def _one_trial_each(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
         """A cluster on probation gets one component at a time: an answer that gives it more is asked for anew.
 
         If that leaves no way, and no cluster is trusted, a job may bring all its components as one trial.

@@ -86,8 +86,12 @@ def _with_the_same_nodes(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> I
     yield from _other_combinations(scheduler, spec)
     if whole is not None:
         free = without_bounds(whole)
-        yield one("request", {"type": "flexible", "total_size": free.request.total_size},
-                  f"ask for {nodes(free.request.total_size)} without any bounds", free)  # fmt: skip
+        yield one(
+            "request",
+            {"type": "flexible", "total_size": free.request.total_size},
+            f"ask for {nodes(free.request.total_size)} without any bounds",
+            free,
+        )
     if spec.priority is Priority.LOW:
         yield one("priority", "high", "give it high priority", replace(spec, priority=Priority.HIGH))
 
@@ -120,20 +124,33 @@ def _looser(request: FlexibleRequest, spec: JobSpec, clusters: int) -> Iterator[
     """Each bound of a flexible request alone, as little as will do."""
     if request.max_components is not None:
         more = range(request.max_components + 1, min(clusters, request.total_size) + 1)
-        yield _steps(spec, "request.max_components", more, lambda n: f"allow {n} components",
-                     lambda n: replace(request, max_components=n))  # fmt: skip
+        yield _steps(
+            spec,
+            "request.max_components",
+            more,
+            lambda n: f"allow {n} components",
+            lambda n: replace(request, max_components=n),
+        )
     less = range(request.min_component_size - 1, 0, -1)
-    yield _steps(spec, "request.min_component_size", less, lambda n: f"allow components of {nodes(n)}",
-                 lambda n: replace(request, min_component_size=n))  # fmt: skip
+    yield _steps(
+        spec,
+        "request.min_component_size",
+        less,
+        lambda n: f"allow components of {nodes(n)}",
+        lambda n: replace(request, min_component_size=n),
+    )
     if request.split_options:
         free = replace(spec, request=replace(request, split_options=()))
         yield one("request.split_options", [], "leave the split to the scheduler", free)
 
 
 def _steps(
-    spec: JobSpec, field: str, values: Sequence[int], text: Callable[[int], str],
+    spec: JobSpec,
+    field: str,
+    values: Sequence[int],
+    text: Callable[[int], str],
     request: Callable[[int], FlexibleRequest],
-) -> Steps:  # fmt: skip
+) -> Steps:
     return Steps(values, lambda n: Candidate(field, n, text(n), replace(spec, request=request(n))))
 
 
@@ -161,8 +178,9 @@ def _other_combinations(scheduler: Scheduler, spec: JobSpec) -> Iterator[Steps]:
 
 def _slower(spec: JobSpec, ratio: float) -> Candidate:
     value: ChangeValue = ratio
-    return Candidate("speed_ratio_min", value, f"lower speed_ratio_min to {ratio:g}",
-                     replace(spec, speed_ratio_min=ratio))  # fmt: skip
+    return Candidate(
+        "speed_ratio_min", value, f"lower speed_ratio_min to {ratio:g}", replace(spec, speed_ratio_min=ratio)
+    )
 
 
 def as_flexible(spec: JobSpec) -> JobSpec | None:

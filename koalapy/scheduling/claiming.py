@@ -68,7 +68,7 @@ class Claiming:
 
     def __init__(
         self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, relocate: Relocate, nonces: Nonces
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rules = rules
         self._ledger = ledger
         self._grid = grid
@@ -81,19 +81,25 @@ class Claiming:
 
     def start(self, job: Job, placement: Placement, now: float) -> Job:
         """Begin an attempt: a new generation, in the claiming queue at its first JCT, which may be at once."""
-        components = tuple(
-            self._placed(job, index, placed, now) for index, placed in enumerate(placement.components)
-        )  # fmt: skip
+        components = tuple(self._placed(job, index, placed, now) for index, placed in enumerate(placement.components))
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
         claim_at = now + self._factor(job) * transfer_time
         first = job.first_start_estimate if job.first_start_estimate is not None else start_estimate
         job = self._ledger.move(
-            job, JobState.PLACED, now, "placed", placement.reason, generation=generation, placed_at=now,
-            started_at=None, ending=None,
+            job,
+            JobState.PLACED,
+            now,
+            "placed",
+            placement.reason,
+            generation=generation,
+            placed_at=now,
+            started_at=None,
+            ending=None,
             attempt=Attempt(generation, components, now, start_estimate, claim_at, nonce=self._nonces()),
-            placement_tries=job.placement_tries + 1, first_start_estimate=first,
-        )  # fmt: skip
+            placement_tries=job.placement_tries + 1,
+            first_start_estimate=first,
+        )
         for component in components:
             staging.begin(self._ledger, job, component, now)
         if claim_at > now:
@@ -109,10 +115,14 @@ class Claiming:
             if transfer is not None:
                 sources, seconds = transfer.sources, transfer.seconds
         return Component(
-            index, placed.cluster, placed.size, request_index=placed.request_index,
-            sources=sources, transfer_time=seconds,
+            index,
+            placed.cluster,
+            placed.size,
+            request_index=placed.request_index,
+            sources=sources,
+            transfer_time=seconds,
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
-        )  # fmt: skip
+        )
 
     def _factor(self, job: Job) -> float:
         return self._rules.claim_factor if job.claim_factor is None else job.claim_factor
@@ -161,9 +171,7 @@ class Claiming:
     def claim(self, job: Job, now: float) -> Job:
         """One claiming try (ICP): start what can be started, and come back for the rest, or give up at the JST."""
         attempt = live(job)
-        job = self._ledger.change(
-            job, claiming_tries=job.claiming_tries + 1, attempt=replace(attempt, claim_at=now)
-        )  # fmt: skip
+        job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1, attempt=replace(attempt, claim_at=now))
         this = self._look(job)
         gang = len(attempt.gang)
         if (gang - len(this.blocked)) / gang < self._threshold(job):
@@ -233,9 +241,16 @@ class Claiming:
                 continue
             cluster, transfer = found
             job = self._ledger.update_component(
-                job, component.index, cluster=cluster, sources=transfer.sources, transfer_time=transfer.seconds,
-                staging_since=now if component.staging else None, stage_size=0, staged=0, staged_at=None,
-            )  # fmt: skip
+                job,
+                component.index,
+                cluster=cluster,
+                sources=transfer.sources,
+                transfer_time=transfer.seconds,
+                staging_since=now if component.staging else None,
+                stage_size=0,
+                staged=0,
+                staged_at=None,
+            )
             moved = live(job).components[component.index]
             self._ledger.note(job, now, "re-placed", f"{component.cluster} had no room", moved)
             staging.end(self._ledger, job, component)
@@ -289,9 +304,12 @@ class Claiming:
     def _await_barrier(self, job: Job, now: float) -> None:
         attempt = live(job)
         self._timers.add(
-            now + self._rules.barrier_timeout, Deadline.BARRIER,
-            job=job.id, generation=job.generation, component=len(attempt.components),
-        )  # fmt: skip
+            now + self._rules.barrier_timeout,
+            Deadline.BARRIER,
+            job=job.id,
+            generation=job.generation,
+            component=len(attempt.components),
+        )
 
     def restore(self, job: Job, now: float) -> None:
         """Take up an attempt of an earlier life whose barrier is not open."""
@@ -316,9 +334,12 @@ class Claiming:
     def allow_grace(self, job: Job, component: Component, now: float) -> None:
         """Give up the claim if the runner is still queued when the grace is over."""
         self._timers.add(
-            now + self._rules.claim_grace, Deadline.CLAIM_GRACE,
-            job=job.id, generation=job.generation, component=component.index,
-        )  # fmt: skip
+            now + self._rules.claim_grace,
+            Deadline.CLAIM_GRACE,
+            job=job.id,
+            generation=job.generation,
+            component=component.index,
+        )
 
     def overtaken(self, job: Job, component: Component, reason: str, now: float) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
@@ -332,11 +353,18 @@ class Claiming:
         attempt = live(job)
         index = len(attempt.components)
         another = Component(
-            index, component.cluster, component.size, request_index=component.request_index,
-            sources=component.sources, transfer_time=component.transfer_time, replaces=component.rank,
-            staging_since=component.staging_since, stage_size=component.stage_size, staged=component.staged,
+            index,
+            component.cluster,
+            component.size,
+            request_index=component.request_index,
+            sources=component.sources,
+            transfer_time=component.transfer_time,
+            replaces=component.rank,
+            staging_since=component.staging_since,
+            stage_size=component.stage_size,
+            staged=component.staged,
             staged_at=component.staged_at,
-        )  # fmt: skip
+        )
         job = self._ledger.change(job, attempt=replace(attempt, components=(*attempt.components, another)))
         return self._claim_at(job, following) if attempt.claim_at is None or attempt.claim_at <= now else job
 
@@ -354,9 +382,14 @@ class Claiming:
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in attempt.gang):
             return job
         job = self._ledger.move(
-            job, JobState.STARTING, now, "started", "every node has reported: the barrier is open",
-            attempt=replace(attempt, barrier_at=now), started_at=now,
-        )  # fmt: skip
+            job,
+            JobState.STARTING,
+            now,
+            "started",
+            "every node has reported: the barrier is open",
+            attempt=replace(attempt, barrier_at=now),
+            started_at=now,
+        )
         for component in attempt.gang:
             self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
         self._timers.add(now + self._rules.barrier_timeout, Deadline.LAUNCH, job=job.id, generation=job.generation)

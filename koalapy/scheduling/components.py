@@ -20,9 +20,7 @@ BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(
-        self, ledger: Ledger, grid: GridBook, claiming: Claiming, faults: Faults, doubts: Doubts
-    ) -> None:  # fmt: skip
+    def __init__(self, ledger: Ledger, grid: GridBook, claiming: Claiming, faults: Faults, doubts: Doubts) -> None:
         self._ledger = ledger
         self._grid = grid
         self._doubts = doubts
@@ -154,8 +152,7 @@ class Components:
                 self._faults.trial_succeeded(other.cluster)
         result = program_result(job)
         if result in job.spec.retry_on_exit:
-            return self._faults.restart(job, _exit_reason(result, event.error), now,
-                                        exit_code=result)  # fmt: skip
+            return self._faults.restart(job, _exit_reason(result, event.error), now, exit_code=result)
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
             return self._claiming.end(job, ends, _exit_reason(result, event.error), now, exit_code=result)

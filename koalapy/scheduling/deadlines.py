@@ -24,9 +24,19 @@ class Deadlines:
     """Looks whether a deadline still matters and whether all is known that it hangs on; then it has consequences."""
 
     def __init__(
-        self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, news: News, claiming: Claiming,
-        faults: Faults, doubts: Doubts, components: Components, waiting: Waiting, endings: Endings,
-    ) -> None:  # fmt: skip
+        self,
+        rules: Rules,
+        ledger: Ledger,
+        grid: GridBook,
+        timers: Timers,
+        news: News,
+        claiming: Claiming,
+        faults: Faults,
+        doubts: Doubts,
+        components: Components,
+        waiting: Waiting,
+        endings: Endings,
+    ) -> None:
         self._rules, self._ledger, self._grid, self._timers, self._news = rules, ledger, grid, timers, news
         self._claiming, self._faults, self._doubts, self._components = claiming, faults, doubts, components
         self._waiting, self._endings = waiting, endings

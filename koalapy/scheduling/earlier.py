@@ -12,28 +12,40 @@ def as_of(job: Job, now: float, longest_pause: float) -> Job:
     """
     attempt = job.attempt and _attempt(job.attempt, now)
     return replace(
-        job, attempt=attempt, submitted_at=min(job.submitted_at, now), placed_at=_past(job.placed_at, now),
-        started_at=_past(job.started_at, now), ended_at=_past(job.ended_at, now),
+        job,
+        attempt=attempt,
+        submitted_at=min(job.submitted_at, now),
+        placed_at=_past(job.placed_at, now),
+        started_at=_past(job.started_at, now),
+        ended_at=_past(job.ended_at, now),
         retry_at=_past(job.retry_at, now + longest_pause),
-    )  # fmt: skip
+    )
 
 
 def _attempt(attempt: Attempt, now: float) -> Attempt:
     ahead = max(0.0, attempt.placed_at - now)
     return replace(
-        attempt, components=tuple(_component(c, now) for c in attempt.components),
-        placed_at=min(attempt.placed_at, now), barrier_at=_past(attempt.barrier_at, now),
-        launched_at=_past(attempt.launched_at, now), ended_at=_past(attempt.ended_at, now),
-        start_estimate=_earlier(attempt.start_estimate, ahead), claim_at=_earlier(attempt.claim_at, ahead),
-    )  # fmt: skip
+        attempt,
+        components=tuple(_component(c, now) for c in attempt.components),
+        placed_at=min(attempt.placed_at, now),
+        barrier_at=_past(attempt.barrier_at, now),
+        launched_at=_past(attempt.launched_at, now),
+        ended_at=_past(attempt.ended_at, now),
+        start_estimate=_earlier(attempt.start_estimate, ahead),
+        claim_at=_earlier(attempt.claim_at, ahead),
+    )
 
 
 def _component(component: Component, now: float) -> Component:
     return replace(
-        component, unknown_since=_past(component.unknown_since, now), submitted_at=_past(component.submitted_at, now),
-        claimed_at=_past(component.claimed_at, now), ended_at=_past(component.ended_at, now),
-        staging_since=_past(component.staging_since, now), staged_at=_past(component.staged_at, now),
-    )  # fmt: skip
+        component,
+        unknown_since=_past(component.unknown_since, now),
+        submitted_at=_past(component.submitted_at, now),
+        claimed_at=_past(component.claimed_at, now),
+        ended_at=_past(component.ended_at, now),
+        staging_since=_past(component.staging_since, now),
+        staged_at=_past(component.staged_at, now),
+    )
 
 
 def _past(at: float | None, latest: float) -> float | None:

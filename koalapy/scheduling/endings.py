@@ -15,9 +15,15 @@ class Endings:
     """Brings jobs whose attempts have ended to their final state, or back to the placement queues."""
 
     def __init__(
-        self, ledger: Ledger, grid: GridBook, timers: Timers, claiming: Claiming, faults: Faults, waiting: Waiting,
+        self,
+        ledger: Ledger,
+        grid: GridBook,
+        timers: Timers,
+        claiming: Claiming,
+        faults: Faults,
+        waiting: Waiting,
         experience: Experience,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ledger, self._grid, self._timers, self._claiming = ledger, grid, timers, claiming
         self._faults, self._waiting, self._experience = faults, waiting, experience
         self.met: set[str] = set()
@@ -52,9 +58,16 @@ class Endings:
                 self._faults.count_success(component.cluster)
         event = str(becomes)
         job = self._ledger.move(
-            job, becomes, now, event, reason, ending=None, ended_at=attempt.ended_at, exit_code=attempt.exit_code,
+            job,
+            becomes,
+            now,
+            event,
+            reason,
+            ending=None,
+            ended_at=attempt.ended_at,
+            exit_code=attempt.exit_code,
             retry_at=None,
-        )  # fmt: skip
+        )
         if met := self._experience.learn(job):
             self.met.add(met)
 

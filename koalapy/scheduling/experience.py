@@ -89,8 +89,9 @@ class Book:
             return RunTimes()
         seen = {
             where: self.fit.together(size, where, alone, slowdowns)
-            for each, where in self.groups if each == size and where
-        }  # fmt: skip
+            for each, where in self.groups
+            if each == size and where
+        }
         return RunTimes(alone, seen)
 
     def answer(self, size: Size, prior: Belief) -> tuple[Slowdowns, RunTimes]:

@@ -78,9 +78,14 @@ def _waiting(scheduler: Scheduler, job: Job, timeline: Sequence[TimelineEntry], 
 
 
 def _refused(
-    scheduler: Scheduler, spec: JobSpec, job: Job | None, trial: Trial, answer: Placement | Refusal, headline: str,
+    scheduler: Scheduler,
+    spec: JobSpec,
+    job: Job | None,
+    trial: Trial,
+    answer: Placement | Refusal,
+    headline: str,
     now: float,
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """What is common to a job that waits and to a submission that would."""
     placement = answer if isinstance(answer, Placement) else None
     clusters, notes = _clusters(scheduler, spec, trial, placement, job, now)
@@ -102,12 +107,12 @@ def _refused(
     ident, state = (job.id, job.state) if job is not None else (None, JobState.QUEUED)
     return Explanation(
         ident, state, headline, clusters, notes, tuple(suffices), smallest_change=change, placement=placement
-    )  # fmt: skip
+    )
 
 
 def _clusters(
     scheduler: Scheduler, spec: JobSpec, trial: Trial, placement: Placement | None, job: Job | None, now: float
-) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:  # fmt: skip
+) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
     """Cluster by cluster, and what was said of none of them."""
     view = trial.view(spec.priority)
     refused = () if placement is not None else scheduler.reasons(spec, view)
@@ -142,9 +147,8 @@ def _queued(scheduler: Scheduler, priority: Priority) -> Iterator[Job]:
 def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:
     narrowest = scheduler.rules.queue_order == "narrowest-first"
     queued = [
-        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id)
-        for job in _queued(scheduler, priority)
-    ]  # fmt: skip
+        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id) for job in _queued(scheduler, priority)
+    ]
     return min(queued)[2] if queued else None
 
 

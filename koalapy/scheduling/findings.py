@@ -23,16 +23,21 @@ class Kept:
 
 def finding_of(
     book: ClusterBook, idle: int, *, gives: int = 0, reason: str = "", missing: int | None = None
-) -> ClusterFinding:  # fmt: skip
+) -> ClusterFinding:
     return ClusterFinding(
         book.name, book.state, book.total, idle, book.used, book.background, book.down, gives, reason, missing
     )
 
 
 def findings(
-    request: Request, books: Sequence[ClusterBook], view: GridView, placement: Placement | None,
-    refused: Sequence[ClusterReason], kept: Kept, now: float,
-) -> Iterator[ClusterFinding]:  # fmt: skip
+    request: Request,
+    books: Sequence[ClusterBook],
+    view: GridView,
+    placement: Placement | None,
+    refused: Sequence[ClusterReason],
+    kept: Kept,
+    now: float,
+) -> Iterator[ClusterFinding]:
     """Of every cluster that the request could have to do with; ``kept``: what is kept from it."""
     reasons = {reason.cluster: reason for reason in refused}
     named = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None

@@ -115,9 +115,16 @@ class ClusterBook:
         """Claims that are under way for nodes that count again after a doubt."""
 
     def report(
-        self, total: int, idle: int, background: int, down: int, holding: frozenset[Token], problem: str = "",
-        notices: tuple[str, ...] = (), lacks: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
+        self,
+        total: int,
+        idle: int,
+        background: int,
+        down: int,
+        holding: frozenset[Token],
+        problem: str = "",
+        notices: tuple[str, ...] = (),
+        lacks: frozenset[str] = frozenset(),
+    ) -> None:
         self.grew |= bool(self.lacks - lacks)
         self.lacks = lacks
         before, expected = (self.available if not self.problem or problem else 0), self.expected

@@ -45,7 +45,7 @@ class Ledger:
 
     def _named(
         self, token: Token, component_of: Callable[[Job, Token], Component | None]
-    ) -> tuple[Job, Component] | None:  # fmt: skip
+    ) -> tuple[Job, Component] | None:
         try:
             job = self.jobs.get(parse_token(token).job)
         except ValueError:

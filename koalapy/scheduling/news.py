@@ -142,8 +142,10 @@ class News:
 
     def _watch(self, book: ClusterBook, now: float) -> None:
         since = now if book.silent_since is None else book.silent_since
-        for kind, span in ((Deadline.UNREACHABLE, self._rules.unreachable_after),
-                           (Deadline.LOST, self._rules.lost_after)):  # fmt: skip
+        for kind, span in (
+            (Deadline.UNREACHABLE, self._rules.unreachable_after),
+            (Deadline.LOST, self._rules.lost_after),
+        ):
             self._timers.add(max(now, since + span, book.patience_until), kind, cluster=book.name)
 
 

@@ -125,9 +125,7 @@ class Placer:
                     reasons[name] = replace(found[name], reason=f"{found[name].reason}; {beside}")
         return reasons
 
-    def _reasons_where_named(
-        self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView
-    ) -> Reasons:  # fmt: skip
+    def _reasons_where_named(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
         demands = self.demands(spec) or Demands()
         named = {component.cluster or "" for component in request.components}
         refusal: Placement | Refusal | None
@@ -166,7 +164,7 @@ class Placer:
 
     def _ask_by_series(
         self, policy: Policy, request: Request, view: GridView, constraints: Constraints
-    ) -> Placement | Refusal:  # fmt: skip
+    ) -> Placement | Refusal:
         """The clusters of one series after the other, those with the most idle nodes first."""
         groups = self._groups(view)
         if len(groups) < 2:

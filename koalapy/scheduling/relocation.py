@@ -29,10 +29,12 @@ class Relocation:
         files = asked.inputs if asked else job.spec.inputs
         others = {other.cluster for other in live(job).gang if other.index != component.index}
         open_to_it = frozenset(
-            cluster.name for cluster in view.by_idle
-            if cluster.idle >= component.size and cluster.name != component.cluster
+            cluster.name
+            for cluster in view.by_idle
+            if cluster.idle >= component.size
+            and cluster.name != component.cluster
             and self._placer.allows(job.spec, frozenset({cluster.name, *others}), view)
-        )  # fmt: skip
+        )
         if not open_to_it:
             return None
         return closest_site(component.size, files, view.only(open_to_it), within, self._assumed)

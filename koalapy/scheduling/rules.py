@@ -72,14 +72,25 @@ class Rules:
 def faults_of(values: Mapping[str, Any]) -> Iterator[UsageError]:
     """What of the parameters' values cannot be, in order."""
     durations = (
-        "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after", "claim_epsilon",
-        "probation_pause", "probation_pause_max",
-    )  # fmt: skip
+        "scan_interval",
+        "claim_grace",
+        "barrier_timeout",
+        "unreachable_after",
+        "lost_after",
+        "claim_epsilon",
+        "probation_pause",
+        "probation_pause_max",
+    )
     finite = ("claim_epsilon", "restart_pause", "restart_pause_max", "probation_pause", "probation_pause_max")
     at_least_one = (
-        "high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold",
-        "max_placement_tries", "max_claiming_tries", "aging_tries",
-    )  # fmt: skip
+        "high_scans_per_low",
+        "placement_queue_limit",
+        "max_components_per_job",
+        "error_threshold",
+        "max_placement_tries",
+        "max_claiming_tries",
+        "aging_tries",
+    )
     not_negative = ("restart_pause", "restart_pause_max")
     fractions = ("claim_factor", "claim_factor_min")
     for name, value in values.items():

@@ -47,9 +47,15 @@ class Scheduler:
     """One grid's scheduler. All state lives here or in what ``restore`` is given."""
 
     def __init__(
-        self, rules: Rules, policies: Registry, clusters: Iterable[ClusterBook], links: Links | None = None,
-        experience: Experience | None = None, *, nonces: Nonces,
-    ) -> None:  # fmt: skip
+        self,
+        rules: Rules,
+        policies: Registry,
+        clusters: Iterable[ClusterBook],
+        links: Links | None = None,
+        experience: Experience | None = None,
+        *,
+        nonces: Nonces,
+    ) -> None:
         self.rules = rules
         self.policies = policies
         self.grid = GridBook(clusters, links)
@@ -73,11 +79,20 @@ class Scheduler:
         self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
         self._endings = Endings(
             self._ledger, self.grid, self._timers, self._claiming, self._faults, self._waiting, self.experience
-        )  # fmt: skip
+        )
         self._deadlines = Deadlines(
-            rules, self._ledger, self.grid, self._timers, self._news, self._claiming, self._faults, doubts,
-            self._components, self._waiting, self._endings,
-        )  # fmt: skip
+            rules,
+            self._ledger,
+            self.grid,
+            self._timers,
+            self._news,
+            self._claiming,
+            self._faults,
+            doubts,
+            self._components,
+            self._waiting,
+            self._endings,
+        )
 
     # What a world does with it
 
@@ -292,9 +307,15 @@ class Scheduler:
             self._ledger.cluster_changed(book.name)
         book.disks, doubt = event.disks, book.doubt
         book.report(
-            event.total, event.idle, event.background, event.down, event.holding, event.problem, event.notices,
+            event.total,
+            event.idle,
+            event.background,
+            event.down,
+            event.holding,
+            event.problem,
+            event.notices,
             event.lacks,
-        )  # fmt: skip
+        )
         if book.doubt != doubt:
             self._ledger.cluster_changed(book.name)
 

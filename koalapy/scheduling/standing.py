@@ -16,17 +16,19 @@ from koalapy.scheduling.waits import Waits
 
 def standing(
     job: Job, timeline: Sequence[TimelineEntry], grid: GridBook, waits: Waits, rules: Rules, now: float
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """Of a job that is active, held or over; what came before is left to the caller."""
     attempt = job.attempt
     headline = _headline(job, attempt, grid, waits, rules, now)
     if attempt is None or job.state is JobState.HELD:
         return Explanation(job.id, job.state, headline)
     return Explanation(
-        job.id, job.state, headline,
+        job.id,
+        job.state,
+        headline,
         clusters=tuple(_findings(attempt, grid, now)) if job.state.is_active else (),
         placement=_placement(attempt, timeline),
-    )  # fmt: skip
+    )
 
 
 def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement:
@@ -36,9 +38,7 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
     return Placement(components, said[-1] if said else "")
 
 
-def _headline(
-    job: Job, attempt: Attempt | None, grid: GridBook, waits: Waits, rules: Rules, now: float
-) -> str:  # fmt: skip
+def _headline(job: Job, attempt: Attempt | None, grid: GridBook, waits: Waits, rules: Rules, now: float) -> str:
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:

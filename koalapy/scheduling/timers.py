@@ -62,8 +62,16 @@ class Timers:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, at: float, kind: Deadline, *, job: JobId = 0, generation: int = 0, component: int = 0,
-            cluster: ClusterName = "") -> None:  # fmt: skip
+    def add(
+        self,
+        at: float,
+        kind: Deadline,
+        *,
+        job: JobId = 0,
+        generation: int = 0,
+        component: int = 0,
+        cluster: ClusterName = "",
+    ) -> None:
         self._seq += 1
         self._push(Timer(at, self._seq, kind, job, generation, component, cluster))
 

@@ -66,7 +66,7 @@ class Transfers:
                 if component.cluster == event.cluster and component.staging and job.stage_token(component) not in told:
                     job = self._ledger.update_component(
                         job, component.index, staging_since=now, staged=0, staged_at=None
-                    )  # fmt: skip
+                    )
                     self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
 
     def _find(self, token: Token, cluster: ClusterName) -> tuple[Job, Component] | None:

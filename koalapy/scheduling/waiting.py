@@ -28,9 +28,14 @@ class Waiting:
     """Offers the grid to waiting jobs; ``begin`` is called with each job that was placed, and its placement."""
 
     def __init__(
-        self, rules: Rules, ledger: Ledger, grid: GridBook, asking: Asking,
-        room_with_preemption: Callable[[ClusterBook], int], begin: Callable[[Job, Placement, float], None],
-    ) -> None:  # fmt: skip
+        self,
+        rules: Rules,
+        ledger: Ledger,
+        grid: GridBook,
+        asking: Asking,
+        room_with_preemption: Callable[[ClusterBook], int],
+        begin: Callable[[Job, Placement, float], None],
+    ) -> None:
         self.rules = rules
         self.grid = grid
         self.room_with_preemption = room_with_preemption
@@ -109,7 +114,7 @@ class Waiting:
         scans = self._queues[job.spec.priority].scans
         job = self._ledger.change(
             job, queue_seq=self._seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
-        )  # fmt: skip
+        )
         self._push(job)
         if anew:
             self._arrivals.append(job.id)

@@ -63,9 +63,15 @@ class Advisor:
                 several[each.where] = several.get(each.where, 0) + each.runs
         most = max(several, key=lambda where: (several[where], where), default=())
         return ApplicationRecord(
-            name, most, slowdowns.on(most), slowdowns.runs, slowdowns.killed, verdict_on(slowdowns, most), seen,
+            name,
+            most,
+            slowdowns.on(most),
+            slowdowns.runs,
+            slowdowns.killed,
+            verdict_on(slowdowns, most),
+            seen,
             {where: slowdowns.on(where) for where in several},
-        )  # fmt: skip
+        )
 
     async def record(self, application: str, limit: int) -> list[Advised]:
         """What was advised, newest first; of all applications when none is named."""

@@ -149,9 +149,10 @@ def check(path: Path) -> dict[str, bool]:
                 archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
                 if len(kinds) > MOST_NAMES or len(archive.pax_headers) > MOST_COMMON:
                     raise TooLargeError(
-                        f"the archive has more than {MOST_NAMES:,} files and folders", field="body",
+                        f"the archive has more than {MOST_NAMES:,} files and folders",
+                        field="body",
                         hint="put many small files into one archive of their own",
-                    )  # fmt: skip
+                    )
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE)):
                 raise UsageError("the body is a broken tar archive", field="body", hint=WAY_OUT)

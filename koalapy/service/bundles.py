@@ -23,9 +23,15 @@ class Bundles:
     """Takes archives, hands them out, and throws away what nobody needs."""
 
     def __init__(
-        self, store: FileStore, directory: Path, *, limit: int, quota: int, clock: Callable[[], float],
+        self,
+        store: FileStore,
+        directory: Path,
+        *,
+        limit: int,
+        quota: int,
+        clock: Callable[[], float],
         needed: Callable[[], Collection[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._directory = directory
         self._limit = limit

@@ -32,10 +32,17 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: Any, connections: Connections, started: Callable[[], None]) -> None:
         config = uvicorn.Config(
-            app, http=connections.protocol(), lifespan="off", access_log=False, log_level="warning",
-            timeout_graceful_shutdown=GRACE, ws_max_size=64 * 1024 * 1024, ws_per_message_deflate=False, backlog=1024,
+            app,
+            http=connections.protocol(),
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            timeout_graceful_shutdown=GRACE,
+            ws_max_size=64 * 1024 * 1024,
+            ws_per_message_deflate=False,
+            backlog=1024,
             proxy_headers=False,
-        )  # fmt: skip
+        )
         super().__init__(config)
         self._on_started = started
 
@@ -52,9 +59,17 @@ class Daemon:
     """Everything that runs in ``koala serve``."""
 
     def __init__(
-        self, engine: Engine, store: Store, hub: Hub, app: Any, listener: socket.socket, connections: Connections,
-        agents: EmbeddedAgents, announce: Callable[[str], None], duties: Sequence[Duty] = (),
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        store: Store,
+        hub: Hub,
+        app: Any,
+        listener: socket.socket,
+        connections: Connections,
+        agents: EmbeddedAgents,
+        announce: Callable[[str], None],
+        duties: Sequence[Duty] = (),
+    ) -> None:
         self._engine = engine
         self._store = store
         self._hub = hub

@@ -34,7 +34,7 @@ class Duties:
 
     def __init__(
         self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], others: Sequence[Duty] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._others = others
         self._engine = engine
         self._store = store

@@ -109,12 +109,16 @@ async def _start(
         errors = asyncio.StreamReader()
         transport, _ = await _owned(
             loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), hearing), hearing
-        )  # fmt: skip
+        )
         ours.callback(transport.close)
         child = await asyncio.create_subprocess_exec(
-            *command, env=dict(environment), start_new_session=True,
-            stdin=reading.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=writing.fileno(),
-        )  # fmt: skip
+            *command,
+            env=dict(environment),
+            start_new_session=True,
+            stdin=reading.fileno(),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=writing.fileno(),
+        )
     return child, handover, errors
 
 

@@ -17,14 +17,7 @@ from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
-from koalapy.scheduling.commands import (
-    MOST_STRAYS,
-    Command,
-    Effects,
-    ForgetComponent,
-    StopComponent,
-    UnstageComponent,
-)
+from koalapy.scheduling.commands import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.catalogue import Catalogue
@@ -90,10 +83,16 @@ class Engine:
     """Owns the scheduler: nobody else touches it outside ``prepare`` and the read-only questions."""
 
     def __init__(
-        self, scheduler: Scheduler, store: Store, outbox: Outbox, *, epoch: int,
-        describe: Callable[[str], ClusterRecord], clock: Callable[[], float] | None = None,
+        self,
+        scheduler: Scheduler,
+        store: Store,
+        outbox: Outbox,
+        *,
+        epoch: int,
+        describe: Callable[[str], ClusterRecord],
+        clock: Callable[[], float] | None = None,
         catalogue: Catalogue | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.catalogue = catalogue or Catalogue()
         self.scheduler = scheduler
         self.dispatcher: Dispatcher | None = None
@@ -290,9 +289,7 @@ class Engine:
                 item.committed.set_exception(self.database.refusal())
         self._items = deque(kept)
 
-    def _finish(
-        self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
-    ) -> None:  # fmt: skip
+    def _finish(self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]) -> None:
         self.stored.update(batch.jobs.values())
         self.outbox.add(batch.outbox)
         # A cluster that has just told its inventory is sent everything by ``greet``.
@@ -320,7 +317,7 @@ class Engine:
 
 def inventory_item(
     engine: Engine, inventory: InventoryReceived, greet: Callable[[Sequence[dict[str, Any]]], None]
-) -> Item:  # fmt: skip
+) -> Item:
     """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
 
     def prepare() -> tuple[Event, ...]:

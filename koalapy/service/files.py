@@ -92,9 +92,10 @@ class Files:
                 raise ConflictError(
                     f"{cluster}:{path} is another file than the {name} on {where}: its SHA-256 begins with "
                     f"{seen.checksum[:8]}, not {good[0].checksum[:8]}",
-                    field="path", value=path,
+                    field="path",
+                    value=path,
                     hint=f"give it another name, or first say koala replicas remove {name}",
-                )  # fmt: skip
+                )
             await self._save([seen])
         return seen
 
@@ -269,9 +270,11 @@ class Files:
         if taken := {file.file_name for file in spec.all_inputs} & tops:
             name = min(taken)
             raise UsageError(
-                f"bundle has a {name}, and so is an input called", field="bundle", value=bundle.id,
+                f"bundle has a {name}, and so is an input called",
+                field="bundle",
+                value=bundle.id,
                 hint="give the input another name with as, or rename what is sent along",
-            )  # fmt: skip
+            )
         return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
 
     def _fill_in(self, spec: JobSpec) -> JobSpec:

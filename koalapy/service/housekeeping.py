@@ -19,9 +19,13 @@ class Housekeeping:
     """One round at a time; what a round does not get done, the next one does."""
 
     def __init__(
-        self, bundles: Bundles, results: Results, retention: Retention, results_keep: float | None,
+        self,
+        bundles: Bundles,
+        results: Results,
+        retention: Retention,
+        results_keep: float | None,
         clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._bundles = bundles
         self._results = results
         self._retention = retention

@@ -52,9 +52,16 @@ class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
     def __init__(
-        self, engine: Engine, outputs: Outputs, *, instance: str, life: str, lease: float, output_limit: int,
+        self,
+        engine: Engine,
+        outputs: Outputs,
+        *,
+        instance: str,
+        life: str,
+        lease: float,
+        output_limit: int,
         unreachable_after: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``life`` tells this daemon from every other of the same instance."""
         self._engine = engine
         self._outputs = outputs
@@ -236,10 +243,17 @@ class Hub:
     def _report(self, session: Session, message: wire.Report) -> None:
         self._reported[session.cluster] = message
         event = ClusterReported(
-            session.cluster, message.total, message.idle, message.background, message.down,
-            frozenset(message.holding), message.problem, tuple(message.notices), frozenset(message.lacks),
+            session.cluster,
+            message.total,
+            message.idle,
+            message.background,
+            message.down,
+            frozenset(message.holding),
+            message.problem,
+            tuple(message.notices),
+            frozenset(message.lacks),
             tuple(Disk(**disk.model_dump()) for disk in message.disks),
-        )  # fmt: skip
+        )
         self._engine.post(Item(events=(event,)))
 
     def _status(self, session: Session, message: wire.Status) -> None:
@@ -342,14 +356,31 @@ async def _first(frames: AsyncIterator[str]) -> wire.Hello:
 
 def _stage(cluster: str, status: wire.StageStatus) -> StageUpdated:
     return StageUpdated(
-        status.token, cluster, status.state, status.size, status.staged,
-        status.error, status.fault, status.source, status.file,
-    )  # fmt: skip
+        status.token,
+        cluster,
+        status.state,
+        status.size,
+        status.staged,
+        status.error,
+        status.fault,
+        status.source,
+        status.file,
+    )
 
 
 def _update(cluster: str, status: wire.Status) -> ComponentUpdated:
     return ComponentUpdated(
-        status.token, cluster, status.state, tuple(status.hosts), status.lrm_job,
-        status.program_exit, status.error, status.infrastructure, status.refused, status.missing,
-        status.over, status.pending, status.starting,
-    )  # fmt: skip
+        status.token,
+        cluster,
+        status.state,
+        tuple(status.hosts),
+        status.lrm_job,
+        status.program_exit,
+        status.error,
+        status.infrastructure,
+        status.refused,
+        status.missing,
+        status.over,
+        status.pending,
+        status.starting,
+    )

@@ -43,9 +43,14 @@ class Jobs:
     """Checks what users ask, hands it to the engine, and tells them how things stand."""
 
     def __init__(
-        self, engine: Engine, store: Store, outputs: Outputs, next_job: JobId, describe: Callable[[str], ClusterRecord],
+        self,
+        engine: Engine,
+        store: Store,
+        outputs: Outputs,
+        next_job: JobId,
+        describe: Callable[[str], ClusterRecord],
         resolve: Callable[[JobSpec], Awaitable[JobSpec]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._resolve = resolve or _as_it_is
         self._store = store
@@ -78,8 +83,10 @@ class Jobs:
             if not has_digest(spec, first.digest):
                 raise ConflictError(
                     f"the Idempotency-Key was used for job {first.job}, which is not the same job",
-                    field="Idempotency-Key", value=key, hint="use a new key for a new job",
-                )  # fmt: skip
+                    field="Idempotency-Key",
+                    value=key,
+                    hint="use a new key for a new job",
+                )
             return await self.get(first.job), False
 
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:

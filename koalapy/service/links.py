@@ -160,7 +160,7 @@ class LinkBook:
 
     def __init__(
         self, clusters: Iterable[ClusterName], configured: Mapping[Pair, Link], latest: Iterable[Measurement] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         names = sorted(clusters)
         self._known = {
             (one, other): Knowledge(configured.get((one, other)))

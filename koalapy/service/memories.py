@@ -54,7 +54,10 @@ class Memories:
             raise UsageError(f"the agent of {cluster} tells of epoch {epoch} and ours is {own}: {HINT}")
         self._yielded.add(cluster)
         log.warning(
-            "the database is older than what agents know of it: it was put back from a copy", action="outgrow",
-            cluster=cluster, epoch=own, known=epoch,
-        )  # fmt: skip
+            "the database is older than what agents know of it: it was put back from a copy",
+            action="outgrow",
+            cluster=cluster,
+            epoch=own,
+            known=epoch,
+        )
         await self._engine.commit(Item(epoch=epoch + 1))

@@ -83,7 +83,7 @@ class Network:
 
     def __init__(
         self, engine: Engine, jobs: JobService, store: MeasurementStore, book: LinkBook, how: Measuring
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._store = store
@@ -154,7 +154,7 @@ class Network:
 
     def measure(
         self, clusters: Sequence[ClusterName] | None = None, pairs: Sequence[Pair] | None = None
-    ) -> list[Asked]:  # fmt: skip
+    ) -> list[Asked]:
         """Have links measured one after the other: all those among clusters, or certain pairs, or all there are."""
         return [self._ask(pair) for pair in self._wanted(clusters, pairs)]
 
@@ -300,11 +300,19 @@ def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
     """One node in each of two clusters, or two nodes of one."""
     sizes = {pair[0]: 2} if pair[0] == pair[1] else dict.fromkeys(pair, 1)
     return JobSpec(
-        FixedRequest(tuple(ComponentRequest(size, name) for name, size in sizes.items())), tuple(command),
-        name=f"{NAME} {pair[0]}-{pair[1]}", owner=OWNER, environment=NOT_OVERSUBSCRIBED, priority=Priority.LOW,
-        application=NO_APPLICATION, launcher=Launcher.OPENMPI, processes_per_node=1, walltime=WALLTIME, max_restarts=0,
+        FixedRequest(tuple(ComponentRequest(size, name) for name, size in sizes.items())),
+        tuple(command),
+        name=f"{NAME} {pair[0]}-{pair[1]}",
+        owner=OWNER,
+        environment=NOT_OVERSUBSCRIBED,
+        priority=Priority.LOW,
+        application=NO_APPLICATION,
+        launcher=Launcher.OPENMPI,
+        processes_per_node=1,
+        walltime=WALLTIME,
+        max_restarts=0,
         internal=True,
-    )  # fmt: skip
+    )
 
 
 def _measured_by(job: Job, command: Sequence[str]) -> Pair | None:

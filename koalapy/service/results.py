@@ -27,9 +27,15 @@ class Results:
     """Takes the archives of components, and puts them together."""
 
     def __init__(
-        self, store: FileStore, directory: Path, *, limit: int, quota: int, clock: Callable[[], float],
+        self,
+        store: FileStore,
+        directory: Path,
+        *,
+        limit: int,
+        quota: int,
+        clock: Callable[[], float],
         attempts: Attempts,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._directory = directory
         self._limit = limit

@@ -33,9 +33,14 @@ class Retention:
     """Removes jobs that ended long ago, some at a time; what is interrupted goes on the next time."""
 
     def __init__(
-        self, store: HistoryStore, outputs: Outputs, results: Results, keeping: Keeping, clock: Callable[[], float],
+        self,
+        store: HistoryStore,
+        outputs: Outputs,
+        results: Results,
+        keeping: Keeping,
+        clock: Callable[[], float],
         is_ending: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self._outputs, self._results = store, outputs, results
         self._keeping, self._clock = keeping, clock
         self._is_ending = is_ending

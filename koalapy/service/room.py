@@ -44,8 +44,9 @@ class Room:
         if lacking() > 0:
             raise FullError(
                 f"there is no room for it: {self._setting} is {bytes_text(self._limit)}, and {self._why}",
-                field="body", hint=f"try again later, or have the daemon's operator raise {self._setting}",
-            )  # fmt: skip
+                field="body",
+                hint=f"try again later, or have the daemon's operator raise {self._setting}",
+            )
 
 
 class Taken:

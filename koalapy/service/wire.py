@@ -3,17 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from koalapy.agents.protocol import (
-    Forget,
-    PlanContext,
-    PlanNode,
-    Stage,
-    StageBundle,
-    StageFile,
-    Stop,
-    Submit,
-    Unstage,
-)
+from koalapy.agents.protocol import Forget, PlanContext, PlanNode, Stage, StageBundle, StageFile, Stop, Submit, Unstage
 from koalapy.model.job import Component, Job, JobId, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName, InputFile
@@ -40,7 +30,7 @@ Plans = dict[JobId, dict[str, Any]]
 
 def message(
     command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles, catalogue: Catalogue, plans: Plans
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One command as a JSON message; what depends on a cluster is told in that cluster's own words.
 
     ``plans`` are those that were made for commands of the same batch, and takes up a new one.
@@ -53,8 +43,9 @@ def message(
         case SubmitComponent(_, token) if job is not None:
             return _submit(token, job, ident, epoch).model_dump()
         case StageComponent(cluster, token) if job is not None:
-            return (_stage(token, cluster, job, ident, epoch, catalogue) or
-                    Unstage(id=ident, epoch=epoch, token=token)).model_dump()  # fmt: skip
+            return (
+                _stage(token, cluster, job, ident, epoch, catalogue) or Unstage(id=ident, epoch=epoch, token=token)
+            ).model_dump()
         case UnstageComponent(_, token):
             return Unstage(id=ident, epoch=epoch, token=token).model_dump()
         case OpenBarrier(_, token) if job is not None:
@@ -70,9 +61,15 @@ def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
     walltime = job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None
     stage = job.stage_token(component) if component.staging else None
     return Submit(
-        id=ident, epoch=epoch, token=token, size=component.size, name=name, walltime=walltime,
-        stage=stage, collect=list(job.spec.collect),
-    )  # fmt: skip
+        id=ident,
+        epoch=epoch,
+        token=token,
+        size=component.size,
+        name=name,
+        walltime=walltime,
+        stage=stage,
+        collect=list(job.spec.collect),
+    )
 
 
 def _stage(token: str, cluster: ClusterName, job: Job, ident: int, epoch: int, catalogue: Catalogue) -> Stage | None:
@@ -87,10 +84,12 @@ def _stage(token: str, cluster: ClusterName, job: Job, ident: int, epoch: int, c
     sources = component.sources or (cluster,) * len(files)
     bundle = job.spec.bundle
     return Stage(
-        id=ident, epoch=epoch, token=token,
+        id=ident,
+        epoch=epoch,
+        token=token,
         files=[_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
         bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
-    )  # fmt: skip
+    )
 
 
 def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:
@@ -98,10 +97,14 @@ def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFi
     part = replica.part(file.part) if replica and file.part else None
     there = part or replica
     return StageFile(
-        name=file.name, source=source, path=replica.path if replica and (part or not file.part) else "",
-        part=file.part, target=file.file_name, size=there.size if there else file.size,
+        name=file.name,
+        source=source,
+        path=replica.path if replica and (part or not file.part) else "",
+        part=file.part,
+        target=file.file_name,
+        size=there.size if there else file.size,
         checksum=there.checksum if there else "",
-    )  # fmt: skip
+    )
 
 
 def _plan(job: Job, profiles: Profiles) -> dict[str, Any]:

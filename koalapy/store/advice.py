@@ -43,21 +43,32 @@ class SqlAdvice:
             select(_jobs.id, _jobs.generation, (_jobs.state == JobState.FAILED.value).label("killed"))
             .join(tables.attempts, (_attempts.job_id == _jobs.id) & (_attempts.generation == _jobs.generation))
             .where(_jobs.application != "", (_jobs.state == JobState.SUCCEEDED.value) | killed)
-            .order_by(_jobs.id.desc()).limit(limit).subquery()
-        )  # fmt: skip
+            .order_by(_jobs.id.desc())
+            .limit(limit)
+            .subquery()
+        )
         attempt = (_attempts.job_id == last.c.id) & (_attempts.generation == last.c.generation)
         component = (_components.job_id == last.c.id) & (_components.generation == last.c.generation)
         per_node = _jobs.spec["processes_per_node"].as_integer()
         query = (
             select(
-                last.c.id, last.c.killed, _jobs.application, per_node.label("per_node"), _components.cluster,
-                _components.size, _attempts.barrier_at, _attempts.ended_at,
+                last.c.id,
+                last.c.killed,
+                _jobs.application,
+                per_node.label("per_node"),
+                _components.cluster,
+                _components.size,
+                _attempts.barrier_at,
+                _attempts.ended_at,
             )
-            .select_from(last).join(tables.jobs, _jobs.id == last.c.id)
-            .join(tables.attempts, attempt).join(tables.components, component)
+            .select_from(last)
+            .join(tables.jobs, _jobs.id == last.c.id)
+            .join(tables.attempts, attempt)
+            .join(tables.components, component)
             .where(_components.superseded.is_(False), _attempts.barrier_at.is_not(None))
-            .where(_attempts.ended_at.is_not(None)).order_by(last.c.id)
-        )  # fmt: skip
+            .where(_attempts.ended_at.is_not(None))
+            .order_by(last.c.id)
+        )
         with unavailable_is_known(), self._reader.connect() as connection:
             found = connection.execute(query).mappings()
             runs = [_run(list(rows)) for _, rows in groupby(found, key=lambda row: row["id"])]
@@ -79,8 +90,9 @@ def complete_advised(connection: Connection, jobs: Iterable[Job]) -> None:
     """Note how long those of the jobs ran that were placed by advice and have succeeded."""
     ran = [
         {"job": job.id, "of": job.generation, "seconds": run.seconds}
-        for job in jobs if job.state is JobState.SUCCEEDED and (run := run_of(job)) is not None
-    ]  # fmt: skip
+        for job in jobs
+        if job.state is JobState.SUCCEEDED and (run := run_of(job)) is not None
+    ]
     if ran:
         same = (_advice.job_id == bindparam("job")) & (_advice.generation == bindparam("of"))
         connection.execute(update(tables.advice).where(same).values(actual=bindparam("seconds")), ran)

@@ -56,9 +56,11 @@ def make_engine(url: str) -> Engine:
 def _no_database(url: str) -> UsageError:
     kind = url.partition(":")[0]
     return UsageError(
-        f"database: {kind}:… is no database that koala knows", field="database", value=kind,
+        f"database: {kind}:… is no database that koala knows",
+        field="database",
+        value=kind,
         hint="give sqlite:///PATH or postgresql://USER@HOST/NAME",
-    )  # fmt: skip
+    )
 
 
 def _dumps(value: Any) -> str:
@@ -122,9 +124,11 @@ def _postgresql(url: URL) -> Engine:
         return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_PATIENCE)
     except ModuleNotFoundError as error:
         raise UsageError(
-            "database: PostgreSQL needs the package psycopg", field="database", value="postgresql",
+            "database: PostgreSQL needs the package psycopg",
+            field="database",
+            value="postgresql",
             hint="pip install 'koalapy[postgresql]'",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def reading(engine: Engine) -> Engine:

@@ -28,9 +28,11 @@ def _attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[int, int],
     of_component = (components.job_id == jobs.id) & (components.generation == jobs.generation)
     of_attempt = (attempts.job_id == jobs.id) & (attempts.generation == jobs.generation)
     found = connection.execute(
-        select(tables.components).join(tables.jobs, of_component).where(jobs.id.in_(ids))
+        select(tables.components)
+        .join(tables.jobs, of_component)
+        .where(jobs.id.in_(ids))
         .order_by(components.job_id, components.index)
-    ).mappings()  # fmt: skip
+    ).mappings()
     by_job = {
         key: tuple(rows.component_from_row(row) for row in group)
         for key, group in groupby(found, key=lambda row: (row["job_id"], row["generation"]))

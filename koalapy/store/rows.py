@@ -74,9 +74,7 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
 
 
 _DEFAULTS = asdict(JobSpec(FlexibleRequest(1), ()))
-_OTHERS = (
-    "request", "command", "environment", "policy_options", "retry_on_exit", "inputs", "bundle", "collect",
-)  # fmt: skip
+_OTHERS = ("request", "command", "environment", "policy_options", "retry_on_exit", "inputs", "bundle", "collect")
 _PLAIN_FIELDS = [name for name in _DEFAULTS if name not in _OTHERS]
 
 
@@ -111,19 +109,56 @@ def _input_from_json(data: Mapping[str, Any]) -> InputFile:
 
 
 _JOB_COLUMNS = (
-    "id", "reason", "queue_seq", "generation", "restarts", "placement_tries", "claiming_tries", "counted_scan",
-    "submitted_at", "placed_at", "started_at", "ended_at", "exit_code", "claim_factor", "first_start_estimate",
+    "id",
+    "reason",
+    "queue_seq",
+    "generation",
+    "restarts",
+    "placement_tries",
+    "claiming_tries",
+    "counted_scan",
+    "submitted_at",
+    "placed_at",
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "claim_factor",
+    "first_start_estimate",
     "retry_at",
-)  # fmt: skip
+)
 _ATTEMPT_COLUMNS = (
-    "generation", "placed_at", "start_estimate", "claim_at", "barrier_at", "launched_at", "ended_at", "exit_code",
-    "end_reason", "nonce",
-)  # fmt: skip
+    "generation",
+    "placed_at",
+    "start_estimate",
+    "claim_at",
+    "barrier_at",
+    "launched_at",
+    "ended_at",
+    "exit_code",
+    "end_reason",
+    "nonce",
+)
 _COMPONENT_COLUMNS = (
-    "index", "cluster", "size", "request_index", "lrm_job", "exit_code", "error", "infrastructure",
-    "unknown_since", "submitted_at", "claimed_at", "ended_at", "transfer_time", "replaces", "superseded",
-    "staging_since", "stage_size", "staged", "staged_at",
-)  # fmt: skip
+    "index",
+    "cluster",
+    "size",
+    "request_index",
+    "lrm_job",
+    "exit_code",
+    "error",
+    "infrastructure",
+    "unknown_since",
+    "submitted_at",
+    "claimed_at",
+    "ended_at",
+    "transfer_time",
+    "replaces",
+    "superseded",
+    "staging_since",
+    "stage_size",
+    "staged",
+    "staged_at",
+)
 
 
 def job_to_row(job: Job) -> dict[str, Any]:
@@ -193,9 +228,15 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
 
 def entry_from_row(row: Row) -> Entry:
     return Entry(
-        row["job_id"], row["at"], row["event"], JobState(row["state"]), row["reason"],
-        row["generation"], row["component"], row["cluster"],
-    )  # fmt: skip
+        row["job_id"],
+        row["at"],
+        row["event"],
+        JobState(row["state"]),
+        row["reason"],
+        row["generation"],
+        row["component"],
+        row["cluster"],
+    )
 
 
 _CLUSTER_COLUMNS = ("name", "kind", "state", "reason", "total", "errors", "last_heard", "unusable", "note", "trials")
@@ -215,6 +256,11 @@ def cluster_from_row(row: Row) -> ClusterRecord:
     at = row["drained_at"]
     return ClusterRecord(
         **{name: row[name] for name in _CLUSTER_COLUMNS},
-        idle=0, used=0, background=0, down=0, processes_per_node=1, speed=1.0,
+        idle=0,
+        used=0,
+        background=0,
+        down=0,
+        processes_per_node=1,
+        speed=1.0,
         drained=None if at is None else Drain(at, row["drained_by"] or "", row["drained_reason"] or ""),
-    )  # fmt: skip
+    )

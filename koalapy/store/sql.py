@@ -65,20 +65,26 @@ class SqlStore:
         self._write_jobs(connection, batch.jobs.values())
         self._write_attempts(connection, batch.attempts)
         _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
-        _insert(connection, tables.outbox, [
-            {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
-        ])  # fmt: skip
+        _insert(
+            connection,
+            tables.outbox,
+            [{"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox],
+        )
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
             connection.execute(statement, [{"done": done} for done in batch.acknowledged])
         # A key is the first job's that was stored with it, whatever another says.
-        self._insert_new(connection, tables.submissions, [
-            {"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted
-        ])  # fmt: skip
+        self._insert_new(
+            connection,
+            tables.submissions,
+            [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted],
+        )
         self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
-        self._upsert(connection, tables.queues, [
-            {"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()
-        ])  # fmt: skip
+        self._upsert(
+            connection,
+            tables.queues,
+            [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()],
+        )
         write_advised(connection, batch.advised)
         complete_advised(connection, batch.jobs.values())
 
@@ -95,9 +101,11 @@ class SqlStore:
 
     def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
         self._upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
-        self._upsert(connection, tables.components, [
-            rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components
-        ])  # fmt: skip
+        self._upsert(
+            connection,
+            tables.components,
+            [rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components],
+        )
 
     def _insert_new(self, connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
         """Those rows whose keys are not there yet."""

@@ -183,10 +183,7 @@ links = Table(
 )
 
 queues = Table(
-    "queues",
-    metadata,
-    Column("priority", Plain(8), primary_key=True),
-    Column("scans", Integer, nullable=False),
+    "queues", metadata, Column("priority", Plain(8), primary_key=True), Column("scans", Integer, nullable=False)
 )
 
 lease = Table(

@@ -32,10 +32,15 @@ def compare(reports: Sequence[tuple[str, Json]]) -> Json:
             rows.append({"run": label, **group, "application": name, "change": change})
     rows.sort(key=lambda row: row["application"] == "all")
     runs = [
-        {"label": label, "name": name, "seconds": report["run"]["seconds"], **report["utilisation"]["all"],
-         "incomplete": report["run"]["interrupted"]}
+        {
+            "label": label,
+            "name": name,
+            "seconds": report["run"]["seconds"],
+            **report["utilisation"]["all"],
+            "incomplete": report["run"]["interrupted"],
+        }
         for label, (name, report) in zip(labels, reports, strict=True)
-    ]  # fmt: skip
+    ]
     return {"koala_workload_comparison": 1, "runs": runs, "rows": rows}
 
 

@@ -48,9 +48,15 @@ def generate(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
 
 
 def from_trace(
-    recipe: Recipe, trace: Trace, grid: GridSize, seed: int, *, status: int | None = None, keep_zero: bool = False,
+    recipe: Recipe,
+    trace: Trace,
+    grid: GridSize,
+    seed: int,
+    *,
+    status: int | None = None,
+    keep_zero: bool = False,
     name: str = "",
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Arrivals, sizes and run times of a trace; sizes are as large a part of this grid as of the trace's machine.
 
     The header tells how many jobs of the trace are left out, and why.
@@ -72,9 +78,12 @@ def from_trace(
         size = max(1, round(old.processors * scale))
         jobs.append(maker.job(index, at, min(size, grid.total or size), old.ran / recipe.compress))
     told = {
-        "file": name, "jobs": len(trace.jobs), "used": len(jobs), "processors": trace.processors,
+        "file": name,
+        "jobs": len(trace.jobs),
+        "used": len(jobs),
+        "processors": trace.processors,
         "left_out": sorted_jobs.left_out,
-    }  # fmt: skip
+    }
     return _finish(recipe, grid, seed, jobs, {"arrivals": "trace", "trace": told, "scale": round(scale, 6)})
 
 
@@ -90,9 +99,10 @@ def _numbers(recipe: Recipe) -> Iterator[int]:
 def _rate(recipe: Recipe, grid: GridSize, maker: "_Maker") -> float:
     if not grid.total:
         raise UsageError(
-            "a utilisation needs to know the grid", field="--utilisation",
+            "a utilisation needs to know the grid",
+            field="--utilisation",
             hint="give --clusters north:4,south:4, or --rate; with a daemon at --url it is asked",
-        )  # fmt: skip
+        )
     weights = sum(weight for _, weight in recipe.applications)
     seconds = sum(recipe.seconds_of(name) * weight for name, weight in recipe.applications) / weights
     return recipe.utilisation * grid.total / (maker.mean_nodes * seconds)
@@ -103,9 +113,15 @@ def _finish(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], how:
     unused = DRAWN if how["arrivals"] == "trace" else ()
     made = {name: value for name, value in asdict(recipe).items() if value not in (None, (), "") and name not in unused}
     header = {
-        "seed": seed, "jobs": len(jobs), "lasts": round(jobs[-1].at, 3), "policy": recipe.policy,
-        "request": recipe.request, "grid": grid.clusters, **how, "recipe": made,
-    }  # fmt: skip
+        "seed": seed,
+        "jobs": len(jobs),
+        "lasts": round(jobs[-1].at, 3),
+        "policy": recipe.policy,
+        "request": recipe.request,
+        "grid": grid.clusters,
+        **how,
+        "recipe": made,
+    }
     return Workload(header, tuple(jobs))
 
 
@@ -136,8 +152,13 @@ class _Maker:
         own = dict(recipe.arguments).get(application)
         if application == SLEEP and own is None:
             own = (f"{run_time if seconds is None else seconds:.3f}",)
-        job: Json = {"request": request, "command": program.command(own), "launcher": program.launcher,
-                     "name": f"{application}-{index}", "priority": priority}  # fmt: skip
+        job: Json = {
+            "request": request,
+            "command": program.command(own),
+            "launcher": program.launcher,
+            "name": f"{application}-{index}",
+            "priority": priority,
+        }
         if recipe.policy:
             job["policy"] = recipe.policy
         if file is not None:

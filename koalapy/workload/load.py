@@ -14,9 +14,15 @@ class BackgroundLoad:
     """Follows the clusters, and asks for local users' jobs where too few nodes are busy."""
 
     def __init__(
-        self, daemon: Daemon, target: float, *, seconds: float, nodes: int | None = None, seed: int = 1,
+        self,
+        daemon: Daemon,
+        target: float,
+        *,
+        seconds: float,
+        nodes: int | None = None,
+        seed: int = 1,
         tell: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._daemon, self._target, self._seconds, self._nodes, self._seed = daemon, target, seconds, nodes, seed
         self._tell = tell
         self._keepers: dict[str, Keeper] = {}

@@ -16,8 +16,14 @@ Json = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
 TIMES = (
-    "queue_time", "startup_overhead", "wait_time", "execution_time", "response_time", "start_delay", "transfer_time",
-)  # fmt: skip
+    "queue_time",
+    "startup_overhead",
+    "wait_time",
+    "execution_time",
+    "response_time",
+    "start_delay",
+    "transfer_time",
+)
 """Of a job, with their means. Queue time is what mohamed-2005 calls placement time; response = wait + execution."""
 COUNTS = ("placement_tries", "claiming_tries", "restarts")
 ENDED = ("succeeded", "failed")
@@ -30,12 +36,23 @@ FRACTIONS = (0.5, 0.95)
 def planned(number: int, arrival: Arrival) -> Json:
     """A job of which no more is known than what was planned."""
     return {
-        "number": number, "id": None, "application": arrival.application, "nodes": nodes_of(arrival.job),
-        "components": components_of(arrival.job), "priority": arrival.job.get("priority", "low"),
-        "policy": arrival.job.get("policy", ""), "state": "not submitted", "reason": "", "arrives": arrival.at,
-        "submitted": None, "late": None, "exit_code": None, "clusters": {}, "coallocated": None,
+        "number": number,
+        "id": None,
+        "application": arrival.application,
+        "nodes": nodes_of(arrival.job),
+        "components": components_of(arrival.job),
+        "priority": arrival.job.get("priority", "low"),
+        "policy": arrival.job.get("policy", ""),
+        "state": "not submitted",
+        "reason": "",
+        "arrives": arrival.at,
+        "submitted": None,
+        "late": None,
+        "exit_code": None,
+        "clusters": {},
+        "coallocated": None,
         **dict.fromkeys((*TIMES, *COUNTS)),
-    }  # fmt: skip
+    }
 
 
 def measured(plan: Json, submitted: float, job: Json, attempts: Sequence[Json]) -> Json:
@@ -47,17 +64,25 @@ def measured(plan: Json, submitted: float, job: Json, attempts: Sequence[Json]) 
     for component in job.get("components", ()):
         places[component["cluster"]] += component["size"]
     return plan | {
-        "id": job["id"], "components": components_of(job), "state": job["state"],
+        "id": job["id"],
+        "components": components_of(job),
+        "state": job["state"],
         "policy": job.get("policy") or plan["policy"],
-        "reason": job.get("reason", ""), "submitted": round(submitted, 3),
-        "late": round(max(0.0, submitted - plan["arrives"]), 3), "exit_code": job.get("exit_code"),
-        "queue_time": job.get("queue_time"), "startup_overhead": job.get("startup_overhead"), "wait_time": wait,
+        "reason": job.get("reason", ""),
+        "submitted": round(submitted, 3),
+        "late": round(max(0.0, submitted - plan["arrives"]), 3),
+        "exit_code": job.get("exit_code"),
+        "queue_time": job.get("queue_time"),
+        "startup_overhead": job.get("startup_overhead"),
+        "wait_time": wait,
         "execution_time": None if response is None or wait is None else round(response - wait, 6),
-        "response_time": response, "start_delay": job.get("start_delay"), "transfer_time": _transfer_time(attempts),
+        "response_time": response,
+        "start_delay": job.get("start_delay"),
+        "transfer_time": _transfer_time(attempts),
         "clusters": dict(sorted(places.items())) if started else {},
         "coallocated": len(places) > 1 if started else None,
         **{name: job.get(name) for name in COUNTS},
-    }  # fmt: skip
+    }
 
 
 def _transfer_time(attempts: Sequence[Json]) -> float | None:
@@ -222,11 +247,18 @@ def _held(cluster: Json) -> Json:
 
 def report_of(jobs: Sequence[Json], samples: Samples, header: Json, run: Json) -> Json:
     """Everything about one run: ``header`` is the workload's, ``run`` says how it was run."""
-    end = max((job["submitted"] + job["response_time"] for job in jobs if job["response_time"] is not None),
-              default=None)  # fmt: skip
+    end = max(
+        (job["submitted"] + job["response_time"] for job in jobs if job["response_time"] is not None), default=None
+    )
     seen = samples if end is None or not run.get("complete") else samples.until(end + 1.0)
     return {
-        "koala_workload_report": 1, "run": run, "workload": header, "summary": means(jobs),
-        "utilisation": seen.utilisation(), "by_application": by_application(jobs), "by_size": by_size(jobs),
-        "jobs": list(jobs), "samples": seen.told(),
-    }  # fmt: skip
+        "koala_workload_report": 1,
+        "run": run,
+        "workload": header,
+        "summary": means(jobs),
+        "utilisation": seen.utilisation(),
+        "by_application": by_application(jobs),
+        "by_size": by_size(jobs),
+        "jobs": list(jobs),
+        "samples": seen.told(),
+    }

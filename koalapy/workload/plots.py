@@ -17,14 +17,30 @@ Runs = Sequence[tuple[str, Json]]
 
 # Colours of Okabe and Ito, which people with colour blindness tell apart.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
-)  # fmt: skip
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#8C8C8C",
+)
 LINES = [(BLUE, "-"), (RED, "--"), (GREEN, "-."), (PURPLE, ":"), (ORANGE, "-"), (SKY, "--")]
 STYLE: Any = {
-    "figure.facecolor": "white", "axes.facecolor": "white", "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": "#DDDDDD", "grid.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
-    "font.size": 10, "axes.titlesize": 11, "legend.frameon": False, "svg.hashsalt": "koala", "hatch.linewidth": 0.6,
-}  # fmt: skip
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    "svg.hashsalt": "koala",
+    "hatch.linewidth": 0.6,
+}
 
 
 MOST_APART = 20
@@ -34,8 +50,12 @@ MOST_APART = 20
 def draw(runs: Runs, folder: Path, form: str) -> list[Path]:
     """Every figure that the runs have something to say in, as files of that form (``png``, ``svg``)."""
     figures: dict[str, Callable[[Runs], Figure | None]] = {
-        "response": response, "coallocated": coallocated, "utilisation": utilisation, "cdf": cdf, "sizes": sizes,
-    }  # fmt: skip
+        "response": response,
+        "coallocated": coallocated,
+        "utilisation": utilisation,
+        "cdf": cdf,
+        "sizes": sizes,
+    }
     drawn = []
     with mpl.rc_context(STYLE):
         for name, figure_of in figures.items():
@@ -94,8 +114,9 @@ def response(runs: Runs) -> Figure | None:
     ax.bar(at, execution, 0.75, color=BLUE, label="execution")
     ax.bar(at, wait, 0.75, bottom=execution, color=ORANGE, label="wait", hatch="///", edgecolor="white")
     for place, one, other in zip(at, wait, execution, strict=True):
-        ax.annotate(f"{one + other:.1f}", (place, one + other), (0, 2), textcoords="offset points", ha="center",
-                    fontsize=8)  # fmt: skip
+        ax.annotate(
+            f"{one + other:.1f}", (place, one + other), (0, 2), textcoords="offset points", ha="center", fontsize=8
+        )
     _name_bars(ax, runs, bars)
     ax.set_ylabel("mean response time (s)")
     ax.margins(y=0.12)

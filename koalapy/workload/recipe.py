@@ -9,10 +9,16 @@ from koalapy.workload.programs import PROGRAMS, SLEEP
 Form = Literal["nonfixed", "flexible"]
 
 FORM_OF_POLICY: dict[str, Form] = {
-    "worst-fit": "nonfixed", "close-to-files": "nonfixed", "best-fit": "nonfixed", "fastest-one": "nonfixed",
-    "cluster-minimization": "flexible", "communication-aware": "flexible", "larger-first": "flexible",
-    "faster-first": "flexible", "resource-matching": "flexible",
-}  # fmt: skip
+    "worst-fit": "nonfixed",
+    "close-to-files": "nonfixed",
+    "best-fit": "nonfixed",
+    "fastest-one": "nonfixed",
+    "cluster-minimization": "flexible",
+    "communication-aware": "flexible",
+    "larger-first": "flexible",
+    "faster-first": "flexible",
+    "resource-matching": "flexible",
+}
 """The kind of request that a policy serves; one that is not named here serves the recipe's own."""
 
 
@@ -113,21 +119,44 @@ def _refuse(option: str, value: object, hint: str) -> None:
 PRESETS: dict[str, Recipe] = {
     # mohamed-2005 4.2: 500 jobs of 36 or 72 processors in 3, 4, 6 or 8 components of more than 8; 310 processors
     "m05": Recipe(
-        sizes=(36, 72), components=(3, 4, 6, 8), least=9, request="nonfixed", policy="close-to-files",
-        priorities=(("high", 1.0), ("low", 1.0)), run_times=(30.0, 192.0), utilisation=0.6, jobs=500,
-        fields=(("claiming", "incremental"),), paper_nodes=310,
+        sizes=(36, 72),
+        components=(3, 4, 6, 8),
+        least=9,
+        request="nonfixed",
+        policy="close-to-files",
+        priorities=(("high", 1.0), ("low", 1.0)),
+        run_times=(30.0, 192.0),
+        utilisation=0.6,
+        jobs=500,
+        fields=(("claiming", "incremental"),),
+        paper_nodes=310,
     ),
     # sonmez-2010 VI-B.1: sizes that fit on any cluster; the smallest, Leiden's, has 32 nodes
     "s10-vi": Recipe(
-        sizes=(8, 16, 32), request="flexible", policy="cluster-minimization", applications=(("prime", 1.0),),
-        run_times=(200.0, 200.0), utilisation=0.4, jobs=None, duration=4 * 3600.0, paper_nodes=204, paper_smallest=32,
+        sizes=(8, 16, 32),
+        request="flexible",
+        policy="cluster-minimization",
+        applications=(("prime", 1.0),),
+        run_times=(200.0, 200.0),
+        utilisation=0.4,
+        jobs=None,
+        duration=4 * 3600.0,
+        paper_nodes=204,
+        paper_smallest=32,
     ),
     # sonmez-2010 VII-A.1: jobs of 64 nodes of the Wave application
     "s10-vii": Recipe(
-        sizes=(64,), request="flexible", policy="communication-aware", applications=(("wave", 1.0),),
-        run_times=(200.0, 200.0), utilisation=0.4, jobs=None, duration=4 * 3600.0, paper_nodes=204,
+        sizes=(64,),
+        request="flexible",
+        policy="communication-aware",
+        applications=(("wave", 1.0),),
+        run_times=(200.0, 200.0),
+        utilisation=0.4,
+        jobs=None,
+        duration=4 * 3600.0,
+        paper_nodes=204,
     ),
-}  # fmt: skip
+}
 
 DEFAULT = Recipe()
 

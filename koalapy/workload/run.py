@@ -68,10 +68,16 @@ class Run:
     """One run of a workload."""
 
     def __init__(
-        self, workload: Workload, daemon: Daemon, options: Options, *,
-        tell: Callable[[str], None], show: Callable[[Progress], None],
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+        self,
+        workload: Workload,
+        daemon: Daemon,
+        options: Options,
+        *,
+        tell: Callable[[str], None],
+        show: Callable[[Progress], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """``tell`` gets what is worth a line of its own, ``show`` the progress again and again."""
         self._workload, self._daemon, self._options = workload, daemon, options
         self._tell, self._show, self._clock, self._sleep = tell, show, clock, sleep
@@ -97,9 +103,13 @@ class Run:
         self._load: BackgroundLoad | None = None
         if options.background:
             self._load = BackgroundLoad(
-                daemon, options.background, seconds=options.background_seconds, nodes=options.background_nodes,
-                seed=options.seed, tell=tell,
-            )  # fmt: skip
+                daemon,
+                options.background,
+                seconds=options.background_seconds,
+                nodes=options.background_nodes,
+                seed=options.seed,
+                tell=tell,
+            )
         self.interrupted = ""
         """Why the run ended before its jobs, if it did."""
 
@@ -234,15 +244,20 @@ class Run:
         last = {
             column: sum(values[column][-1] for values in self._samples.clusters.values())
             for column in ("total", "used", "background")
-        }  # fmt: skip
+        }
         return Progress(
-            seconds=self._now(), jobs=len(self._rows), submitted=len(self._submitted),
+            seconds=self._now(),
+            jobs=len(self._rows),
+            submitted=len(self._submitted),
             states=Counter(active.values()),
             ended=Counter(self._rows[number]["state"] for number in self._over),
             late=sum((row["late"] or 0) > LATE for row in self._rows),
-            total=last["total"], ours=last["used"], background=last["background"],
-            mean_background=self._mean_background, away=self._away_since is not None,
-        )  # fmt: skip
+            total=last["total"],
+            ours=last["used"],
+            background=last["background"],
+            mean_background=self._mean_background,
+            away=self._away_since is not None,
+        )
 
     # The end
 
@@ -291,11 +306,15 @@ class Run:
         late = [row["late"] for row in self._rows if row["late"] is not None]
         away = self._away + (self._now() - self._away_since if self._away_since is not None else 0.0)
         run: Json = {
-            "began": self._began_at.isoformat(timespec="seconds"), "seconds": round(self._now(), 3),
+            "began": self._began_at.isoformat(timespec="seconds"),
+            "seconds": round(self._now(), 3),
             "complete": not self.interrupted,
-            "interrupted": self.interrupted, "background_target": self._options.background,
+            "interrupted": self.interrupted,
+            "background_target": self._options.background,
             "background_seconds": self._options.background_seconds if self._options.background else None,
-            "interval": self._options.interval, "late": sum(one > LATE for one in late),
-            "latest": round(max(late, default=0.0), 3), "daemon_away": round(away, 3),
-        }  # fmt: skip
+            "interval": self._options.interval,
+            "late": sum(one > LATE for one in late),
+            "latest": round(max(late, default=0.0), 3),
+            "daemon_away": round(away, 3),
+        }
         return measures.report_of(self._rows, self._samples, self._workload.header, run)

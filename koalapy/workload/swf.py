@@ -15,9 +15,14 @@ PARTS = (2, 3, 4)
 """Statuses of lines that tell of a part of a job, from one checkpoint to the next; another line tells of all of it."""
 ZERO = "of run time 0"
 NAMES = {
-    0: "job number", 1: "submit time", 2: "wait time", 3: "run time", 4: "allocated processors",
-    7: "requested processors", 10: "status",
-}  # fmt: skip
+    0: "job number",
+    1: "submit time",
+    2: "wait time",
+    3: "run time",
+    4: "allocated processors",
+    7: "requested processors",
+    10: "status",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,10 @@ def _number(words: list[str], place: int, where: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise UsageError(
-            f"{where}: field {place + 1}, the {NAMES[place]}, is {words[place]!r}", field="--swf",
+            f"{where}: field {place + 1}, the {NAMES[place]}, is {words[place]!r}",
+            field="--swf",
             hint="give a number, or -1 where it is not known",
-        )  # fmt: skip
+        )
     return value
 
 

@@ -53,13 +53,29 @@ def _how(told: Json) -> str:
 
 def _response(told: Json) -> list[str]:
     groups = [*told["by_application"], {"application": "all", **told["summary"]}]
-    header = ["application", "ran", "queue s", "start-up s", "wait s", "execution s", "response s", "95 % within s",
-              "co-allocated", "clusters"]  # fmt: skip
+    header = [
+        "application",
+        "ran",
+        "queue s",
+        "start-up s",
+        "wait s",
+        "execution s",
+        "response s",
+        "95 % within s",
+        "co-allocated",
+        "clusters",
+    ]
     rows = [
-        [g["application"], g["ran"], *(span(g[n]) for n in ("queue_time", "startup_overhead", *SPANS)),
-         span(g["response_quantiles"]["0.95"]), percent(g["coallocated"]), span(g["clusters_combined"])]
+        [
+            g["application"],
+            g["ran"],
+            *(span(g[n]) for n in ("queue_time", "startup_overhead", *SPANS)),
+            span(g["response_quantiles"]["0.95"]),
+            percent(g["coallocated"]),
+            span(g["clusters_combined"]),
+        ]
         for g in (groups if len(told["by_application"]) > 1 else groups[:-1])
-    ]  # fmt: skip
+    ]
     return [
         markdown(header, rows),
         "Means over jobs that ran to an end of their own. Response = wait + execution; wait ends when the barrier "
@@ -68,14 +84,33 @@ def _response(told: Json) -> list[str]:
 
 
 def _sizes(told: Json) -> str:
-    header = ["nodes", "components", "priority", "ran", "failures", "placement s", "start delay s", "placement tries",
-              "claiming tries", "co-allocated"]  # fmt: skip
+    header = [
+        "nodes",
+        "components",
+        "priority",
+        "ran",
+        "failures",
+        "placement s",
+        "start delay s",
+        "placement tries",
+        "claiming tries",
+        "co-allocated",
+    ]
     rows = [
-        [g["nodes"], g["components"] or "flexible", g["priority"], g["ran"], percent(g["failures"]),
-         span(g["queue_time"]), span(g["start_delay"]), span(g["placement_tries"]), span(g["claiming_tries"]),
-         percent(g["coallocated"])]
+        [
+            g["nodes"],
+            g["components"] or "flexible",
+            g["priority"],
+            g["ran"],
+            percent(g["failures"]),
+            span(g["queue_time"]),
+            span(g["start_delay"]),
+            span(g["placement_tries"]),
+            span(g["claiming_tries"]),
+            percent(g["coallocated"]),
+        ]
         for g in told["by_size"]
-    ]  # fmt: skip
+    ]
     return markdown(header, rows)
 
 
@@ -90,13 +125,31 @@ def _utilisation(told: Json) -> str:
 
 def comparison(told: Json) -> str:
     """Runs side by side; changes are those of the mean response time against the first run."""
-    header = ["run", "application", "ran", "wait s", "execution s", "response s", "change", "co-allocated", "clusters",
-              "failures"]  # fmt: skip
+    header = [
+        "run",
+        "application",
+        "ran",
+        "wait s",
+        "execution s",
+        "response s",
+        "change",
+        "co-allocated",
+        "clusters",
+        "failures",
+    ]
     rows = [
-        [g["run"], g["application"], g["ran"], *(span(g[name]) for name in SPANS), change(g["change"]),
-         percent(g["coallocated"]), span(g["clusters_combined"]), percent(g["failures"])]
+        [
+            g["run"],
+            g["application"],
+            g["ran"],
+            *(span(g[name]) for name in SPANS),
+            change(g["change"]),
+            percent(g["coallocated"]),
+            span(g["clusters_combined"]),
+            percent(g["failures"]),
+        ]
         for g in told["rows"]
-    ]  # fmt: skip
+    ]
     used = [
         [
             run["label"],
@@ -107,11 +160,18 @@ def comparison(told: Json) -> str:
         ]
         for run in told["runs"]
     ]
-    return "\n\n".join([
-        "# Runs compared", markdown(header, rows),
-        f"Means per job in seconds; change: of the mean response time against {told['runs'][0]['label']}.",
-        "## Utilisation", markdown(["run", "seconds", "jobs", "background", "incomplete"], used),
-    ]) + "\n"  # fmt: skip
+    return (
+        "\n\n".join(
+            [
+                "# Runs compared",
+                markdown(header, rows),
+                f"Means per job in seconds; change: of the mean response time against {told['runs'][0]['label']}.",
+                "## Utilisation",
+                markdown(["run", "seconds", "jobs", "background", "incomplete"], used),
+            ]
+        )
+        + "\n"
+    )
 
 
 # Single values

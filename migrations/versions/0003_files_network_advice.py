@@ -31,10 +31,11 @@ def _columns() -> dict[str, list[sa.Column]]:
 def _job(table: str, *rest: str) -> list[sa.Column]:
     keys = [sa.Column(name, sa.Integer(), nullable=False) for name in rest]
     return [
-        sa.Column("job_id", BigId, nullable=False), *keys,
+        sa.Column("job_id", BigId, nullable=False),
+        *keys,
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f(f"fk_{table}_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", *rest, name=op.f(f"pk_{table}")),
-    ]  # fmt: skip
+    ]
 
 
 def upgrade() -> None:

@@ -309,7 +309,7 @@ async def test_what_ended_while_no_agent_was_there_is_found(site: Site, daemon: 
 @pytest.mark.parametrize("lines", [3, 300_000])
 async def test_output_that_a_runner_could_not_send_before_it_died_is_found(
     site: Site, daemon: FakeDaemon, lines: int
-) -> None:  # fmt: skip
+) -> None:
     """The program ends while there is no agent, and its runner is killed before there is one."""
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")

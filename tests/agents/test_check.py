@@ -57,9 +57,14 @@ def mpirun(folder: Path, version: str = "mpirun (Open MPI) 4.1.4") -> Path:
 @pytest.fixture
 def settings(tmp_path: Path, bin_: Path) -> AgentSettings:
     return AgentSettings(
-        "north", NOBODY, "s3cret", tmp_path / "agent" / "spool", environment={"PATH": f"{bin_}"}, lrm="slurm",
+        "north",
+        NOBODY,
+        "s3cret",
+        tmp_path / "agent" / "spool",
+        environment={"PATH": f"{bin_}"},
+        lrm="slurm",
         runner_host="localhost",
-    )  # fmt: skip
+    )
 
 
 async def found(
@@ -118,9 +123,11 @@ async def test_a_prefix_goes_before_the_path(settings: AgentSettings, bin_: Path
 async def test_another_series_than_the_configuration_says(settings: AgentSettings, bin_: Path) -> None:
     path = mpirun(bin_)
     assert await found(settings, "Open MPI", Expected(5)) == Finding(
-        "Open MPI", False, f"4.1.4 ({path}), but clusters.north.mpi.series is 5",
+        "Open MPI",
+        False,
+        f"4.1.4 ({path}), but clusters.north.mpi.series is 5",
         "set clusters.north.mpi.series to 4, or clusters.north.mpi.prefix to where series 5 is",
-    )  # fmt: skip
+    )
 
 
 async def test_an_mpirun_of_another_make(settings: AgentSettings, bin_: Path) -> None:
@@ -200,11 +207,12 @@ async def test_the_runner_is_tried_on_a_node_under_the_python_there(settings: Ag
         ("echo hello", "PYTHON is none on n7: hello", OTHER_PYTHON),
         ("exit 3", "PYTHON is none on n7: no answer", OTHER_PYTHON),
         (
-            "echo koala-python 3.9.2; echo NotImplementedError: setsid", "the runner does not run on n7 under 3.9.2: "
-            "NotImplementedError: setsid", f"correct what it says, or {OTHER_PYTHON}",
+            "echo koala-python 3.9.2; echo NotImplementedError: setsid",
+            "the runner does not run on n7 under 3.9.2: NotImplementedError: setsid",
+            f"correct what it says, or {OTHER_PYTHON}",
         ),
     ],
-)  # fmt: skip
+)
 async def test_a_node_on_which_it_does_not_run(
     settings: AgentSettings, bin_: Path, text: str, problem: str, hint: str
 ) -> None:
@@ -316,9 +324,7 @@ async def test_nothing_is_left_behind(settings: AgentSettings, tmp_path: Path) -
 # Files
 
 
-async def test_rsync_or_the_lack_of_it(
-    settings: AgentSettings, bin_: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+async def test_rsync_or_the_lack_of_it(settings: AgentSettings, bin_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hint = "install rsync on this host: without it no files come from other clusters, and none go there"
     monkeypatch.setenv("PATH", str(bin_))
     assert await found(settings, "rsync") == Finding(
@@ -339,10 +345,12 @@ async def test_replica_directories_are_read(settings: AgentSettings, tmp_path: P
     assert [f for f in findings if f.what == "replica directory"] == [
         Finding("replica directory", True, str(tmp_path)),
         Finding(
-            "replica directory", False, "/nowhere cannot be read: No such file or directory",
+            "replica directory",
+            False,
+            "/nowhere cannot be read: No such file or directory",
             "make it readable, or correct clusters.north.replica_directories",
         ),
-    ]  # fmt: skip
+    ]
 
 
 async def test_the_folder_for_stages_is_written_to(settings: AgentSettings, tmp_path: Path) -> None:

@@ -165,14 +165,21 @@ PLAN = {"launcher": "processes", "head": T, "nodes": [], "contexts": []}
 END = {"exit_code": 3, "error": "", "infrastructure": False, "hosts": ["127.0.1.1"]}
 ENTRIES: list[dict[str, object]] = [
     {"submit": {"size": 1, "walltime": None, "name": "x", "stage": None, "collect": [], "secret": "s3cret"}},
-    {"lrm": "77"}, {"open": PLAN}, {"stop": "enough"}, {"end": END}, {"collected": True},
-]  # fmt: skip
+    {"lrm": "77"},
+    {"open": PLAN},
+    {"stop": "enough"},
+    {"end": END},
+    {"collected": True},
+]
 
 
 @given(
-    st.integers(0, len(ENTRIES)), st.booleans(), st.sampled_from(["journal", "result.0.json", "output"]),
-    st.floats(0, 1), st.binary(max_size=3),
-)  # fmt: skip
+    st.integers(0, len(ENTRIES)),
+    st.booleans(),
+    st.sampled_from(["journal", "result.0.json", "output"]),
+    st.floats(0, 1),
+    st.binary(max_size=3),
+)
 def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, where: float, noise: bytes
 ) -> None:

@@ -47,10 +47,13 @@ async def test_one_job_is_left_of_all_that_were_sent(
     (folder / "squeue.json").write_text('{"jobs": []}')
     (folder / "sinfo.json").write_bytes((answers / "sinfo-22.05.json").read_bytes())
     texts = {
-        "sbatch": SBATCH, "squeue": SQUEUE, "scontrol": "#!/bin/sh\nexit 1\n",
+        "sbatch": SBATCH,
+        "squeue": SQUEUE,
+        "scontrol": "#!/bin/sh\nexit 1\n",
         "sinfo": f'#!/bin/sh\ncase "$*" in *--json*) cat {folder}/sinfo.json;; esac\n',
-        "scancel": f"#!/bin/sh\nrm -f {folder}/jobs/$1\n", "sacct": "#!/bin/sh\nexit 1\n",
-    }  # fmt: skip
+        "scancel": f"#!/bin/sh\nrm -f {folder}/jobs/$1\n",
+        "sacct": "#!/bin/sh\nexit 1\n",
+    }
     for name, text in texts.items():
         whole = text.format(folder=folder, late=late, uid=os.getuid()) if name in ("sbatch", "squeue") else text
         (programs / name).write_text(whole)

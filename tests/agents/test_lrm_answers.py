@@ -239,9 +239,14 @@ def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
     ],
 )
 def test_of_several_jobs_of_one_name_one_stays(
-    tmp_path: Path, known: str, runners: tuple[str, ...], ids: tuple[str, ...], ended: tuple[str, ...],
-    own: str | None, extra: tuple[str, ...],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    known: str,
+    runners: tuple[str, ...],
+    ids: tuple[str, ...],
+    ended: tuple[str, ...],
+    own: str | None,
+    extra: tuple[str, ...],
+) -> None:
     states = {True: LrmJobState.ENDED, False: LrmJobState.RUNNING}
     jobs = [LrmJob(id, NAME, states[id in ended]) for id in ids]
     found, superfluous = job_of(component(tmp_path, known, *runners), jobs)

@@ -229,10 +229,16 @@ async def test_a_runner_that_cannot_even_start_is_told_with_its_last_words(
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"host": "-o ProxyCommand=x"}, {"host": 7}, {"name": ["n"]}, {"code": "zero"}, {"code": 2**40},
-        {"output": "many"}, {"output": -1}, {"stopped": None},
+        {"host": "-o ProxyCommand=x"},
+        {"host": 7},
+        {"name": ["n"]},
+        {"code": "zero"},
+        {"code": 2**40},
+        {"output": "many"},
+        {"output": -1},
+        {"stopped": None},
     ],
-)  # fmt: skip
+)
 def test_a_result_that_a_program_has_left_is_none(tmp_path: Path, nonsense: dict[str, object]) -> None:
     """One that the daemon's protocol has no room for ended the agent, and the next one."""
     own = {"code": 0, "error": "a\ud800", "infrastructure": False, "stopped": False, "host": "10.0.0.1", "name": "n1"}

@@ -121,10 +121,17 @@ async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) ->
     said = await second.hears("relay")
     assert (said["sender"], said["payload"]["command"]) == ("1.1.0.aa", "true")
     if stranger is not None:
-        await port.daemon.say("north", {
-            "type": "relay", "token": other, "node": 0, "payload": {"op": "launch"},
-            "sender": "1.1.0.aa", "sender_node": 0,
-        })  # fmt: skip
+        await port.daemon.say(
+            "north",
+            {
+                "type": "relay",
+                "token": other,
+                "node": 0,
+                "payload": {"op": "launch"},
+                "sender": "1.1.0.aa",
+                "sender_node": 0,
+            },
+        )
         await port.daemon.command("stop", other, reason="enough")
         assert (await _first_of(stranger, "relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
 
@@ -179,9 +186,7 @@ async def test_a_long_line_is_put_together_once(port: Port) -> None:
     assert (await runner.hears("output"))["offset"] == 2
 
 
-async def test_a_line_without_end_costs_a_runner_its_connection(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+async def test_a_line_without_end_costs_a_runner_its_connection(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "LONGEST_LINE", 10_000)
     runner = await port.runner("1.1.0.aa")
     runner.writer.write(b"x" * 10_001)

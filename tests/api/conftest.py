@@ -69,8 +69,23 @@ async def serving(
 
     def describe(name: str) -> ClusterRecord:
         book = scheduler.grid[name]
-        return ClusterRecord(name, "local", str(book.state), book.total, 0, 0, 0, 0, 0, book.why, None, 1, 1.0,
-                             unusable=book.unusable, drained=book.drained)  # fmt: skip
+        return ClusterRecord(
+            name,
+            "local",
+            str(book.state),
+            book.total,
+            0,
+            0,
+            0,
+            0,
+            0,
+            book.why,
+            None,
+            1,
+            1.0,
+            unusable=book.unusable,
+            drained=book.drained,
+        )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
     file_store = SqlFiles(database, store.lease)
@@ -81,15 +96,21 @@ async def serving(
     outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
     jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve)
     results = Results(
-        file_store, path.parent / "results", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock,
+        file_store,
+        path.parent / "results",
+        limit=BUNDLE_LIMIT,
+        quota=2 * BUNDLE_LIMIT,
+        clock=engine.clock,
         attempts=jobs.attempts,
-    )  # fmt: skip
+    )
     measurements = SqlMeasurements(database, store.lease)
     network = Network(engine, jobs, measurements, LinkBook(("north", "south"), LINKS), Measuring())
     routers = [
-        network_router(network), files_router(files, bundles, results),
-        agent_files_router(bundles, results, AGENT_TOKENS), advisor_router(Advisor(experience, SqlAdvice(database))),
-    ]  # fmt: skip
+        network_router(network),
+        files_router(files, bundles, results),
+        agent_files_router(bundles, results, AGENT_TOKENS),
+        advisor_router(Advisor(experience, SqlAdvice(database))),
+    ]
     app = create_app(jobs, tokens or [TOKEN], routers)
     shown = {} if tokens else {"Authorization": f"Bearer {TOKEN}"}
     loop = asyncio.create_task(engine.run())
@@ -108,7 +129,7 @@ async def open_api(tmp_path: Path) -> AsyncIterator[Open]:
 
         async def start(
             tokens: list[str] | None = None, sites: Sites | None = None, **rules: Any
-        ) -> httpx2.AsyncClient:  # fmt: skip
+        ) -> httpx2.AsyncClient:
             serve = serving(tmp_path / "koala.db", tokens or [], Rules(**rules), sites)
             return await stack.enter_async_context(serve)
 

@@ -17,15 +17,28 @@ from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 
 WAVE = {
-    "application": "wave", "clusters": 2, "slowdown": pytest.approx(1.15),
-    "slowdown_between": [1.0, pytest.approx(2.4, rel=0.1)], "runs_on_several": 0, "killed_on_several": 0,
+    "application": "wave",
+    "clusters": 2,
+    "slowdown": pytest.approx(1.15),
+    "slowdown_between": [1.0, pytest.approx(2.4, rel=0.1)],
+    "runs_on_several": 0,
+    "killed_on_several": 0,
     "verdict": "not known yet",
     "runs": [
-        {"nodes": 4, "processes_per_node": None, "clusters": 1, "where": [], "runs": 1, "killed": 0,
-         "seconds": pytest.approx(10.0), "seconds_between": [pytest.approx(6.6, rel=0.1), pytest.approx(15, rel=0.1)],
-         "slowdown": None, "slowdown_between": None},
+        {
+            "nodes": 4,
+            "processes_per_node": None,
+            "clusters": 1,
+            "where": [],
+            "runs": 1,
+            "killed": 0,
+            "seconds": pytest.approx(10.0),
+            "seconds_between": [pytest.approx(6.6, rel=0.1), pytest.approx(15, rel=0.1)],
+            "slowdown": None,
+            "slowdown_between": None,
+        }
     ],
-}  # fmt: skip
+}
 
 
 async def test_every_application_is_told_with_what_is_decided_for_it(open_api: Open) -> None:
@@ -34,9 +47,13 @@ async def test_every_application_is_told_with_what_is_decided_for_it(open_api: O
 
 @pytest.mark.parametrize(
     ("path", "field"),
-    [("/advisor?application=x", "application"), ("/advisor/record?limit=0", "limit"),
-     ("/advisor/record?limit=x", "limit"), ("/advisor/record?aplication=x", "aplication")],
-)  # fmt: skip
+    [
+        ("/advisor?application=x", "application"),
+        ("/advisor/record?limit=0", "limit"),
+        ("/advisor/record?limit=x", "limit"),
+        ("/advisor/record?aplication=x", "aplication"),
+    ],
+)
 async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: str, field: str) -> None:
     answer = await (await open_api()).get(f"/api/v1{path}")
     assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
@@ -47,9 +64,10 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
     memory = MemoryAdvisor()
     options = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
     memory.advised = [
-        Advised(9, 1, 1000.0, "wave", 2, options, "why", 15.0, None), Advised(8, 1, 1000.0, "wave", 2, options, "why"),
+        Advised(9, 1, 1000.0, "wave", 2, options, "why", 15.0, None),
+        Advised(8, 1, 1000.0, "wave", 2, options, "why"),
         Advised(7, 2, 1000.0, "wave", 2, options, "why", 15.0, 20.0),
-    ]  # fmt: skip
+    ]
     app = create_app(MemoryService(), [TOKEN], [advisor_router(memory.advisor)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:

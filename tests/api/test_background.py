@@ -58,9 +58,7 @@ async def test_the_clusters_agent_is_asked(api: httpx2.AsyncClient, questions: Q
     assert (started.status_code, started.json()) == (201, {"name": "local-1", "lrm_job": "7"})
     stopped = await api.delete(PATH)
     assert (stopped.status_code, stopped.json()) == (200, {"stopped": 2})
-    assert questions.asked == [
-        ("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {}),
-    ]  # fmt: skip
+    assert questions.asked == [("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {})]
     background_schemas.BackgroundStarted.model_validate(started.json())
 
 

@@ -29,9 +29,15 @@ async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_
 
 @pytest.mark.parametrize(
     ("order", "field"),
-    [({"reason": "two\nlines"}, "reason"), ({"by": 1}, "by"), ({"by": "x" * 201}, "by"), ({"resaon": "x"}, "resaon"),
-     ({"reason": "x" * 1001}, "reason"), ([], "body")],
-)  # fmt: skip
+    [
+        ({"reason": "two\nlines"}, "reason"),
+        ({"by": 1}, "by"),
+        ({"by": "x" * 201}, "by"),
+        ({"resaon": "x"}, "resaon"),
+        ({"reason": "x" * 1001}, "reason"),
+        ([], "body"),
+    ],
+)
 async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: object, field: str) -> None:
     api = await open_api()
     answer = await api.post("/api/v1/clusters/north/drain", json=order)
@@ -53,14 +59,26 @@ async def test_metrics_of_a_grid_that_did_nothing(open_api: Open, body: dict[str
     await api.post("/api/v1/jobs", json=body)
     metrics = (await api.get("/api/v1/metrics")).json()
     assert metrics["start"] < metrics["end"]
-    nothing = {"jobs": 0, "queue_time": None, "wait_time": None, "startup_overhead": None, "response_time": None,
-               "start_delay": None}  # fmt: skip
+    nothing = {
+        "jobs": 0,
+        "queue_time": None,
+        "wait_time": None,
+        "startup_overhead": None,
+        "response_time": None,
+        "start_delay": None,
+    }
     assert metrics["priorities"] == {"high": nothing, "low": nothing}
     assert metrics["ended"] == {"cancelled": 0, "failed": 0, "succeeded": 0}
     assert (metrics["queued"], metrics["active"], metrics["restarts"]) == (1, 0, 0)
     assert metrics["clusters"][0] == {
-        "name": "north", "total": 4, "used": 0, "background": 0, "idle": 0, "node_seconds": 0.0, "utilisation": 0.0,
-    }  # fmt: skip
+        "name": "north",
+        "total": 4,
+        "used": 0,
+        "background": 0,
+        "idle": 0,
+        "node_seconds": 0.0,
+        "utilisation": 0.0,
+    }
     await api.post("/api/v1/jobs/1/cancel")
     assert (await api.get("/api/v1/metrics?since=60")).json()["ended"]["cancelled"] == 1
 

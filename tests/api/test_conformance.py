@@ -35,18 +35,39 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 BODY = {"request": {"type": "flexible", "total_size": 2}, "command": ["true"]}
 LEFT_OUT = ("ignored_auth", "missing_required_header")
 """Checks that would send requests of their own: tokens have tests of theirs."""
-SENSE = re.compile("|".join([
-    # what there is
-    "there is no such cluster", "replica catalogue does not know", "there is no bundle", "policy is .*", "no policy",
-    # what else is said
-    "command is empty", "more than the total_size", "sums to", "but max_components is", "but min_component_size is",
-    "which is partitioned|is partitioned, but", "would make .* in the component's folder", "policy_options",
-    # what is too much here
-    "but the whole grid has", "never fit", "but no cluster has more", "has 4 nodes", "have room",
-    "fit in none of the ways",
-    "than max_components_per_job", "but that many clusters have", "with at least that many have", "too many for that",
-    "but the empty grid has room",
-]))  # fmt: skip
+SENSE = re.compile(
+    "|".join(
+        [
+            # what there is
+            "there is no such cluster",
+            "replica catalogue does not know",
+            "there is no bundle",
+            "policy is .*",
+            "no policy",
+            # what else is said
+            "command is empty",
+            "more than the total_size",
+            "sums to",
+            "but max_components is",
+            "but min_component_size is",
+            "which is partitioned|is partitioned, but",
+            "would make .* in the component's folder",
+            "policy_options",
+            # what is too much here
+            "but the whole grid has",
+            "never fit",
+            "but no cluster has more",
+            "has 4 nodes",
+            "have room",
+            "fit in none of the ways",
+            "than max_components_per_job",
+            "but that many clusters have",
+            "with at least that many have",
+            "too many for that",
+            "but the empty grid has room",
+        ]
+    )
+)
 """Why something may be refused that is as the document says: no schema can know it."""
 
 schemathesis.openapi.format("one-line", st.text("abcäßж漢 .-_/", min_size=1, max_size=20).map(str.strip).filter(bool))
@@ -62,9 +83,7 @@ class Grid:
     def clusters(self) -> list[ClusterRecord]:
         return [ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", None, 1, 1.0)]
 
-    async def ask(
-        self, cluster: str, what: str, payload: dict[str, object], timeout: float = 0.0
-    ) -> dict[str, Any]:  # fmt: skip
+    async def ask(self, cluster: str, what: str, payload: dict[str, object], timeout: float = 0.0) -> dict[str, Any]:
         return {"stopped": 1} if what == "background-stop" else {"name": "koala-load", "lrm_job": "1"}
 
 
@@ -133,9 +152,13 @@ def play(operation: Any, mode: GenerationMode) -> int:
     excluded = [CHECKS.get_one(check) for check in LEFT_OUT]
 
     @settings(
-        max_examples=EXAMPLES.get(name, FEW), deadline=None, derandomize=True, database=None,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+        max_examples=EXAMPLES.get(name, FEW),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         nonlocal sent

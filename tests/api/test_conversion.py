@@ -40,13 +40,17 @@ def _acceptable(given: JobSpec) -> JobSpec:
         is_fixed = isinstance(request, FixedRequest)
         request = replace(request, components=tuple(_acceptable_component(c, is_fixed) for c in request.components))
     return replace(
-        spec, request=request, name=_printable(spec.name), owner=_printable(spec.owner), policy=_printable(spec.policy),
+        spec,
+        request=request,
+        name=_printable(spec.name),
+        owner=_printable(spec.owner),
+        policy=_printable(spec.policy),
         environment=tuple(sorted(dict(spec.environment).items())),
         policy_options=tuple(sorted(dict(spec.policy_options).items())),
         inputs=tuple(_acceptable_input(file, may_be_partitioned=True) for file in spec.inputs),
         bundle=spec.bundle and Bundle(_printable(spec.bundle.id), 0, 0),
         application=_printable(spec.application),
-    )  # fmt: skip
+    )
 
 
 def _acceptable_input(file: InputFile, *, may_be_partitioned: bool) -> InputFile:
@@ -90,9 +94,20 @@ def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1:30", 90), ("1:30:00", 5400), ("2-12:00:00", 216000),
-     ("1d", 86400), ("", ""), ("soon", "soon"), (12.5, 12.5)],
-)  # fmt: skip
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1:30", 90),
+        ("1:30:00", 5400),
+        ("2-12:00:00", 216000),
+        ("1d", 86400),
+        ("", ""),
+        ("soon", "soon"),
+        (12.5, 12.5),
+    ],
+)
 def test_durations(text: object, expected: object) -> None:
     assert seconds(text) == expected
 

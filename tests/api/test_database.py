@@ -106,7 +106,7 @@ def check_refusal(answer: httpx2.Response, words: str) -> None:
 @pytest.mark.parametrize("trouble", [full, locked])
 async def test_what_is_refused_never_happens_and_what_was_taken_on_does(
     stack: AsyncExitStack, small_disk: Path, trouble: Callable[[Path], Any]
-) -> None:  # fmt: skip
+) -> None:
     path = small_disk / "koala.db"
     api = await stack.enter_async_context(serving(path, [], Rules()))
     first = (await api.post(JOBS, json=BODY)).json()
@@ -138,7 +138,7 @@ async def test_what_is_refused_never_happens_and_what_was_taken_on_does(
 
 async def test_what_waited_for_its_turn_when_the_trouble_began_is_turned_away(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     path = tmp_path / "koala.db"
     api = await stack.enter_async_context(serving(path, [], Rules()))
     monkeypatch.setattr(loop, "SLOW", 1.0)
@@ -157,7 +157,7 @@ async def test_what_waited_for_its_turn_when_the_trouble_began_is_turned_away(
 
 async def test_a_key_is_good_for_one_job_however_often_it_comes_meanwhile(
     stack: AsyncExitStack, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     path = tmp_path / "koala.db"
     api = await stack.enter_async_context(serving(path, [], Rules()))
     key = {"Idempotency-Key": "k"}
@@ -176,7 +176,7 @@ async def test_a_key_is_good_for_one_job_however_often_it_comes_meanwhile(
 
 async def test_a_database_that_hangs_keeps_nobody_waiting(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     """As when PostgreSQL is stopped: neither an answer nor an error."""
     api = await stack.enter_async_context(serving(tmp_path / "koala.db", [], Rules()))
     await api.post(JOBS, json=BODY)
@@ -205,7 +205,7 @@ async def test_a_database_that_hangs_keeps_nobody_waiting(
 
 async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(duties, "RETRY_PAUSE", 0.05)
     monkeypatch.setattr("koalapy.store.engine.BUSY", 50)
     async with running(tmp_path / "koala.db") as daemon:
@@ -225,7 +225,7 @@ async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
 
 async def test_a_lease_whose_renewal_hangs_is_known_before_anybody_submits(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(duties, "SLOW", 0.05)
     goes_on = threading.Event()
     async with running(tmp_path / "koala.db") as daemon:

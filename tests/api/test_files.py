@@ -38,9 +38,14 @@ async def test_a_replica_is_shown_as_it_is(open_api: Open, sites: Sites) -> None
     shown = answer.json()
     assert answer.status_code == 201
     assert {name: shown[name] for name in ("name", "cluster", "path", "size", "checksum", "parts", "state")} == {
-        "name": "climate/m", "cluster": "north", "path": "/m", "size": 4, "checksum": sha(b"mesh"), "parts": None,
+        "name": "climate/m",
+        "cluster": "north",
+        "path": "/m",
+        "size": 4,
+        "checksum": sha(b"mesh"),
+        "parts": None,
         "state": "good",
-    }  # fmt: skip
+    }
     assert (await added(api, "f", "north", "/f")).json()["parts"] == 2
     page = (await api.get("/api/v1/replicas", params={"name": "climate/m"})).json()
     assert page == {"replicas": [shown], "next": None}
@@ -123,7 +128,7 @@ async def test_pages_bear_changes_between_them(open_api: Open, sites: Sites) -> 
         ({"name": "m", "cluster": "south", "path": "/other"}, 409, "path"),
         ([], 422, "body"),
     ],
-)  # fmt: skip
+)
 async def test_a_wrong_order_is_refused_by_its_field(
     open_api: Open, sites: Sites, order: Json, status: int, field: str
 ) -> None:
@@ -148,10 +153,16 @@ async def test_a_cluster_out_of_reach_is_to_be_asked_later(open_api: Open, sites
 
 @pytest.mark.parametrize(
     ("method", "path", "field"),
-    [("GET", "/replicas?nmae=m", "nmae"), ("DELETE", "/replicas", "name"), ("DELETE", "/replicas?name=m&all=1", "all"),
-     ("GET", "/replicas?name=", "name"), ("GET", "/replicas?limit=0", "limit"),
-     ("GET", "/replicas?limit=1001", "limit"), ("GET", "/replicas?before=m", "before")],
-)  # fmt: skip
+    [
+        ("GET", "/replicas?nmae=m", "nmae"),
+        ("DELETE", "/replicas", "name"),
+        ("DELETE", "/replicas?name=m&all=1", "all"),
+        ("GET", "/replicas?name=", "name"),
+        ("GET", "/replicas?limit=0", "limit"),
+        ("GET", "/replicas?limit=1001", "limit"),
+        ("GET", "/replicas?before=m", "before"),
+    ],
+)
 async def test_a_wrong_question_is_refused_by_its_field(open_api: Open, method: str, path: str, field: str) -> None:
     answer = await (await open_api()).request(method, f"/api/v1{path}")
     assert (answer.status_code, answer.json()["field"]) == (422, field)
@@ -221,8 +232,9 @@ async def test_a_shown_job_with_files_submitted_again_asks_for_the_same(
     assert first["application"] == "wave"
     if request_ is PAIR:
         assert [c["inputs"][1] for c in first["request"]["components"]] == [
-            {"file": "f", "part": "a", "as": "f"}, {"file": "f", "part": "b", "as": "f"},
-        ]  # fmt: skip
+            {"file": "f", "part": "a", "as": "f"},
+            {"file": "f", "part": "b", "as": "f"},
+        ]
     again = {name: first[name] for name in JobSubmission.model_fields}
     second = await api.post("/api/v1/jobs", json=again)
     assert second.status_code == 201, second.text

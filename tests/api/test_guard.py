@@ -39,19 +39,52 @@ def daemon() -> Iterator[TestClient]:
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "127.0.0.1:8642", "10.1.2.3:1", "0.0.0.0:80", "[::1]", "[::1]:8642", "[fe80::1%25eth0]:1",
-     "localhost", "LOCALHOST.:8642", "grid.example.org:443", "head", "head.example.org", "localhost:"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "127.0.0.1:8642",
+        "10.1.2.3:1",
+        "0.0.0.0:80",
+        "[::1]",
+        "[::1]:8642",
+        "[fe80::1%25eth0]:1",
+        "localhost",
+        "LOCALHOST.:8642",
+        "grid.example.org:443",
+        "head",
+        "head.example.org",
+        "localhost:",
+    ],
+)
 async def test_our_own_names_and_every_address_are_admitted(host: str) -> None:
     assert await HOSTS.admits(host)
 
 
 @pytest.mark.parametrize(
     "host",
-    ["", HOST_OF_A_PAGE, "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1:8642:80", "::1", "[::1",
-     "[::1]x", "[evil.example]", "[127.0.0.1]", "2130706433", "0x7f.1", "localhost@evil.example", "localhost/",
-     "local host", "head.example.com", "127.0.0.1, evil.example", "localhost:port", "[]", ":8642", "."],
-)  # fmt: skip
+    [
+        "",
+        HOST_OF_A_PAGE,
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "127.0.0.1:8642:80",
+        "::1",
+        "[::1",
+        "[::1]x",
+        "[evil.example]",
+        "[127.0.0.1]",
+        "2130706433",
+        "0x7f.1",
+        "localhost@evil.example",
+        "localhost/",
+        "local host",
+        "head.example.com",
+        "127.0.0.1, evil.example",
+        "localhost:port",
+        "[]",
+        ":8642",
+        ".",
+    ],
+)
 async def test_no_other_name_is_admitted(host: str) -> None:
     assert not await HOSTS.admits(host)
 
@@ -96,8 +129,14 @@ async def test_a_request_names_one_host(open_api: Open, hosts: list[str]) -> Non
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    scope = {"type": "http", "method": "GET", "path": "/healthz", "query_string": b"", "http_version": "1.1",
-             "headers": [(b"host", host.encode()) for host in hosts]}  # fmt: skip
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/healthz",
+        "query_string": b"",
+        "http_version": "1.1",
+        "headers": [(b"host", host.encode()) for host in hosts],
+    }
     await create_app(MemoryService(), [TOKEN])(scope, receive, send)
     assert messages[0]["status"] == 400
 
@@ -112,8 +151,11 @@ def test_nothing_is_changed_without_a_token_and_no_page_is_given_leave_to_show_o
         url = path.format(job=1, name="north", cluster="north", bundle="0" * 64, token="1.1.0")
         for headers in ({}, {"Origin": "http://evil.example", "Content-Type": "text/plain"}, {"Cookie": TOKEN}):
             assert daemon.request(method, url, headers=headers).status_code == 401, (method, path)
-        asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": method,
-                 "Access-Control-Request-Headers": "authorization"}  # fmt: skip
+        asked = {
+            "Origin": "http://evil.example",
+            "Access-Control-Request-Method": method,
+            "Access-Control-Request-Headers": "authorization",
+        }
         answer = daemon.options(url, headers=asked)
         assert not [name for name in answer.headers if name.startswith("access-control-")], (method, path)
 
@@ -140,9 +182,13 @@ async def test_without_any_token_nobody_is_let_in() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "status"),
-    [({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": URL}, 403),
-     ({"Host": HOST_OF_A_PAGE}, 421)],
-)  # fmt: skip
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": URL}, 403),
+        ({"Host": HOST_OF_A_PAGE}, 421),
+    ],
+)
 def test_a_page_opens_no_websocket(daemon: TestClient, headers: dict[str, str], status: int) -> None:
     given = {"Authorization": "Bearer the-secret-of-north"}
     with daemon.websocket_connect(WEBSOCKET, headers=given) as socket:

@@ -65,11 +65,15 @@ TEXTS = [
     ('{"inputs": [{"file": "a", "as": %s}]}', "inputs[0].as"),
     ('{"bundle": %s}', "bundle"),
     ('{"request": {"type": "fixed", "components": [{"size": 1, "cluster": %s}]}}', "request.components[0].cluster"),
-    ('{"request": {"type": "nonfixed", "components": [{"size": 1, "command": [%s]}]}}',
-     "request.components[0].command[0]"),
-    ('{"request": {"type": "nonfixed", "components": [{"size": 1, "environment": {"A": %s}}]}}',
-     "request.components[0].environment.A"),
-]  # fmt: skip
+    (
+        '{"request": {"type": "nonfixed", "components": [{"size": 1, "command": [%s]}]}}',
+        "request.components[0].command[0]",
+    ),
+    (
+        '{"request": {"type": "nonfixed", "components": [{"size": 1, "environment": {"A": %s}}]}}',
+        "request.components[0].environment.A",
+    ),
+]
 
 
 @pytest.mark.parametrize("odd", ['"a\\ud800"', '"\\udfff\\ud800"', '"a\\u0000b"'])
@@ -84,11 +88,13 @@ async def test_no_text_comes_in_that_cannot_be_stored_or_sent(open_api: Open, od
             assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
             assert answer.json()["hint"] in ("remove lone surrogates", "leave it out")
     for path, text, field in (
-        ("/clusters/north/drain", '{"reason": %s}', "reason"), ("/clusters/north/drain", '{"by": %s}', "by"),
-        ("/jobs/1/cancel", '{"reason": %s}', "reason"), ("/network/measure", '{"clusters": [%s]}', "clusters[0]"),
+        ("/clusters/north/drain", '{"reason": %s}', "reason"),
+        ("/clusters/north/drain", '{"by": %s}', "by"),
+        ("/jobs/1/cancel", '{"reason": %s}', "reason"),
+        ("/network/measure", '{"clusters": [%s]}', "clusters[0]"),
         ("/replicas", '{"name": "a", "cluster": "north", "path": %s}', "path"),
         ("/replicas/verify", '{"cluster": %s}', "cluster"),
-    ):  # fmt: skip
+    ):
         answer = await api.post(f"/api/v1{path}", content=text % odd, headers=JSON)
         assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
     assert (await api.get("/api/v1/jobs")).json() == {"jobs": [], "next": None}
@@ -200,8 +206,7 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     ("request.components", {"request": NONFIXED | {"components": [SOME] * 1001}}),
     ("request.components", {"request": {"type": "fixed", "components": [SOME | {"cluster": "north"}] * 1001}}),
     ("request.split_options", {"request": {"type": "flexible", "total_size": 1, "split_options": [[1]] * 101}}),
-    ("request.split_options[0]",
-     {"request": {"type": "flexible", "total_size": 1001, "split_options": [[1] * 1001]}}),
+    ("request.split_options[0]", {"request": {"type": "flexible", "total_size": 1001, "split_options": [[1] * 1001]}}),
     ("request.max_components", {"request": {"type": "flexible", "total_size": 6, "max_components": 1001}}),
     ("command", {"command": ["a"] * 10_001}),
     ("environment", {"environment": {str(number): "" for number in range(10_001)}}),
@@ -209,12 +214,17 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     ("retry_on_exit", {"retry_on_exit": [1] * 256}),
     ("collect", {"collect": ["a"] * 1001}),
     ("inputs", {"inputs": [{"file": "a", "as": str(number)} for number in range(1001)]}),
-    ("inputs", {"request": NONFIXED | {"components": [SOME] * 1000},
-                "inputs": [{"file": "a", "as": str(number)} for number in range(11)]}),
+    (
+        "inputs",
+        {
+            "request": NONFIXED | {"components": [SOME] * 1000},
+            "inputs": [{"file": "a", "as": str(number)} for number in range(11)],
+        },
+    ),
     ("inputs", {"request": NONFIXED | {"components": [SOME | {"inputs": [{"file": "a"}] * 11}] * 1000}}),
     ("command", {"request": NONFIXED | {"components": [SOME] * 1000}, "command": ["a" * 300]}),
     ("command", {"request": NONFIXED | {"components": [SOME] * 900}, "environment": {"A": "a" * 500}}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("field", "change"), LARGE, ids=[f"{n}-{field}" for n, (field, _) in enumerate(LARGE)])
@@ -287,12 +297,15 @@ async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: 
     ("request_", "field", "hint"),
     [
         ({"type": "nonfixed", "components": [{"siez": 1}]}, "request.components[0].siez", "did you mean size?"),
-        ({"type": "nonfixed", "components": [{"size": 1, "cluster": "north"}]}, "request.components[0].cluster",
-         "make the request fixed"),
+        (
+            {"type": "nonfixed", "components": [{"size": 1, "cluster": "north"}]},
+            "request.components[0].cluster",
+            "make the request fixed",
+        ),
         ({"type": "flexible", "total_szie": 6}, "request.total_szie", "did you mean total_size?"),
         ({"type": "flexibel", "total_size": 6}, "request.type", "fixed, nonfixed or flexible"),
     ],
-)  # fmt: skip
+)
 async def test_a_misspelt_name_is_told_the_right_one(open_api: Open, request_: Any, field: str, hint: str) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", json={"request": request_, "command": ["true"]})
     assert (answer.status_code, answer.json()["field"]) == (422, field)

@@ -21,9 +21,13 @@ async def test_a_submitted_job_is_there(open_api: Open, body: Body) -> None:
     assert answer.headers["location"] == "/api/v1/jobs/1"
     job = (await api.get("/api/v1/jobs/1")).json()
     assert {k: job[k] for k in ("id", "state", "owner", "policy", "exit_code", "components")} == {
-        "id": 1, "state": "queued", "owner": "ada", "policy": "cluster-minimization",
-        "exit_code": None, "components": [],
-    }  # fmt: skip
+        "id": 1,
+        "state": "queued",
+        "owner": "ada",
+        "policy": "cluster-minimization",
+        "exit_code": None,
+        "components": [],
+    }
     assert job["request"]["total_size"] == 6
     assert [entry["event"] for entry in job["timeline"]] == ["submitted"]
     assert "no cluster is usable" in job["reason"]
@@ -134,8 +138,10 @@ async def test_many_are_cancelled_in_one_request_each_by_itself(open_api: Open, 
 async def test_how_many_are_cancelled_at_once_has_bounds(open_api: Open) -> None:
     api = await open_api()
     wrong = {
-        "jobs": [[], list(range(1001)), None, "1"], "jobs[1]": [[1, "2"], [1, 2**53 + 1], [1, True]], "reson": [[1]],
-    }  # fmt: skip
+        "jobs": [[], list(range(1001)), None, "1"],
+        "jobs[1]": [[1, "2"], [1, 2**53 + 1], [1, True]],
+        "reson": [[1]],
+    }
     for field, values in wrong.items():
         for value in values:
             more = {"reson": "x"} if field == "reson" else {}
@@ -175,10 +181,18 @@ async def test_pages(open_api: Open, body: Body) -> None:
         ({"request": {"type": "flexible"}}, 422, "request.total_size", "required"),
         ({"request": {"type": "big"}}, 422, "request.type", "big"),
         ({"request": {"total_size": 6}}, 422, "request.type", ""),
-        ({"request": {"type": "fixed", "components": [{"size": "x", "cluster": "north"}]}}, 422,
-         "request.components[0].size", "integer"),
-        ({"request": {"type": "fixed", "components": [{"size": 1, "cluster": "nroth"}]}}, 422,
-         "request.components[0].cluster", "nroth"),
+        (
+            {"request": {"type": "fixed", "components": [{"size": "x", "cluster": "north"}]}},
+            422,
+            "request.components[0].size",
+            "integer",
+        ),
+        (
+            {"request": {"type": "fixed", "components": [{"size": 1, "cluster": "nroth"}]}},
+            422,
+            "request.components[0].cluster",
+            "nroth",
+        ),
         ({"request": {"type": "flexible", "total_size": 9}}, 422, "request.total_size", "8 nodes"),
         ({"request": {"type": "flexible", "total_size": 0}}, 422, "request.total_size", ""),
         ({"policy": "worst-fitt"}, 422, "policy", "worst-fitt"),
@@ -204,7 +218,7 @@ async def test_pages(open_api: Open, body: Body) -> None:
         ({"policy_options": {"colour": "red"}}, 422, "policy_options.colour", "options"),
         ({"policy_options": ["metric"]}, 422, "policy_options", ""),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_is_refused_by_field(
     open_api: Open, body: Body, change: Body, status: int, field: str, says: str
 ) -> None:
@@ -258,9 +272,14 @@ async def test_a_full_queue_takes_jobs_again_once_there_is_room(open_api: Open, 
 async def test_what_placing_and_claiming_are_told_is_shown(open_api: Open, body: Body) -> None:
     api = await open_api()
     told = {
-        "coallocation": 2, "speed_ratio_min": 0.5, "claiming": "incremental", "claim_threshold": 0.25,
-        "max_placement_tries": 9, "max_claiming_tries": 4, "retry_on_exit": [75, 1],
-    }  # fmt: skip
+        "coallocation": 2,
+        "speed_ratio_min": 0.5,
+        "claiming": "incremental",
+        "claim_threshold": 0.25,
+        "max_placement_tries": 9,
+        "max_claiming_tries": 4,
+        "retry_on_exit": [75, 1],
+    }
     job = (await api.post("/api/v1/jobs", json=body | told)).json()
     assert {name: job[name] for name in told} == told
     plain = (await api.post("/api/v1/jobs", json=body)).json()

@@ -57,11 +57,15 @@ async def test_clusters_that_are_away_are_not_measured_and_it_is_said_why(open_a
     for order in (None, {}, {"clusters": None, "pairs": None}):
         all_links = (await api.post("/api/v1/network/measure", json=order)).json()["links"]
         assert [(link["one"], link["other"]) for link in all_links] == [
-            ("north", "north"), ("north", "south"), ("south", "south")
-        ]  # fmt: skip
+            ("north", "north"),
+            ("north", "south"),
+            ("south", "south"),
+        ]
     assert (await api.get("/api/v1/network/south/north/history")).json() == {
-        "one": "north", "other": "south", "measurements": []
-    }  # fmt: skip
+        "one": "north",
+        "other": "south",
+        "measurements": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,15 +73,19 @@ async def test_clusters_that_are_away_are_not_measured_and_it_is_said_why(open_a
     [
         ({"clusters": ["nroth"]}, "clusters[0]", "did you mean north?"),
         ({"pairs": [["north", "suoth"]]}, "pairs[0][1]", "did you mean south?"),
-        ({"pairs": [["north"]]}, "pairs[0]", "give two names"), ({"pairs": [["a"] * 3]}, "pairs[0]", "give two names"),
-        ({"pairs": ["north"]}, "pairs[0]", "give a list"), ({"pairs": [[1, 2]]}, "pairs[0][0]", "write it as a text"),
-        ({"pairs": []}, "pairs", "leave it out"), ({"clusters": []}, "clusters", "leave it out"),
+        ({"pairs": [["north"]]}, "pairs[0]", "give two names"),
+        ({"pairs": [["a"] * 3]}, "pairs[0]", "give two names"),
+        ({"pairs": ["north"]}, "pairs[0]", "give a list"),
+        ({"pairs": [[1, 2]]}, "pairs[0][0]", "write it as a text"),
+        ({"pairs": []}, "pairs", "leave it out"),
+        ({"clusters": []}, "clusters", "leave it out"),
         ({"clusters": ["north"], "pairs": [["north", "north"]]}, "pairs", "leave one of them out"),
         ({"clusters": "north"}, "clusters", "give a list"),
         ({"clutsers": ["north"]}, "clutsers", "did you mean clusters?"),
-        ({"clusters": [""]}, "clusters[0]", "known: north"), ([], "body", "send JSON"),
+        ({"clusters": [""]}, "clusters[0]", "known: north"),
+        ([], "body", "send JSON"),
     ],
-)  # fmt: skip
+)
 async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: Any, field: str, hint: str) -> None:
     answer = await (await open_api()).post("/api/v1/network/measure", json=order)
     assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text

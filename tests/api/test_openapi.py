@@ -51,27 +51,49 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     api.event_hooks = {"response": [declared.check]}
     coupled = {
         "type": "fixed",
-        "components": [{"size": 1, "cluster": "north", "command": ["a"], "environment": {"A": "1"}},
-                       {"size": 2, "cluster": "south", "output": "out"}],
-    }  # fmt: skip
+        "components": [
+            {"size": 1, "cluster": "north", "command": ["a"], "environment": {"A": "1"}},
+            {"size": 2, "cluster": "south", "output": "out"},
+        ],
+    }
     nonfixed = {"type": "nonfixed", "components": [{"size": 1}]}
     key = {"Idempotency-Key": "k"}
     statuses = [
         (await api.post("/api/v1/jobs", json=change, headers=headers)).status_code
         for change, headers in [
-            (body, key), (body, key), (body | {"name": "x"}, key), (body | {"request": coupled}, {}),
-            (body | {"request": nonfixed}, {}), (body | {"nmae": "x"}, {}), (body, {}), (body, {}),
+            (body, key),
+            (body, key),
+            (body | {"name": "x"}, key),
+            (body | {"request": coupled}, {}),
+            (body | {"request": nonfixed}, {}),
+            (body | {"nmae": "x"}, {}),
+            (body, {}),
+            (body, {}),
         ]
-    ]  # fmt: skip
+    ]
     assert statuses == [201, 200, 409, 201, 201, 422, 201, 429]
     assert (await api.get("/api/v1/jobs", params={"limit": 2})).json()["next"]
     shown = (await api.get("/api/v1/jobs/2")).json()
     assert shown["request"] == coupled
     assert (await api.get("/api/v1/jobs/3")).json()["request"] == nonfixed
-    for path in ("/jobs/1", "/jobs/9", "/jobs/1/timeline", "/jobs/1/attempts", "/jobs/9/attempts?last=2", "/metrics",
-                 "/jobs/1/attempts?last=0",
-                 "/metrics?since=0", "/jobs/1/logs", "/jobs/9/logs", "/clusters", "/policies",
-                 "/clusters/north", "/clusters/x", "/healthz", "/jobs?limit=x"):  # fmt: skip
+    for path in (
+        "/jobs/1",
+        "/jobs/9",
+        "/jobs/1/timeline",
+        "/jobs/1/attempts",
+        "/jobs/9/attempts?last=2",
+        "/metrics",
+        "/jobs/1/attempts?last=0",
+        "/metrics?since=0",
+        "/jobs/1/logs",
+        "/jobs/9/logs",
+        "/clusters",
+        "/policies",
+        "/clusters/north",
+        "/clusters/x",
+        "/healthz",
+        "/jobs?limit=x",
+    ):
         await api.get(f"/api/v1{path}")
     for path in ("/jobs/1/explain", "/jobs/9/explain"):
         await api.get(f"/api/v1{path}")
@@ -91,8 +113,13 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     await api.get("/healthz")
     await api.get("/readyz")
     await api.get("/api/v1/readyz")
-    for path in ("/network", "/network/north/south/history", "/network/x/y/history", "/network?x=1",
-                 "/network/north/south/history?limit=0"):  # fmt: skip
+    for path in (
+        "/network",
+        "/network/north/south/history",
+        "/network/x/y/history",
+        "/network?x=1",
+        "/network/north/south/history?limit=0",
+    ):
         await api.get(f"/api/v1{path}")
     for order in (None, {"clusters": ["north"]}, {"pairs": [["north", "x"]]}):
         await api.post("/api/v1/network/measure", json=order)
@@ -105,16 +132,27 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
 
 async def _files(api: Any, sites: Sites) -> None:
     """The part of the tour that goes to files."""
-    for order in ({"name": "m", "cluster": "north", "path": "/m"}, {"name": "m", "cluster": "south", "path": "/m"},
-                  {"name": "f", "cluster": "north", "path": "/f"}, {"name": "x", "cluster": "north", "path": "/x"},
-                  {"nmae": "x"}):  # fmt: skip
+    for order in (
+        {"name": "m", "cluster": "north", "path": "/m"},
+        {"name": "m", "cluster": "south", "path": "/m"},
+        {"name": "f", "cluster": "north", "path": "/f"},
+        {"name": "x", "cluster": "north", "path": "/x"},
+        {"nmae": "x"},
+    ):
         await api.post("/api/v1/replicas", json=order)
     sites.away = {"north"}
     await api.post("/api/v1/replicas", json={"name": "x", "cluster": "north", "path": "/x"})
     for choice in (None, {"name": "m"}, {"name": "x"}, {"cluster": "w"}):
         await api.post("/api/v1/replicas/verify", json=choice)
-    for path in ("/replicas", "/replicas?name=f", "/replicas?name=x", "/replicas?name=", f"/bundles/{'a' * 64}",
-                 "/jobs/1/results", "/jobs/x/results"):  # fmt: skip
+    for path in (
+        "/replicas",
+        "/replicas?name=f",
+        "/replicas?name=x",
+        "/replicas?name=",
+        f"/bundles/{'a' * 64}",
+        "/jobs/1/results",
+        "/jobs/x/results",
+    ):
         await api.get(f"/api/v1{path}")
     for query in ("name=m&cluster=north", "name=m", ""):
         await api.delete(f"/api/v1/replicas?{query}")

@@ -123,9 +123,12 @@ class Compared:
 def compare(ccr: float, load: float, seeds: Sequence[int], jobs: int, spread: float = 0.0, kinds: int = 1) -> Compared:
     """One CCR and load under all three policies; worst-fit never co-allocates, whatever the CCR."""
     found = {
-        policy: [run(Cell(policy, CCRS[0] if policy == "worst-fit" else ccr, load, seed, jobs, spread, kinds))
-                 for seed in seeds] for policy in POLICIES
-    }  # fmt: skip
+        policy: [
+            run(Cell(policy, CCRS[0] if policy == "worst-fit" else ccr, load, seed, jobs, spread, kinds))
+            for seed in seeds
+        ]
+        for policy in POLICIES
+    }
     responses = [fmean(outcome.response for outcome in found[policy]) for policy in POLICIES]
     return Compared(ccr, load, *responses, fmean(outcome.co_allocated for outcome in found["auto"]))
 

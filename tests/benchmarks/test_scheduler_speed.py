@@ -64,9 +64,12 @@ def specs(jobs: int, number: int) -> Iterator[JobSpec]:
     requests = shapes(number)
     for n in range(jobs):
         told = {
-            "request": requests[n % number], "command": ["python", "-m", "program", f"--input=case-{n}"],
-            "name": f"case-{n}", "owner": f"user-{n % 30}", "priority": "low" if n // number % 10 else "high",
-        }  # fmt: skip
+            "request": requests[n % number],
+            "command": ["python", "-m", "program", f"--input=case-{n}"],
+            "name": f"case-{n}",
+            "owner": f"user-{n % 30}",
+            "priority": "low" if n // number % 10 else "high",
+        }
         yield spec_of(JobSubmission.model_validate_json(json.dumps(told)))
 
 

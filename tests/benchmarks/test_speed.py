@@ -57,9 +57,13 @@ def bare(agent: Path) -> float:
     command = [str(mpirun), *prte, "--leave-session-attached", "--bind-to", "none", "--host", hosts, "-np", "6"]
     started = time.time()
     done = subprocess.run(
-        [*command, sys.executable, "-c", PAST_INIT], capture_output=True, text=True, timeout=60, check=True,
+        [*command, sys.executable, "-c", PAST_INIT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
         env=os.environ | EMBEDDED,
-    )  # fmt: skip
+    )
     return said(done.stdout) - started
 
 

@@ -17,10 +17,7 @@ from tests.grid.world import until
 
 PAIRS = 10
 IDLE_FOR = 60.0
-PLACES = {
-    "slurm + slurm": [("north", 2), ("south", 1)],
-    "slurm + sge": [("north", 2), ("east", 1)],
-}
+PLACES = {"slurm + slurm": [("north", 2), ("south", 1)], "slurm + sge": [("north", 2), ("east", 1)]}
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +40,15 @@ def bare(bed: Testbed) -> float:
     settings = ["env", "OMPI_MCA_btl_tcp_if_include=198.18.0.0/24", "PRTE_MCA_prte_if_include=198.18.0.0/24"]
     started = time.time()
     head.run(
-        *settings, "sbatch", "--wait", "-N3", "--exclusive", f"--output={home}/bare.out", f"{home}/bare.sh",
+        *settings,
+        "sbatch",
+        "--wait",
+        "-N3",
+        "--exclusive",
+        f"--output={home}/bare.out",
+        f"{home}/bare.sh",
         user="koala",
-    )  # fmt: skip
+    )
     return said(head.run("cat", f"{home}/bare.out")) - started
 
 

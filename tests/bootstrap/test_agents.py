@@ -8,9 +8,16 @@ from koalapy.settings import ClusterSection
 
 def test_an_agent_is_told_what_is_configured() -> None:
     section = ClusterSection(
-        kind="slurm", replica_directories=["/data"], stage_directory="/stages", transfer_port=8730, transfer_limit=7,
-        forget_after=60.0, poll_interval=9.0, modules=["openmpi"], python="/opt/python",
-    )  # fmt: skip
+        kind="slurm",
+        replica_directories=["/data"],
+        stage_directory="/stages",
+        transfer_port=8730,
+        transfer_limit=7,
+        forget_after=60.0,
+        poll_interval=9.0,
+        modules=["openmpi"],
+        python="/opt/python",
+    )
     told = _settings_of_agent("north", section, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
     assert told.replica_directories == [Path("/data")]
     assert told.stages == Path("/stages")

@@ -26,8 +26,9 @@ def main() -> int:
     again = " --postgresql" if orders.postgresql else ""
     print(
         f"python -m tests.chaos --seed {seed} --jobs {orders.jobs} --faults {orders.faults}"
-        f" --minutes {orders.minutes:g}{again}", flush=True
-    )  # fmt: skip
+        f" --minutes {orders.minutes:g}{again}",
+        flush=True,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for ctrl-C
     ground = Path(tempfile.mkdtemp(prefix="koala-chaos-", dir="/tmp"))
     server: Server | None = None

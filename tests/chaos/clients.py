@@ -33,7 +33,7 @@ class Submitters:
 
     def __init__(
         self, grid: Chaos, planned: Sequence[Planned], *, pace: float, most: int, stop_at: float, until: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One every ``pace`` seconds; none is begun with after ``stop_at``, nor waited for after ``until``."""
         self._grid, self._pace, self._most, self._stop_at, self._until = grid, pace, most, stop_at, until
         self._coming = list(reversed(planned))

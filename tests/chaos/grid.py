@@ -15,10 +15,20 @@ from tests.chaos.workload import CLUSTERS, NETWORKS, OUTPUT_LIMIT
 from tests.grid.embedded import Embedded
 
 RULES = {
-    "unreachable_after": 1.5, "lost_after": 90.0, "barrier_timeout": 20.0, "claim_grace": 3.0, "scan_interval": 2.0,
-    "restart_pause": 0.1, "restart_pause_max": 1.0, "max_restarts": 10, "error_threshold": 8, "probation_pause": 0.5,
-    "probation_pause_max": 2.0, "claim_epsilon": 0.2, "aging_tries": 50,
-}  # fmt: skip
+    "unreachable_after": 1.5,
+    "lost_after": 90.0,
+    "barrier_timeout": 20.0,
+    "claim_grace": 3.0,
+    "scan_interval": 2.0,
+    "restart_pause": 0.1,
+    "restart_pause_max": 1.0,
+    "max_restarts": 10,
+    "error_threshold": 8,
+    "probation_pause": 0.5,
+    "probation_pause_max": 2.0,
+    "claim_epsilon": 0.2,
+    "aging_tries": 50,
+}
 """Pauses short, so that much happens in minutes. A cluster counts as lost only after the leases of all its runners are
 over, however long they were stopped."""
 LEASE = 40.0
@@ -54,8 +64,12 @@ class Chaos(Embedded):
         with self.log.open("a") as log:
             self.daemon = subprocess.Popen(
                 [*self.koala, "serve", "--port", str(self.port), "--data-dir", str(self.directory)],
-                stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment, start_new_session=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self.environment,
+                start_new_session=True,
+            )
         line = _first_line(self.daemon)
         if not line.startswith("koala serves "):
             raise RuntimeError(f"the daemon said {line!r}, and ended with {self.daemon.poll()}")

@@ -113,9 +113,13 @@ class Run:
         planned = plan_jobs(orders.seed, orders.jobs)
         # A bit faster than there is time for, as submitters are held up again and again.
         submitters = Submitters(
-            self._grid, planned, pace=0.7 * seconds / orders.jobs, most=MOST_UNFINISHED,
-            stop_at=self._began + seconds + LATE, until=until,
-        )  # fmt: skip
+            self._grid,
+            planned,
+            pace=0.7 * seconds / orders.jobs,
+            most=MOST_UNFINISHED,
+            stop_at=self._began + seconds + LATE,
+            until=until,
+        )
         users = LocalUsers(self._grid, plan_local_users(orders.seed, orders.jobs // 20, 0.9 * seconds), until)
         looker, waker = Looker(self._grid), Waker()
         for one in (submitters, users, looker, waker):
@@ -181,9 +185,19 @@ class Run:
             results = _files(answer.content) if answer.status_code == 200 else {"?": answer.content}
         limit = job["max_restarts"] if job["max_restarts"] is not None else int(RULES["max_restarts"])
         return Told(
-            job["id"], job["name"], job["state"], job["reason"], job["exit_code"], job["generation"], job["restarts"],
-            limit, sizes, output, whole, results,
-        )  # fmt: skip
+            job["id"],
+            job["name"],
+            job["state"],
+            job["reason"],
+            job["exit_code"],
+            job["generation"],
+            job["restarts"],
+            limit,
+            sizes,
+            output,
+            whole,
+            results,
+        )
 
     def _end(self) -> list[str]:
         """End the daemon; what is left then."""

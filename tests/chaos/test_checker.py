@@ -57,10 +57,18 @@ class History:
         output = self._output(ident, last, size if finishes else 0, planned)
         results = {f"out/{r}.txt": f"{ident} {last} {r}".encode() for r in range(size)} if planned.input else {}
         told = Told(
-            ident, planned.name, state, generation=last, restarts=last - 1, max_restarts=MAX_RESTARTS,
-            attempts={g: {"alder": size} for g in range(1, last + 1)}, output={0: output}, whole_output=output,
-            results=results if state == "succeeded" else {}, **states[planned.expected],
-        )  # fmt: skip
+            ident,
+            planned.name,
+            state,
+            generation=last,
+            restarts=last - 1,
+            max_restarts=MAX_RESTARTS,
+            attempts={g: {"alder": size} for g in range(1, last + 1)},
+            output={0: output},
+            whole_output=output,
+            results=results if state == "succeeded" else {},
+            **states[planned.expected],
+        )
         self.told.append(told)
         cancelled = Cancellation(self._now, last, "running") if planned.expected == "cancelled" else None
         self.submissions.append(Submission(planned, (ident, ident), cancelled, cancelled is not None))
@@ -374,5 +382,6 @@ def test_all_nodes_must_be_idle_in_the_end(counts: tuple[int, int, int, int, int
 def test_what_is_left_and_what_went_wrong_on_the_way_are_violations() -> None:
     found = check(Evidence([], [], [], [], [], left=["process 7"], troubles=["the daemon ended by itself"]))
     assert [(violation.rule, violation.text) for violation in found] == [
-        ("left", "process 7"), ("trouble", "the daemon ended by itself"),
-    ]  # fmt: skip
+        ("left", "process 7"),
+        ("trouble", "the daemon ended by itself"),
+    ]

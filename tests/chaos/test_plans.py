@@ -71,7 +71,7 @@ def test_only_what_names_the_folder_is_a_victim(tmp_path: Path, process: "subpro
 @pytest.mark.parametrize("seconds", [0.0, 600.0])
 def test_what_was_stopped_goes_on_when_its_time_has_come_or_all_is_over(
     tmp_path: Path, process: "subprocess.Popen[bytes]", seconds: float
-) -> None:  # fmt: skip
+) -> None:
     waker = Waker()
     waker.start()
     until(lambda: process.pid in victims.everything(tmp_path), "it to be seen")

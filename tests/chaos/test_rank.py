@@ -31,9 +31,13 @@ def start(ground: Path) -> Iterator[Start]:
 
     def begin(task: dict[str, Any], *, job: int = 1, generation: int = 1, index: int = 0, node: str = "") -> Any:
         environment = {
-            "KOALA_JOB": str(job), "KOALA_GENERATION": str(generation), "KOALA_NODE_INDEX": str(index),
-            "KOALA_NODES": "2", "KOALA_NODE": node or f"alder-{index + 1}", "KOALA_HOST": "127.71.1.1",
-        }  # fmt: skip
+            "KOALA_JOB": str(job),
+            "KOALA_GENERATION": str(generation),
+            "KOALA_NODE_INDEX": str(index),
+            "KOALA_NODES": "2",
+            "KOALA_NODE": node or f"alder-{index + 1}",
+            "KOALA_HOST": "127.71.1.1",
+        }
         words = command(ground, task)
         started.append(subprocess.Popen(words, env=environment, cwd=ground, stdout=subprocess.PIPE))
         return started[-1]
@@ -122,7 +126,7 @@ def test_ranks_of_one_attempt_do_not_disturb_each_other(start: Start, begun: Cal
 
 def test_what_a_rank_left_behind_holds_its_locks(
     ground: Path, start: Start, begun: Callable[[int], list[Mark]]
-) -> None:  # fmt: skip
+) -> None:
     keeper = subprocess.Popen([sys.executable, "-c", SUBREAPER, *command(ground, STRAGGLER)], env=LOCAL)
     try:
         assert keeper.wait(30) == 0

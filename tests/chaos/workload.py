@@ -18,9 +18,18 @@ LOUD_LINES, LOUD_WIDTH = (700, 4000), 1024
 OUTPUT_LIMIT = 2 * 1024 * 1024
 """Bytes that are kept of each component: half of the loud ranks write more than that."""
 KINDS = {
-    "plain": 48, "fails": 9, "loud": 3, "loud-fails": 2, "straggler": 4, "stubborn": 4, "long": 9, "walltime": 5,
-    "files": 6, "mpi": 6, "mpi-fails": 1,
-}  # fmt: skip
+    "plain": 48,
+    "fails": 9,
+    "loud": 3,
+    "loud-fails": 2,
+    "straggler": 4,
+    "stubborn": 4,
+    "long": 9,
+    "walltime": 5,
+    "files": 6,
+    "mpi": 6,
+    "mpi-fails": 1,
+}
 FAILING = ("fails", "loud-fails", "mpi-fails")
 
 

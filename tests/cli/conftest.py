@@ -60,9 +60,11 @@ class Server:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         routers = [
-            agents_router(NoHub(), self.agents), network_router(self.network), advisor_router(self.advisor.advisor),
+            agents_router(NoHub(), self.agents),
+            network_router(self.network),
+            advisor_router(self.advisor.advisor),
             files_router(self.files, self.bundles, self.results),
-        ]  # fmt: skip
+        ]
         app = create_app(self.service, self.tokens, routers)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)

@@ -8,17 +8,7 @@ from dataclasses import replace
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
-from koalapy.model.job import (
-    Attempt,
-    Component,
-    ComponentState,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Priority,
-    TimelineEntry,
-)
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.ports import Acted, ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Usage, Waiting

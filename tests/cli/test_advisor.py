@@ -52,8 +52,13 @@ def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Se
     assert koala("advisor", "record", "--application", "prime").out == "the policy auto has placed no job yet\n"
     (given,) = json.loads(koala("advisor", "record", "--limit", "1", "--json").out)["record"]
     assert given["options"][1] == {
-        "clusters": ["north"], "slowdown": 1.0, "wait": None, "transfer": 0.0, "run": 10.0, "response": None
-    }  # fmt: skip
+        "clusters": ["north"],
+        "slowdown": 1.0,
+        "wait": None,
+        "transfer": 0.0,
+        "run": 10.0,
+        "response": None,
+    }
 
 
 def test_a_limit_out_of_range_is_refused(koala: Koala) -> None:

@@ -114,7 +114,7 @@ def test_options_before_a_subcommand_are_its_own_by_default() -> None:
         (("things", "add"), "Missing argument 'NUMBER...'", "t things add"),
         (("draw", "-s", "x" * 9999, "y"), "xxx…", "t draw"),
     ],
-)  # fmt: skip
+)
 def test_an_error_names_the_word_and_the_commands_own_help(words: tuple[str, ...], says: str, way_out: str) -> None:
     said = refused(*words)
     assert says in said

@@ -68,19 +68,25 @@ def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
     ("cluster", "token", "said", "hint"),
     [
         (
-            "north", "wrong", "the token is not that of cluster north",
+            "north",
+            "wrong",
+            "the token is not that of cluster north",
             "set KOALA_AGENT_TOKEN to clusters.north.token of the daemon's configuration",
         ),
         (
-            "north", "", "KOALA_AGENT_TOKEN is not set",
+            "north",
+            "",
+            "KOALA_AGENT_TOKEN is not set",
             "set it to the value of clusters.north.token in the daemon's configuration",
         ),
         (
-            "west", "the-secret-of-west", "clusters.west.token is not set in the daemon's configuration",
+            "west",
+            "the-secret-of-west",
+            "clusters.west.token is not set in the daemon's configuration",
             "set KOALA_AGENT_TOKEN to clusters.west.token of the daemon's configuration",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_token_that_lets_nobody_in(check: Check, cluster: str, token: str, said: str, hint: str) -> None:
     code, lines = check(cluster, token)
     assert (code, lines[-2:]) == (1, [f"FAIL  agent's token: {said}", f"      {hint}"])
@@ -90,8 +96,9 @@ def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -
     server.agents.clear()
     code, lines = check("north", "the-secret-of-north")
     assert (code, lines[-2:]) == (
-        1, ["FAIL  agent's token: there is no cluster north", "      add it to the daemon's configuration"],
-    )  # fmt: skip
+        1,
+        ["FAIL  agent's token: there is no cluster north", "      add it to the daemon's configuration"],
+    )
 
 
 def test_failures_for_programs(check: Check) -> None:
@@ -101,9 +108,11 @@ def test_failures_for_programs(check: Check) -> None:
     assert (told["cluster"], told["ok"]) == ("west", False)
     wrong = {finding["what"]: finding for finding in told["findings"] if not finding["ok"]}
     assert wrong["scratch folder"] == {
-        "what": "scratch folder", "ok": False, "found": "there is no /no/such/folder here",
+        "what": "scratch folder",
+        "ok": False,
+        "found": "there is no /no/such/folder here",
         "hint": "make it, or correct clusters.west.scratch",
-    }  # fmt: skip
+    }
 
 
 def test_a_wrong_configuration_is_one_line(koala: Koala, tmp_path: Path) -> None:

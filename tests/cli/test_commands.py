@@ -32,19 +32,68 @@ def test_submit_says_what_was_submitted(koala: Koala) -> None:
 
 def test_every_option_arrives(koala: Koala, server: Server) -> None:
     done = koala(
-        "submit", "--flexible", "6", "--min-component", "2", "--max-components", "2",
-        "--split", "4,2", "--split", "3,3",
-        "--policy", "p", "--ppn", "3", "--name", "n", "--env", "A=1", "--env", "B=2", "--launcher", "processes",
-        "--walltime", "90m", "--output", "o", "--chdir", "/d", "--max-restarts", "5",
-        "--policy-option", "metric=bandwidth", "--policy-option", "a=b=c", "--coallocation", "2",
-        "--speed-ratio-min", "0.5", "--claiming", "incremental", "--claim-threshold", "0", "--max-placement-tries", "6",
-        "--max-claiming-tries", "7", "--retry-on-exit", "75", "--retry-on-exit", "1", "--json", "program",
-    )  # fmt: skip
+        "submit",
+        "--flexible",
+        "6",
+        "--min-component",
+        "2",
+        "--max-components",
+        "2",
+        "--split",
+        "4,2",
+        "--split",
+        "3,3",
+        "--policy",
+        "p",
+        "--ppn",
+        "3",
+        "--name",
+        "n",
+        "--env",
+        "A=1",
+        "--env",
+        "B=2",
+        "--launcher",
+        "processes",
+        "--walltime",
+        "90m",
+        "--output",
+        "o",
+        "--chdir",
+        "/d",
+        "--max-restarts",
+        "5",
+        "--policy-option",
+        "metric=bandwidth",
+        "--policy-option",
+        "a=b=c",
+        "--coallocation",
+        "2",
+        "--speed-ratio-min",
+        "0.5",
+        "--claiming",
+        "incremental",
+        "--claim-threshold",
+        "0",
+        "--max-placement-tries",
+        "6",
+        "--max-claiming-tries",
+        "7",
+        "--retry-on-exit",
+        "75",
+        "--retry-on-exit",
+        "1",
+        "--json",
+        "program",
+    )
     job = json.loads(done.out)
     assert job["request"] == {
-        "type": "flexible", "total_size": 6, "min_component_size": 2, "max_components": 2,
+        "type": "flexible",
+        "total_size": 6,
+        "min_component_size": 2,
+        "max_components": 2,
         "split_options": [[4, 2], [3, 3]],
-    }  # fmt: skip
+    }
     shown = ("policy", "processes_per_node", "name", "environment", "launcher", "walltime", "output", "workdir")
     assert [job[name] for name in shown] == ["p", 3, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
     assert [job[f"max_{what}"] for what in ("restarts", "placement_tries", "claiming_tries")] == [5, 6, 7]
@@ -57,9 +106,14 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
 
 def test_every_field_of_a_file_arrives(koala: Koala, tmp_path: Path) -> None:
     told = {
-        "policy_options": {"metric": "latency", "group": "a"}, "coallocation": 2, "speed_ratio_min": 0.5,
-        "claiming": "atomic", "claim_threshold": 1.0, "max_claiming_tries": 3, "retry_on_exit": [75],
-    }  # fmt: skip
+        "policy_options": {"metric": "latency", "group": "a"},
+        "coallocation": 2,
+        "speed_ratio_min": 0.5,
+        "claiming": "atomic",
+        "claim_threshold": 1.0,
+        "max_claiming_tries": 3,
+        "retry_on_exit": [75],
+    }
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps({"request": {"type": "flexible", "total_size": 6}, "command": ["x"], **told}))
     job = json.loads(koala("submit", "-f", str(file), "--json").out)
@@ -91,8 +145,7 @@ def test_the_same_key_makes_one_job(koala: Koala) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "out"),
-    [(("echo", "hello"), 0, "hello\n"), (("exit", "3"), 3, "so far\n"), (("lost",), 1, "")],
+    ("command", "code", "out"), [(("echo", "hello"), 0, "hello\n"), (("exit", "3"), 3, "so far\n"), (("lost",), 1, "")]
 )
 def test_waiting_ends_with_the_jobs_code(koala: Koala, command: tuple[str, ...], code: int, out: str) -> None:
     done = koala(*FLEXIBLE, "--wait", "--", *command)
@@ -272,8 +325,9 @@ def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala) -> N
     done = koala("cancel", "1", "3", "1", "9", "2")
     assert (done.code, done.out) == (4, "job 1 cancelled\njob 2 cancelled\n")
     assert [line.split(";")[0] for line in done.err.splitlines()] == [
-        "koala: job 3 is over already", "koala: there is no job 9",
-    ]  # fmt: skip
+        "koala: job 3 is over already",
+        "koala: there is no job 9",
+    ]
     again = koala("cancel", "1", "2")
     assert (again.code, again.out, again.err) == (0, done.out, "")
     done = koala("hold", "1", "9")
@@ -283,8 +337,17 @@ def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala) -> N
 def test_clusters(koala: Koala, server: Server) -> None:
     lines = koala("clusters").out.splitlines()
     assert lines[0].split() == [
-        "NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON",
-    ]  # fmt: skip
+        "NAME",
+        "KIND",
+        "STATE",
+        "TOTAL",
+        "IDLE",
+        "USED",
+        "BACKGROUND",
+        "DOWN",
+        "ERRORS",
+        "REASON",
+    ]
     assert lines[2].endswith("3 errors in a row")
     assert koala("clusters", "clear", "south", "--url", server.url).out == "cluster south is usable\n"
     assert koala("clusters", "clear", "a/b").code == 3
@@ -334,11 +397,7 @@ def test_where_no_cluster_is(koala: Koala) -> None:
     ("arguments", "code", "says"),
     [
         (("submit", "--flexible", "20", "x"), 2, "koala: --flexible is 20, but the whole grid has 8 nodes"),
-        (
-            ("submit", "--flexible", "x", "x"),
-            2,
-            "koala: Invalid value for '--flexible': 'x' is not a",
-        ),
+        (("submit", "--flexible", "x", "x"), 2, "koala: Invalid value for '--flexible': 'x' is not a"),
         (("submit", "--flexible", "6", "--split", "4,3", "x"), 2, "koala: --split 4,3 sums to 7"),
         (("submit", "--flexible", "2", "--min-component", "3", "x"), 2, "koala: --min-component is 3"),
         (("submit", "--fixed", "north:1,nroth:1", "x"), 2, "koala: --fixed: cluster of component 1 is nroth"),
@@ -362,11 +421,7 @@ def test_where_no_cluster_is(koala: Koala) -> None:
         (("submit", "x"), 2, "koala: no nodes are asked for"),
         (("submit", "-f", "/nowhere.yaml"), 2, "koala: cannot read /nowhere.yaml"),
         (("show", "9"), 3, "koala: there is no job 9"),
-        (
-            ("show", "nine"),
-            2,
-            "koala: Invalid value for 'JOB': 'nine' is not a valid whole number",
-        ),
+        (("show", "nine"), 2, "koala: Invalid value for 'JOB': 'nine' is not a valid whole number"),
         (("logs", "9", "-f"), 3, "koala: there is no job 9"),
         (("wait", "9"), 3, "koala: there is no job 9"),
         (("queue", "--state", "runing"), 2, "koala: Invalid value for '--state': 'runing'; did you mean running? "),

@@ -41,9 +41,20 @@ def test_every_command_and_option_is_documented(path: str) -> None:
 
 
 HEAVY = (
-    "sqlalchemy", "fastapi", "drmaa", "httpx2", "pydantic", "typer", "rich", "numpy", "matplotlib", "yaml",
-    "structlog", "asyncio", "urllib.request",
-)  # fmt: skip
+    "sqlalchemy",
+    "fastapi",
+    "drmaa",
+    "httpx2",
+    "pydantic",
+    "typer",
+    "rich",
+    "numpy",
+    "matplotlib",
+    "yaml",
+    "structlog",
+    "asyncio",
+    "urllib.request",
+)
 
 
 @pytest.mark.parametrize(

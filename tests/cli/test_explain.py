@@ -17,16 +17,21 @@ from tests.cli.conftest import Koala, Server
 BOTH = Placement((PlacedComponent(4, "north"), PlacedComponent(2, "south")), "north had the most idle nodes")
 CHANGED = JobSpec(FlexibleRequest(6, max_components=2), ("program", "a b"), name="wide", priority=Priority.HIGH)
 WAITS = Explanation(
-    7, JobState.QUEUED, "needs 6 nodes on one cluster; 4 are idle on the largest",
+    7,
+    JobState.QUEUED,
+    "needs 6 nodes on one cluster; 4 are idle on the largest",
     clusters=(
         ClusterFinding("north", ClusterState.USABLE, 8, 4, 4, 0, 0, reason="4 of 8 idle (our jobs have 4)", missing=2),
         ClusterFinding("south", ClusterState.DRAINED, 4, 4, 0, 0, 0, reason="drained since 14:02 by ops"),
     ),
-    notes=("queued again at 14:02:10: preempted",), suffices=("2 more idle nodes in north",),
-    position=3, ahead=2, tries=5,
+    notes=("queued again at 14:02:10: preempted",),
+    suffices=("2 more idle nodes in north",),
+    position=3,
+    ahead=2,
+    tries=5,
     reasons=(PastReason(50520.0, "placed", "north had the most"), PastReason(50530.0, "requeued", "preempted")),
     smallest_change=Change("request.max_components", 2, "allow 2 components", CHANGED, BOTH),
-)  # fmt: skip
+)
 
 
 def test_the_page_of_a_waiting_job(koala: Koala, server: Server) -> None:
@@ -67,8 +72,10 @@ def test_the_json_of_a_waiting_job(koala: Koala, server: Server) -> None:
     assert (change["field"], change["value"], change["text"]) == ("request.max_components", 2, "allow 2 components")
     assert change["submission"] == {
         "request": {"type": "flexible", "total_size": 6, "max_components": 2},
-        "command": ["program", "a b"], "name": "wide", "priority": "high",
-    }  # fmt: skip
+        "command": ["program", "a b"],
+        "name": "wide",
+        "priority": "high",
+    }
 
 
 def test_an_unknown_job(koala: Koala) -> None:
@@ -113,11 +120,18 @@ def test_a_wrong_dry_run_is_wrong_usage(koala: Koala, arguments: tuple[str, ...]
     [
         JobSpec(FlexibleRequest(6, 2, 3, ((4, 2), (3, 3))), ("program", "--x", "a 'b'"), walltime=90.0),
         JobSpec(NonFixedRequest((ComponentRequest(2), ComponentRequest(4))), ("p",), environment=(("A", "b c"),)),
-        JobSpec(FixedRequest((ComponentRequest(2, "north"), ComponentRequest(4, "south"))), ("p",), coallocation=2,
-                speed_ratio_min=0.5, retry_on_exit=(3, 4), max_restarts=0, launcher=Launcher.PROCESSES),
+        JobSpec(
+            FixedRequest((ComponentRequest(2, "north"), ComponentRequest(4, "south"))),
+            ("p",),
+            coallocation=2,
+            speed_ratio_min=0.5,
+            retry_on_exit=(3, 4),
+            max_restarts=0,
+            launcher=Launcher.PROCESSES,
+        ),
         JobSpec(FlexibleRequest(2), ("p",), policy="communication-aware", policy_options=(("metric", "bandwidth"),)),
     ],
-)  # fmt: skip
+)
 def test_the_offered_command_makes_the_job(koala: Koala, server: Server, spec: JobSpec) -> None:
     spec = replace(spec, owner="ada", workdir="/work")
     placement = Placement((PlacedComponent(2, "north"),))

@@ -47,9 +47,7 @@ def test_a_replica_is_added_and_listed(koala: Koala) -> None:
     assert "a folder of 0 entries" in koala("replicas", "add", "fields", "north:/folder").out
     header, first, _ = koala("replicas", "list").out.splitlines()
     assert header.split() == ["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"]
-    assert first.split() == [
-        "climate/mesh.nc", "north", "good", "200", "MB", "-", "c0ffeec0", "/data/a", "b:c.nc", "-",
-    ]  # fmt: skip
+    assert first.split() == ["climate/mesh.nc", "north", "good", "200", "MB", "-", "c0ffeec0", "/data/a", "b:c.nc", "-"]
     assert len(koala("replicas", "list", "fields").out.splitlines()) == 2
     assert json.loads(koala("replicas", "list", "fields", "--json").out)["replicas"][0]["parts"] == 0
 
@@ -92,13 +90,17 @@ def test_columns_stand_below_each_other_whatever_the_names(koala: Koala, server:
 def test_verify_fails_when_not_all_are_good(koala: Koala, server: Server) -> None:
     server.files.replicas = [MESH, replace(MESH, cluster="south"), replace(MESH, cluster="west")]
     assert koala("replicas", "verify").code == 0
-    server.files.now = {"north": (ReplicaState.MISSING, "it is not there", ""),
-                        "west": (ReplicaState.GOOD, "", "west is out of reach")}  # fmt: skip
+    server.files.now = {
+        "north": (ReplicaState.MISSING, "it is not there", ""),
+        "west": (ReplicaState.GOOD, "", "west is out of reach"),
+    }
     ended = koala("replicas", "verify", "climate/mesh.nc")
     assert ended.code == 1
     assert [line.split("  ")[-1] for line in ended.out.splitlines()[1:]] == [
-        "it is not there", "-", "west is out of reach",
-    ]  # fmt: skip
+        "it is not there",
+        "-",
+        "west is out of reach",
+    ]
     assert "not all are good: climate/mesh.nc on north, climate/mesh.nc on west" in ended.err
     assert koala("replicas", "verify", "--cluster", "south").code == 0
 
@@ -106,9 +108,7 @@ def test_verify_fails_when_not_all_are_good(koala: Koala, server: Server) -> Non
 def test_remove_says_that_the_file_stays(koala: Koala, server: Server) -> None:
     server.files.replicas = [MESH, replace(MESH, cluster="south")]
     ended = koala("replicas", "remove", "climate/mesh.nc", "--cluster", "south")
-    assert ended.out == (
-        "climate/mesh.nc on south is forgotten; nothing was done to the file itself, /data/mesh.nc\n"
-    )  # fmt: skip
+    assert ended.out == ("climate/mesh.nc on south is forgotten; nothing was done to the file itself, /data/mesh.nc\n")
     assert server.files.replicas == [MESH]
 
 
@@ -202,9 +202,13 @@ def test_files_are_sent_along_once(koala: Koala, server: Server, code: Path) -> 
     assert spec.bundle is not None
     data = server.bundles.kept[spec.bundle.id]
     assert unpacked(data) == {
-        "code": None, "code/-run.sh": b"#!/bin/sh\n", "code/empty": None, "code/link": b"far",
-        "code/sub dir": None, "code/sub dir/ä.py": b"print()",
-    }  # fmt: skip
+        "code": None,
+        "code/-run.sh": b"#!/bin/sh\n",
+        "code/empty": None,
+        "code/link": b"far",
+        "code/sub dir": None,
+        "code/sub dir/ä.py": b"print()",
+    }
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         executable = [member.name for member in tar if member.isreg() and member.mode & 0o111]
     assert executable == ["code/-run.sh"]
@@ -303,9 +307,7 @@ def test_a_submission_with_files_is_said_as_a_command() -> None:
 
 
 def brought(server: Server, pieces: list[bytes], *clusters: str) -> None:
-    components = tuple(
-        Component(index, cluster, 1, ComponentState.ENDED) for index, cluster in enumerate(clusters)
-    )  # fmt: skip
+    components = tuple(Component(index, cluster, 1, ComponentState.ENDED) for index, cluster in enumerate(clusters))
     spec = JobSpec(FlexibleRequest(2), ("true",), collect=("*",))
     job = Job(7, spec, 1000.0, JobState.SUCCEEDED, generation=1, attempt=Attempt(1, components, 1000.0))
     server.service.records[7] = job
@@ -353,9 +355,7 @@ def test_a_job_that_brought_nothing_leaves_no_folder(koala: Koala, server: Serve
     brought(server, [], "north")
     del server.results.archives[7]
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
-    assert (ended.code, ended.err) == (
-        3, "koala: nothing is collected of job 7; koala submit --collect PATTERN\n",
-    )  # fmt: skip
+    assert (ended.code, ended.err) == (3, "koala: nothing is collected of job 7; koala submit --collect PATTERN\n")
     assert not (tmp_path / "x").exists()
     assert koala("fetch", "8").code == 3
 
@@ -363,12 +363,17 @@ def test_a_job_that_brought_nothing_leaves_no_folder(koala: Koala, server: Serve
 @pytest.mark.parametrize(
     "data",
     [
-        archive_of({"../x": b"1"}), archive_of({"/x": b"1"}), archive_of({"a/../../x": b"1"}),
+        archive_of({"../x": b"1"}),
+        archive_of({"/x": b"1"}),
+        archive_of({"a/../../x": b"1"}),
         archive_of({"a//b": b""}),
-        archive(special("0-north/a", tarfile.SYMTYPE, "/etc/passwd")), archive(special("a", tarfile.FIFOTYPE)),
-        archive(special("a", tarfile.LNKTYPE, "/etc/passwd")), DATA[:2000], b"",
+        archive(special("0-north/a", tarfile.SYMTYPE, "/etc/passwd")),
+        archive(special("a", tarfile.FIFOTYPE)),
+        archive(special("a", tarfile.LNKTYPE, "/etc/passwd")),
+        DATA[:2000],
+        b"",
     ],
-)  # fmt: skip
+)
 def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(CliError):
         unpack(iter([data]), tmp_path / "to", force=True)
@@ -443,8 +448,15 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 
 def staging(**changes: Any) -> dict[str, Any]:
-    component = {"index": 0, "cluster": "north", "sources": ["south", "north"], "stage_size": 0,
-                 "staging_since": "1970-01-01T00:16:40.000Z", "staged": 0, "staged_at": None}  # fmt: skip
+    component = {
+        "index": 0,
+        "cluster": "north",
+        "sources": ["south", "north"],
+        "stage_size": 0,
+        "staging_since": "1970-01-01T00:16:40.000Z",
+        "staged": 0,
+        "staged_at": None,
+    }
     return component | changes
 
 
@@ -452,21 +464,35 @@ def staging(**changes: Any) -> dict[str, Any]:
     ("component", "said"),
     [
         (staging(), ["0 north  waits for its files from south"]),
-        (staging(stage_size=200_000_000, staged=120_000_000),
-         ["0 north  [############........] 120 of 200 MB from south, 60 MB/s"]),
-        (staging(stage_size=2_000_000_000, staged=120_000_000),
-         ["0 north  [#...................] 120 MB of 2 GB from south, 60 MB/s"]),
-        (staging(stage_size=200, staged=200, staged_at="1970-01-01T00:16:44.000Z"),
-         ["0 north  200 bytes from south in 4 s, 50 bytes/s"]),
-        (staging(stage_size=7, staged=7, sources=[], staged_at="1970-01-01T00:16:44.000Z"),
-         ["0 north  7 bytes in 4 s, 1.75 bytes/s"]),
+        (
+            staging(stage_size=200_000_000, staged=120_000_000),
+            ["0 north  [############........] 120 of 200 MB from south, 60 MB/s"],
+        ),
+        (
+            staging(stage_size=2_000_000_000, staged=120_000_000),
+            ["0 north  [#...................] 120 MB of 2 GB from south, 60 MB/s"],
+        ),
+        (
+            staging(stage_size=200, staged=200, staged_at="1970-01-01T00:16:44.000Z"),
+            ["0 north  200 bytes from south in 4 s, 50 bytes/s"],
+        ),
+        (
+            staging(stage_size=7, staged=7, sources=[], staged_at="1970-01-01T00:16:44.000Z"),
+            ["0 north  7 bytes in 4 s, 1.75 bytes/s"],
+        ),
         (staging(sources=["north"], staged_at="1970-01-01T00:16:44.000Z"), []),
         (staging(staging_since=None), []),
     ],
-)  # fmt: skip
+)
 def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], said: list[str]) -> None:
-    job = {"components": [component], "placed_at": "1970-01-01T00:16:40.000Z", "submitted_at": "", "timeline": [],
-           "generation": 1, "ended_at": "1970-01-01T00:16:42.000Z"}  # fmt: skip
+    job = {
+        "components": [component],
+        "placed_at": "1970-01-01T00:16:40.000Z",
+        "submitted_at": "",
+        "timeline": [],
+        "generation": 1,
+        "ended_at": "1970-01-01T00:16:42.000Z",
+    }
     assert transfers.lines(job, unicode=False) == said
 
 
@@ -509,13 +535,20 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "6")
     many = [staging(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
-    job = {"state": "queued", "reason": "no replica of m is good", "request": {"type": "flexible"},
-           "inputs": [{"file": "m"}], "bundle": None, "components": [],
-           "ended_at": "1970-01-01T00:16:42.000Z"}  # fmt: skip
+    job = {
+        "state": "queued",
+        "reason": "no replica of m is good",
+        "request": {"type": "flexible"},
+        "inputs": [{"file": "m"}],
+        "bundle": None,
+        "components": [],
+        "ended_at": "1970-01-01T00:16:42.000Z",
+    }
     client = Told(
-        job, job | {"state": "claiming", "components": many},
+        job,
+        job | {"state": "claiming", "components": many},
         job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
-    )  # fmt: skip
+    )
     stream = Terminal(terminal=True)
     transfers.follow(client, 1, stream)  # type: ignore[arg-type]
     waits, under_way, there = stream.getvalue().split("\x1b[J")
@@ -540,16 +573,26 @@ class Told:
 def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setattr(transfers, "LOOK", 0.0)
     job = {
-        "state": "queued", "request": {"type": "flexible"}, "inputs": [{"file": "m"}], "bundle": None, "components": [],
-        "placed_at": "1970-01-01T00:16:40.000Z", "timeline": [], "generation": 1,
-        "ended_at": "1970-01-01T00:16:42.000Z", "reason": "0 are idle",
-    }  # fmt: skip
+        "state": "queued",
+        "request": {"type": "flexible"},
+        "inputs": [{"file": "m"}],
+        "bundle": None,
+        "components": [],
+        "placed_at": "1970-01-01T00:16:40.000Z",
+        "timeline": [],
+        "generation": 1,
+        "ended_at": "1970-01-01T00:16:42.000Z",
+        "reason": "0 are idle",
+    }
     halfway = staging(stage_size=200_000_000, staged=120_000_000)
     there = staging(stage_size=200_000_000, staged=200_000_000, staged_at="1970-01-01T00:16:44.000Z")
     client = Told(
-        job, job | {"state": "placed", "components": [staging()]}, job | {"state": "claiming", "components": [halfway]},
-        job | {"state": "claiming", "components": [halfway]}, job | {"state": "claiming", "components": [there]},
-    )  # fmt: skip
+        job,
+        job | {"state": "placed", "components": [staging()]},
+        job | {"state": "claiming", "components": [halfway]},
+        job | {"state": "claiming", "components": [halfway]},
+        job | {"state": "claiming", "components": [there]},
+    )
     stream = Terminal(terminal)
     transfers.follow(client, 1, stream)  # type: ignore[arg-type]
     lines = ["queued: 0 are idle\n"] if terminal else []

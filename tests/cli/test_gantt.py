@@ -24,9 +24,16 @@ def component(
     index: int, cluster: str, submitted: float | None, claimed: float | None, ended: float | None, **more: Any
 ) -> Json:
     return {
-        "index": index, "rank": index, "cluster": cluster, "size": 2, "state": "ended", "superseded": False,
-        "submitted_at": at(submitted), "claimed_at": at(claimed), "ended_at": at(ended),
-    } | more  # fmt: skip
+        "index": index,
+        "rank": index,
+        "cluster": cluster,
+        "size": 2,
+        "state": "ended",
+        "superseded": False,
+        "submitted_at": at(submitted),
+        "claimed_at": at(claimed),
+        "ended_at": at(ended),
+    } | more
 
 
 def attempt(generation: int, placed: float, *components: Json, reason: str = "", **times: float | None) -> Json:
@@ -41,22 +48,36 @@ def job(state: str, ended: float | None, *timeline: tuple[float, str]) -> Json:
 
 
 FAILED = attempt(
-    1, 12,
-    component(0, "north", 14, 16, 26), component(1, "south", 14, None, 24.2),
-    ended_at=24, reason="claim-failed: local users of south were faster",
-)  # fmt: skip
+    1,
+    12,
+    component(0, "north", 14, 16, 26),
+    component(1, "south", 14, None, 24.2),
+    ended_at=24,
+    reason="claim-failed: local users of south were faster",
+)
 RUNS = attempt(
-    2, 40,
+    2,
+    40,
     component(0, "north", 41, 42, None, state="running"),
     component(1, "south", 41, None, 46, superseded=True),
     component(2, "west", 46.5, 51, None, rank=1, state="running"),
-    barrier_at=52, launched_at=53,
-)  # fmt: skip
+    barrier_at=52,
+    launched_at=53,
+)
 JOB = job(
-    "running", None,
-    (0, "queued"), (6, "held"), (9, "queued"), (12, "placed"), (12, "claiming"), (27, "queued"), (40, "placed"),
-    (40, "claiming"), (52, "starting"), (53, "running"),
-)  # fmt: skip
+    "running",
+    None,
+    (0, "queued"),
+    (6, "held"),
+    (9, "queued"),
+    (12, "placed"),
+    (12, "claiming"),
+    (27, "queued"),
+    (40, "placed"),
+    (40, "claiming"),
+    (52, "starting"),
+    (53, "running"),
+)
 
 
 TWICE = """\
@@ -171,9 +192,7 @@ def test_no_line_is_too_long_and_no_mark_out_of_order(
 
 
 def test_every_phase_however_short_is_seen() -> None:
-    quick = attempt(
-        1, 500, component(0, "north", 500.001, 500.002, 500.005), barrier_at=500.003, ended_at=500.004
-    )  # fmt: skip
+    quick = attempt(1, 500, component(0, "north", 500.001, 500.002, 500.005), barrier_at=500.003, ended_at=500.004)
     over = job("failed", 1000, (0, "queued"), (500, "placed"), (1000, "failed"))
     lane = chart(over, [quick], width=80, now=NOON).split("\n")[4]
     assert lane.split()[-1] == "·░▒█≈"

@@ -99,9 +99,14 @@ def test_a_refusal_that_comes_before_all_was_sent_is_heard() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
-     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000],
-)  # fmt: skip
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70_000,
+    ],
+)
 def test_what_is_no_whole_answer_is_no_answer(answer: bytes) -> None:
     with peer(says(answer), says(answer), says(answer)) as (url, _):
         with pytest.raises(BROKEN):

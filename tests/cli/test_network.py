@@ -90,9 +90,13 @@ def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server
 
 @pytest.mark.parametrize(
     ("bandwidth", "latency", "said"),
-    [(561e6, 0.03e-3, ("561", "0.030")), (9.996e6, 1.45e-3, ("10.00", "1.45")), (77e6, 12.34e-3, ("77.0", "12.3")),
-     (125e3, 2.0, ("0.125", "2000"))],
-)  # fmt: skip
+    [
+        (561e6, 0.03e-3, ("561", "0.030")),
+        (9.996e6, 1.45e-3, ("10.00", "1.45")),
+        (77e6, 12.34e-3, ("77.0", "12.3")),
+        (125e3, 2.0, ("0.125", "2000")),
+    ],
+)
 def test_numbers_are_those_of_the_papers_table(bandwidth: float, latency: float, said: tuple[str, str]) -> None:
     link = {"state": "measured", "bandwidth": bandwidth, "latency": latency}
     lines = matrix(["a"], {("a", "a"): link}).splitlines()
@@ -139,18 +143,25 @@ def test_results_as_json(koala: Koala, server: Server) -> None:
     (link,) = json.loads(koala("network", "measure", "north", "--json").out)["links"]
     assert (link["one"], link["other"], link["job"], link["reason"]) == (*NORTH, 7, "")
     assert link["result"] == {
-        "kind": "pingpong", "at": "1970-01-01T00:16:40.000Z", "latency": 0.4e-3, "bandwidth": 185e6, "job": 7,
-        "error": "", "source": "north", "bandwidth_back": None,
-    }  # fmt: skip
+        "kind": "pingpong",
+        "at": "1970-01-01T00:16:40.000Z",
+        "latency": 0.4e-3,
+        "bandwidth": 185e6,
+        "job": 7,
+        "error": "",
+        "source": "north",
+        "bandwidth_back": None,
+    }
 
 
 def test_nobody_has_to_wait(koala: Koala, server: Server) -> None:
     server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH)}
     server.network.stands_still = True
     done = koala("network", "measure", "--no-wait")
-    assert (done.code, done.out.splitlines()) == (0, [
-        "north - north: under way", "north - south: under way", "south - south: not measured, south has 1 node",
-    ])  # fmt: skip
+    assert (done.code, done.out.splitlines()) == (
+        0,
+        ["north - north: under way", "north - south: under way", "south - south: not measured, south has 1 node"],
+    )
     assert koala("network").out.splitlines()[-2:] == [
         "north - north: is being measured by job 7",
         "north - south: waits to be measured",

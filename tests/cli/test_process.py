@@ -70,8 +70,9 @@ def test_output_of_a_job_that_cannot_be_written_is_one_line_too(server: Server) 
     run(server.url, "submit", "--flexible", "2", "--", "echo", "hello")
     for command in (["logs", "1"], ["logs", "-f", "1"], ["submit", "--flexible", "2", "--wait", "--", "echo", "x"]):
         with open("/dev/full", "wb") as full:
-            done = subprocess.run([*KOALA, *command], stdout=full, stderr=subprocess.PIPE, timeout=60,
-                                  env=environment(server.url))  # fmt: skip
+            done = subprocess.run(
+                [*KOALA, *command], stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment(server.url)
+            )
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith(b"koala: cannot write what is to be printed: ")
         assert b"Traceback" not in done.stderr
@@ -84,11 +85,16 @@ def test_output_that_was_closed_holds_up_nothing(server: Server) -> None:
     words = " ".join([*KOALA, "submit", "--flexible", "2", "--", "start", "x"])
     done = subprocess.run(["sh", "-c", f"{words} >&- 2>&- <&-"], timeout=60, env=environment(server.url))
     assert (done.returncode, len(server.service.records)) == (0, 1)
-    nothing = subprocess.run(["sh", "-c", f"{' '.join(KOALA)} submit -f - <&-"], stderr=subprocess.PIPE, timeout=60,
-                             env=environment(server.url))  # fmt: skip
+    nothing = subprocess.run(
+        ["sh", "-c", f"{' '.join(KOALA)} submit -f - <&-"],
+        stderr=subprocess.PIPE,
+        timeout=60,
+        env=environment(server.url),
+    )
     assert nothing.stderr.startswith(b"koala: standard input holds no job; ")
-    missing = subprocess.run(["sh", "-c", f"{' '.join(KOALA)} show 9 2>&-"], stdout=subprocess.PIPE, timeout=60,
-                             env=environment(server.url))  # fmt: skip
+    missing = subprocess.run(
+        ["sh", "-c", f"{' '.join(KOALA)} show 9 2>&-"], stdout=subprocess.PIPE, timeout=60, env=environment(server.url)
+    )
     assert (missing.returncode, missing.stdout) == (3, b"")
 
 
@@ -105,9 +111,12 @@ def test_a_reader_that_goes_away_is_no_error_to_complain_of(server: Server) -> N
 def test_something_else_on_the_port_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "healthz").write_text("hello")
     web = subprocess.Popen(
-        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"], cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         assert web.stdout is not None
         port = web.stdout.readline().split(" port ")[1].split()[0]
@@ -132,7 +141,7 @@ def test_help_names_the_exit_codes() -> None:
 
 def test_no_proxy_is_shown_the_token_of_this_accounts_own_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     daemon = Registration(TOKEN, [("192.0.2.9", 8642)])

@@ -35,16 +35,20 @@ def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, 
     file.write_text('request: {type: flexible, total_size: 2}\ncommand: ["true"]\nworkdir: "/a\\ud800"\n')
     ended = koala("submit", "-f", str(file))
     assert (ended.code, ended.err) == (
-        Exit.USAGE, "koala: workdir is '/a\\ud800', which is no UTF-8; write it in UTF-8\n",
-    )  # fmt: skip
+        Exit.USAGE,
+        "koala: workdir is '/a\\ud800', which is no UTF-8; write it in UTF-8\n",
+    )
 
 
 def test_each_kind_of_request() -> None:
     assert request(flexible=6) == {"type": "flexible", "total_size": 6}
     assert request(flexible=6, least=2, most=3, splits=["4,2", "3,3"]) == {
-        "type": "flexible", "total_size": 6, "min_component_size": 2, "max_components": 3,
+        "type": "flexible",
+        "total_size": 6,
+        "min_component_size": 2,
+        "max_components": 3,
         "split_options": [[4, 2], [3, 3]],
-    }  # fmt: skip
+    }
     assert request(nonfixed="2,4") == {"type": "nonfixed", "components": [{"size": 2}, {"size": 4}]}
     assert request(fixed="north:2,south:4") == {
         "type": "fixed",
@@ -80,8 +84,9 @@ def test_a_coallocation_that_makes_no_sense_is_refused_with_the_way_out(text: st
     with pytest.raises(CliError, match="--coallocation is") as refusal:
         coallocation_of(text)
     assert (refusal.value.code, refusal.value.hint) == (
-        Exit.USAGE, "use never, allowed, or the most clusters to combine",
-    )  # fmt: skip
+        Exit.USAGE,
+        "use never, allowed, or the most clusters to combine",
+    )
 
 
 def test_options_override_the_file(tmp_path: Path) -> None:

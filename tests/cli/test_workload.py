@@ -43,12 +43,44 @@ def test_the_grid_is_the_daemons_where_none_is_given(koala: Koala) -> None:
 def test_every_option_is_heard(koala: Koala, tmp_path: Path) -> None:
     file = tmp_path / "w.jsonl"
     done = koala(
-        "workload", "generate", *GRID, "-o", str(file), "--duration", "100", "--rate", "0.5", "--sizes", "2,4",
-        "--components", "2", "--least", "1", "--policy", "worst-fit", "--priorities", "high:1,low:2",
-        "--applications", "wave:2,sleep", "--arguments", "wave=--steps 7", "--estimate", "wave=3",
-        "--run-times", "1-2", "--inputs", "a,b", "--scale", "0.5", "--compress", "2",
-        "--field", "processes_per_node=2", "--field", "claiming=incremental",
-    )  # fmt: skip
+        "workload",
+        "generate",
+        *GRID,
+        "-o",
+        str(file),
+        "--duration",
+        "100",
+        "--rate",
+        "0.5",
+        "--sizes",
+        "2,4",
+        "--components",
+        "2",
+        "--least",
+        "1",
+        "--policy",
+        "worst-fit",
+        "--priorities",
+        "high:1,low:2",
+        "--applications",
+        "wave:2,sleep",
+        "--arguments",
+        "wave=--steps 7",
+        "--estimate",
+        "wave=3",
+        "--run-times",
+        "1-2",
+        "--inputs",
+        "a,b",
+        "--scale",
+        "0.5",
+        "--compress",
+        "2",
+        "--field",
+        "processes_per_node=2",
+        "--field",
+        "claiming=incremental",
+    )
     assert done.code == 0, done.err
     jobs = [json.loads(line)["job"] for line in file.read_text().splitlines()[1:]]
     assert 20 < len(jobs) < 90
@@ -69,8 +101,9 @@ def test_a_trace_is_read(koala: Koala, tmp_path: Path) -> None:
     done = koala("workload", "generate", *GRID, *options)
     jobs = [json.loads(line) for line in done.out.splitlines()[1:]]
     assert [(j["at"], nodes_of(j["job"]), j["job"]["command"]) for j in jobs] == [
-        (0.0, 4, ["sleep", "1.000"]), (10.0, 4, ["sleep", "1.000"]),
-    ]  # fmt: skip
+        (0.0, 4, ["sleep", "1.000"]),
+        (10.0, 4, ["sleep", "1.000"]),
+    ]
     left_out = f"koala: of {trace} are left out: 1 of run time 0; --keep-zero keeps those of run time 0\n"
     assert done.err.endswith(left_out)
     kept = koala("workload", "generate", *GRID, *options, "--keep-zero")
@@ -151,8 +184,10 @@ def test_a_run_may_take_another_policy(koala: Koala, server: Server, tmp_path: P
     assert koala("workload", "run", file, "--policy", "cluster-minimization", "--plots", "none").code == 0
     (job,) = server.service.records.values()
     assert (job.spec.policy, job.spec.request.type, job.spec.request.total_size) == (
-        "cluster-minimization", "flexible", 2,
-    )  # fmt: skip
+        "cluster-minimization",
+        "flexible",
+        2,
+    )
 
 
 def test_a_daemon_that_cannot_load_clusters_is_told_before_anything_is_submitted(

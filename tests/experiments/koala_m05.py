@@ -23,11 +23,18 @@ from tests.grid.world import until
 
 LOOK_EVERY = 0.1
 RULES = {
-    "claiming": "incremental", "scan_interval": "4", "claim_epsilon": "0.05", "claim_grace": "1",
-    "placement_queue_limit": str(QUEUE_LIMIT), "max_restarts": "null", "restart_pause": "0",
+    "claiming": "incremental",
+    "scan_interval": "4",
+    "claim_epsilon": "0.05",
+    "claim_grace": "1",
+    "placement_queue_limit": str(QUEUE_LIMIT),
+    "max_restarts": "null",
+    "restart_pause": "0",
     # With three of ten starts failing, many errors in a row are mere chance.
-    "error_threshold": "100", "probation_pause": "2", "probation_pause_max": "16",
-}  # fmt: skip
+    "error_threshold": "100",
+    "probation_pause": "2",
+    "probation_pause_max": "16",
+}
 
 
 def make_grid(directory: Path, threshold: float, failures: float) -> Embedded:
@@ -87,9 +94,15 @@ class Experiment:
 
     def _comes(self, user: LocalUser) -> None:
         self._localds[user.cluster].request(
-            "submit", name="sleep", user="alice", nodes=user.nodes, argv=["/bin/sleep", f"{user.lasts:.3f}"],
-            env={}, cwd="/", output="/dev/null",
-        )  # fmt: skip
+            "submit",
+            name="sleep",
+            user="alice",
+            nodes=user.nodes,
+            argv=["/bin/sleep", f"{user.lasts:.3f}"],
+            env={},
+            cwd="/",
+            output="/dev/null",
+        )
 
     def outcomes(self, number: int) -> list[Outcome]:
         jobs: list[dict[str, Any]] = []
@@ -104,10 +117,16 @@ class Experiment:
 
 def _outcome(job: dict[str, Any]) -> Outcome:
     return Outcome(
-        Priority(job["priority"]), job["state"] == "succeeded", job["queue_time"] or 0.0, job["start_delay"] or 0.0,
-        job["wait_time"] or 0.0, job["response_time"] or 0.0, job["placement_tries"], job["claiming_tries"],
+        Priority(job["priority"]),
+        job["state"] == "succeeded",
+        job["queue_time"] or 0.0,
+        job["start_delay"] or 0.0,
+        job["wait_time"] or 0.0,
+        job["response_time"] or 0.0,
+        job["placement_tries"],
+        job["claiming_tries"],
         job["restarts"],
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -139,9 +158,15 @@ def _cancel_everything(grid: Embedded) -> None:
 
 
 def run(
-    directory: Path, threshold: float, *, jobs: int, failures: float, every: float = 1.2, scale: float = 1.0,
+    directory: Path,
+    threshold: float,
+    *,
+    jobs: int,
+    failures: float,
+    every: float = 1.2,
+    scale: float = 1.0,
     longest: float = 1800.0,
-) -> Run:  # fmt: skip
+) -> Run:
     """The workload once, on a grid of its own below ``directory``."""
     plan = workload(jobs, every=every, scale=scale)
     with _grid(directory, threshold, failures) as grid, ExitStack() as connections:
@@ -171,10 +196,14 @@ def main() -> int:
             for threshold in options.threshold or [0.0, 1.0]:
                 runs.append(
                     run(
-                        Path(folder, f"T{threshold:g}"), threshold, jobs=options.jobs, failures=options.failures,
-                        every=options.every, longest=options.longest,
+                        Path(folder, f"T{threshold:g}"),
+                        threshold,
+                        jobs=options.jobs,
+                        failures=options.failures,
+                        every=options.every,
+                        longest=options.longest,
                     )
-                )  # fmt: skip
+                )
         except KeyboardInterrupt:
             print("interrupted: every job was cancelled, every process ended", file=sys.stderr)
     print(table(runs))

@@ -67,9 +67,7 @@ def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: i
 
     ``scale`` also multiplies how long everybody's programs run.
     """
-    recipe = replace(
-        PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES
-    )  # fmt: skip
+    recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES)
     files = _files(random.Random(f"{seed}/files"))
     planned = [
         PlannedJob(arrival.at, {**arrival.job, "inputs": []}, files[arrival.job["inputs"][0]["file"]])
@@ -85,9 +83,7 @@ def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: i
 
 
 def _files(draws: random.Random) -> dict[str, InputFile]:
-    return {
-        name: InputFile(name, draws.choice((4, 8)) * 10**9, (draws.choice(list(CLUSTERS)),)) for name in FILES
-    }  # fmt: skip
+    return {name: InputFile(name, draws.choice((4, 8)) * 10**9, (draws.choice(list(CLUSTERS)),)) for name in FILES}
 
 
 def _arrivals(draws: random.Random, every: float, number: int) -> Iterator[float]:

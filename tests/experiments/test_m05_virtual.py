@@ -22,10 +22,17 @@ LONGEST = 10_000.0
 """Virtual seconds until a run counts as stuck."""
 
 RULES = Rules(
-    claiming=ClaimingMode.INCREMENTAL, scan_interval=4.0, claim_epsilon=0.2, claim_grace=0.5, max_restarts=None,
+    claiming=ClaimingMode.INCREMENTAL,
+    scan_interval=4.0,
+    claim_epsilon=0.2,
+    claim_grace=0.5,
+    max_restarts=None,
     restart_pause=0,
-    placement_queue_limit=QUEUE_LIMIT, error_threshold=25, probation_pause=2.0, probation_pause_max=16.0,
-)  # fmt: skip
+    placement_queue_limit=QUEUE_LIMIT,
+    error_threshold=25,
+    probation_pause=2.0,
+    probation_pause_max=16.0,
+)
 """Times are a sixtieth of the paper's. With three of ten starts failing, many errors in a row are mere chance: clusters
 are given up, and come back by probation."""
 
@@ -77,9 +84,7 @@ class Experiment(World):
     def _submit_planned(self, job: PlannedJob) -> bool:
         components = tuple(ComponentRequest(size, inputs=(job.file,)) for size in job.sizes)
         try:
-            self.submit(
-                NonFixedRequest(components), lasts=job.lasts, priority=job.priority, policy="close-to-files"
-            )  # fmt: skip
+            self.submit(NonFixedRequest(components), lasts=job.lasts, priority=job.priority, policy="close-to-files")
         except BusyError:
             return False
         return True
@@ -126,10 +131,16 @@ def _outcome(job: Job) -> Outcome:
     assert job.attempt.start_estimate is not None
     assert job.first_start_estimate is not None
     return Outcome(
-        job.spec.priority, job.state is JobState.SUCCEEDED, (job.placed_at or 0) - job.submitted_at,
-        job.attempt.start_estimate - job.first_start_estimate, (job.started_at or 0) - job.submitted_at,
-        (job.ended_at or 0) - job.submitted_at, job.placement_tries, job.claiming_tries, job.restarts,
-    )  # fmt: skip
+        job.spec.priority,
+        job.state is JobState.SUCCEEDED,
+        (job.placed_at or 0) - job.submitted_at,
+        job.attempt.start_estimate - job.first_start_estimate,
+        (job.started_at or 0) - job.submitted_at,
+        (job.ended_at or 0) - job.submitted_at,
+        job.placement_tries,
+        job.claiming_tries,
+        job.restarts,
+    )
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0])

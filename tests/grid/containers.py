@@ -54,8 +54,10 @@ class Container:
             if self._line is None or self._line.poll() is not None:
                 self._line = subprocess.Popen(
                     ["docker", "exec", "-i", self.name, "python3", "-u", "-c", INSIDE],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                )  # fmt: skip
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
             assert self._line.stdin is not None
             assert self._line.stdout is not None
             self._line.stdin.write(json.dumps(argv) + "\n")
@@ -102,10 +104,18 @@ class Container:
 def containers() -> dict[str, Container]:
     """All of the testbed's, by service."""
     listing = subprocess.run(
-        ["docker", "ps", "--filter", f"label=com.docker.compose.project={PROJECT}",
-         "--format", '{{.Names}} {{.Label "com.docker.compose.service"}}'],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        [
+            "docker",
+            "ps",
+            "--filter",
+            f"label=com.docker.compose.project={PROJECT}",
+            "--format",
+            '{{.Names}} {{.Label "com.docker.compose.service"}}',
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return {service: Container(name, service) for name, service in map(str.split, listing.splitlines())}
 
 

@@ -66,9 +66,12 @@ class Embedded(World):
         """Start the daemon; its URL as soon as it serves, whatever its clusters do."""
         self.daemon = subprocess.Popen(
             [*self.koala, "serve", "--host", self.host, "--port", str(port), "--data-dir", str(self.directory)],
-            stdout=subprocess.PIPE, stderr=(self.directory.parent / "daemon.log").open("a"),
-            text=True, env=self.environment, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=(self.directory.parent / "daemon.log").open("a"),
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+        )
         assert self.daemon.stdout is not None
         line = self.daemon.stdout.readline()
         if not line.startswith("koala serves "):

@@ -24,14 +24,16 @@ pytestmark = pytest.mark.grid
 
 SECRETS = {
     "KOALA_TOKENS": '["the-secret-of-users"]',
-    "KOALA_CLUSTERS": json.dumps({
-        "north": {"nodes": 2, "token": "the-secret-of-north", "environment": {"MODEL": "coarse"}},
-        "south": {"nodes": 2},
-    }),
+    "KOALA_CLUSTERS": json.dumps(
+        {
+            "north": {"nodes": 2, "token": "the-secret-of-north", "environment": {"MODEL": "coarse"}},
+            "south": {"nodes": 2},
+        }
+    ),
     "PGPASSWORD": "the-secret-of-the-database",
     "TMPDIR": "/tmp",
     "LC_NUMERIC": "C",
-}  # fmt: skip
+}
 ASK = """
 import sys, urllib.error, urllib.request
 for path, data in [("/api/v1/clusters", None), ("/api/v1/jobs", b"{}"), ("/api/v1/jobs/1/cancel", b"")]:
@@ -154,9 +156,21 @@ def test_a_program_inherits_what_is_named_and_nothing_else(secretive: Embedded) 
     assert found.keys() & SECRETS.keys() == {"TMPDIR", "LC_NUMERIC"}
     assert found["MODEL"] == "coarse"
     assert {"HOME", "PATH", "KOALA_JOB", "KOALA_CLUSTER"} <= found.keys()
-    told = {"KOALA_JOB", "KOALA_GENERATION", "KOALA_COMPONENT", "KOALA_CLUSTER", "KOALA_NODE", "KOALA_HOST",
-            "KOALA_NODE_INDEX", "KOALA_NODES", "KOALA_COMPONENT_NODES", "KOALA_HOSTS", "KOALA_COMPONENT_TOKEN",
-            "KOALA_MPI_SERIES", "KOALA_STAGE"}  # fmt: skip
+    told = {
+        "KOALA_JOB",
+        "KOALA_GENERATION",
+        "KOALA_COMPONENT",
+        "KOALA_CLUSTER",
+        "KOALA_NODE",
+        "KOALA_HOST",
+        "KOALA_NODE_INDEX",
+        "KOALA_NODES",
+        "KOALA_COMPONENT_NODES",
+        "KOALA_HOSTS",
+        "KOALA_COMPONENT_TOKEN",
+        "KOALA_MPI_SERIES",
+        "KOALA_STAGE",
+    }
     assert {name for name in found if name.startswith("KOALA_")} <= told
 
 

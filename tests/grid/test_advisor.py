@@ -53,9 +53,7 @@ class Play:
 
     def submit(self, grid: World, program: str, request: dict[str, Any], **more: Any) -> int:
         application = self.name(program)
-        return grid.submit(
-            request, *self.programs[program], launcher=self.launcher, application=application, **more
-        )  # fmt: skip
+        return grid.submit(request, *self.programs[program], launcher=self.launcher, application=application, **more)
 
     def advised(self, grid: World, program: str) -> int:
         return self.submit(grid, program, {"type": "flexible", "total_size": self.size}, policy="auto")
@@ -67,17 +65,19 @@ class Play:
 
 
 # Wave waits no more once the blockers have run for longer than it would over both: that is to take long.
-EMBEDDED = Play(
-    ("north", "south"), 4, (2, 2), {"wave": sleeps(0.3, 4.0), "prime": sleeps(0.3, 0.3)}, "processes"
-)  # fmt: skip
+EMBEDDED = Play(("north", "south"), 4, (2, 2), {"wave": sleeps(0.3, 4.0), "prime": sleeps(0.3, 0.3)}, "processes")
 TESTBED = Play(
-    ("north", "east"), 3, (2, 1),
+    ("north", "east"),
+    3,
+    (2, 1),
     {
         "wave": ["python", "-m", "koalapy.apps.wave", *WAVE, "--no-where"],
         "prime": ["python", "-m", "koalapy.apps.prime", "--limit", str(10**8), "--no-where"],
     },
-    "openmpi", ROUNDS_ON_TESTBED, {"south": 2},
-)  # fmt: skip
+    "openmpi",
+    ROUNDS_ON_TESTBED,
+    {"south": 2},
+)
 
 
 @pytest.fixture(params=WORLDS)
@@ -136,8 +136,9 @@ def verdicts(grid: World, plan: Play) -> dict[str, tuple[str, int]]:
     known = {told["application"]: told for told in grid.http.get("/api/v1/advisor").json()["applications"]}
     return {
         program: (told["verdict"], told["runs_on_several"])
-        for program in plan.programs if (told := known[plan.name(program)])
-    }  # fmt: skip
+        for program in plan.programs
+        if (told := known[plan.name(program)])
+    }
 
 
 def check_what_is_told(grid: World, plan: Play, prime: int) -> None:

@@ -192,8 +192,11 @@ def test_one_agent_for_one_directory(embedded: Embedded) -> None:
     first = embedded.agent("north").pid
     second = subprocess.run(
         [*embedded.koala, "agent", "north", "--url", embedded.url, "--directory", str(directory)],
-        env=embedded.environment | {"KOALA_AGENT_TOKEN": "any"}, capture_output=True, text=True, timeout=DEADLINE,
-    )  # fmt: skip
+        env=embedded.environment | {"KOALA_AGENT_TOKEN": "any"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
     assert second.returncode == 4
     assert f"{directory} is the directory of another agent: process {first} on " in second.stderr
     assert (directory / "spool" / "agent.json").read_text() == address

@@ -120,9 +120,7 @@ def test_a_job_runs_where_its_file_is_or_after_the_file_has_come(grid: Embedded)
     content = os.urandom(20 * MB)
     add(grid, "climate/mesh", "south", content=content)
     inputs = [{"file": "climate/mesh"}]
-    close_by = grid.wait(
-        grid.submit(nonfixed(2), "sh", "-c", "test -L mesh", inputs=inputs, policy="close-to-files")
-    )  # fmt: skip
+    close_by = grid.wait(grid.submit(nonfixed(2), "sh", "-c", "test -L mesh", inputs=inputs, policy="close-to-files"))
     assert close_by["state"] == "succeeded", close_by["timeline"]
     (component,) = close_by["components"]
     assert (component["cluster"], component["sources"], component["stage_size"]) == ("south", ["south"], 0)
@@ -155,8 +153,9 @@ def test_of_a_partitioned_file_each_component_gets_its_entry(grid: Embedded, tmp
     two = {"request": fixed("north", "south"), "command": ["true"], "inputs": inputs}
     refused = grid.http.post("/api/v1/jobs", json=two).json()
     assert (refused["field"], refused["detail"]) == (
-        "inputs[0]", "inputs[0] is fields, a folder of 3 entries, but the request has 2 components",
-    )  # fmt: skip
+        "inputs[0]",
+        "inputs[0] is fields, a folder of 3 entries, but the request has 2 components",
+    )
 
 
 def test_nothing_outside_the_replica_directories_is_a_replica(grid: Embedded) -> None:
@@ -164,8 +163,20 @@ def test_nothing_outside_the_replica_directories_is_a_replica(grid: Embedded) ->
     (mine / "link").symlink_to("/etc/passwd")
     (mine / "up").symlink_to("..")
     os.mkfifo(mine / "pipe")
-    paths = ["/etc/passwd", f"{mine}/../lrm", f"{mine}/link", f"{mine}/up/lrm", f"{mine}/pipe", f"{mine}/none",
-             str(mine), f"{mine}/a\nb", "/", "/dev/zero", "/proc/self/environ", f"{mine}x"]  # fmt: skip
+    paths = [
+        "/etc/passwd",
+        f"{mine}/../lrm",
+        f"{mine}/link",
+        f"{mine}/up/lrm",
+        f"{mine}/pipe",
+        f"{mine}/none",
+        str(mine),
+        f"{mine}/a\nb",
+        "/",
+        "/dev/zero",
+        "/proc/self/environ",
+        f"{mine}x",
+    ]
     for path in paths:
         answer = grid.http.post("/api/v1/replicas", json={"name": "x", "cluster": "north", "path": path})
         assert (answer.status_code, answer.json()["field"]) == (422, "path"), (path, answer.text)

@@ -69,8 +69,11 @@ def test_fixed_components_go_where_they_were_told(grid: World) -> None:
     job = grid.wait(ident)
     assert [(c["cluster"], c["size"]) for c in job["components"]] == [("south", 1), ("north", 3)]
     assert sorted(grid.logs(ident).splitlines()) == [
-        "north north-1 4", "north north-2 4", "north north-3 4", "south south-1 4",
-    ]  # fmt: skip
+        "north north-1 4",
+        "north north-2 4",
+        "north north-3 4",
+        "south south-1 4",
+    ]
 
 
 def test_split_options_are_taken_in_order(grid: World) -> None:

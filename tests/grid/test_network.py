@@ -12,9 +12,7 @@ from tests.grid.world import until
 
 pytestmark = [pytest.mark.grid, pytest.mark.mpi]
 
-SIX = {
-    "request": {"type": "flexible", "total_size": 6}, "command": ["true"], "policy": "communication-aware",
-}  # fmt: skip
+SIX = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"], "policy": "communication-aware"}
 
 
 def links(grid: Embedded) -> list[dict[str, Any]]:
@@ -29,8 +27,10 @@ def test_measuring_fills_the_matrix_and_policies_go_by_it(make_grid: Callable[..
     done = grid.run("network", "measure")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == [
-        "north - north", "north - south", "south - south"
-    ]  # fmt: skip
+        "north - north",
+        "north - south",
+        "south - south",
+    ]
     assert {link["state"] for link in links(grid)} == {"measured"}
     assert all(link["latency"] > 0 and link["bandwidth"] > 0 for link in links(grid))
     jobs = grid.http.get("/api/v1/jobs", params={"owner": "koala"}).json()["jobs"]

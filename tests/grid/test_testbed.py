@@ -151,8 +151,12 @@ def test_nodes_without_a_feature_that_is_wanted_are_none_of_ours(bed: Testbed) -
 # Daemons that die under running jobs
 
 
-SERVICES = [("north", "north-1", "slurmd"), ("east", "east-1", "execd"),
-            ("north", "north-head", "slurmctld"), ("east", "east-head", "qmaster")]  # fmt: skip
+SERVICES = [
+    ("north", "north-1", "slurmd"),
+    ("east", "east-1", "execd"),
+    ("north", "north-head", "slurmctld"),
+    ("east", "east-head", "qmaster"),
+]
 
 
 @contextmanager
@@ -309,8 +313,11 @@ def test_a_job_that_grid_engine_does_not_let_go_is_told_of_until_it_does(bed: Te
     for where in ("east-head", "east-1", "east-2", "east-3"):
         bed.containers[where].shell("kill -9 $(pidof sge_qmaster sge_execd)")
     bed.cancel(ident)
-    until(lambda: bed.job(ident)["state"] == "cancelled" or "still holds" in bed.cluster("east")["reason"],
-          "the job to be cancelled, or told of", 60)  # fmt: skip
+    until(
+        lambda: bed.job(ident)["state"] == "cancelled" or "still holds" in bed.cluster("east")["reason"],
+        "the job to be cancelled, or told of",
+        60,
+    )
     seen = bed.cluster("east")
     assert seen["used"] + seen["background"] + seen["idle"] + seen["down"] == seen["total"]
     assert bed.wait(ident, 240)["state"] == "cancelled"
@@ -359,8 +366,10 @@ def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
     try:
         ident = bed.submit(
             {"type": "fixed", "components": [{"size": 2, "cluster": "south"}, {"size": 3, "cluster": "east"}]},
-            "true", launcher="openmpi", max_restarts=0,
-        )  # fmt: skip
+            "true",
+            launcher="openmpi",
+            max_restarts=0,
+        )
         job = bed.wait(ident, 90)
     finally:
         node.shell("ip route del blackhole 198.18.0.31/32")

@@ -47,9 +47,14 @@ def grid(testbed: Testbed) -> Iterator[Testbed]:
 def run(grid: Testbed, request: dict[str, object], replicas: Replicas, policy: str) -> tuple[int, dict[str, object]]:
     """A job that prints the checksum of its input; the job at its end."""
     ident = grid.submit(
-        request, "sh", "-c", f"sha256sum < {replicas.name}", launcher="processes", policy=policy,
+        request,
+        "sh",
+        "-c",
+        f"sha256sum < {replicas.name}",
+        launcher="processes",
+        policy=policy,
         inputs=[{"file": replicas.name}],
-    )  # fmt: skip
+    )
     job = grid.wait(ident, 120)
     assert job["state"] == "succeeded", job
     assert replicas.checksum in grid.logs(ident), "the program saw another file"
@@ -71,8 +76,11 @@ def test_a_job_runs_where_its_input_is_or_its_input_comes_to_it(grid: Testbed) -
         assert [c["cluster"] for c in job["components"]] == ["east"], "the first of the two with most idle nodes"
         told = events(grid, ident)
         assert [event for event in told if event in ("placed", "transfer", "staged", "started")] == [
-            "placed", "transfer", "staged", "started",
-        ]  # fmt: skip
+            "placed",
+            "transfer",
+            "staged",
+            "started",
+        ]
         shown = grid.run("show", str(ident))
         assert f"{replicas.name} (200 MB) from north to east" in shown.stdout
         for head in grid.heads.values():

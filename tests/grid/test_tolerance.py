@@ -19,9 +19,11 @@ ON_IT = {"type": "fixed", "components": [{"size": 1, "cluster": BROKEN}]}
 @pytest.fixture(params=WORLDS)
 def grid(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from world_of(
-        request, KOALA_RULES__PROBATION_PAUSE="1", KOALA_RULES__PROBATION_PAUSE_MAX="2",
+        request,
+        KOALA_RULES__PROBATION_PAUSE="1",
+        KOALA_RULES__PROBATION_PAUSE_MAX="2",
         KOALA_RULES__RESTART_PAUSE_MAX="2",
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -77,8 +79,10 @@ def test_a_cluster_whose_every_start_fails_is_given_up_and_comes_back_after_it_w
 def test_starts_that_fail_now_and_then_are_tried_again(make_grid: Callable[..., Embedded]) -> None:
     grid = make_grid(
         KOALA_CLUSTERS='{"north": {"nodes": 4, "start_failures": 0.4}, "south": {"nodes": 4, "start_failures": 0.4}}',
-        KOALA_RULES__ERROR_THRESHOLD="50", KOALA_RULES__MAX_RESTARTS="1000", KOALA_RULES__RESTART_PAUSE_MAX="1",
-    )  # fmt: skip
+        KOALA_RULES__ERROR_THRESHOLD="50",
+        KOALA_RULES__MAX_RESTARTS="1000",
+        KOALA_RULES__RESTART_PAUSE_MAX="1",
+    )
     idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "true") for n in range(10)]
     jobs = [grid.wait(ident) for ident in idents]
     assert {job["state"] for job in jobs} == {"succeeded"}

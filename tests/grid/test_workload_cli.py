@@ -16,17 +16,39 @@ pytestmark = pytest.mark.grid
 JOBS = 15
 RUN = ("--background", "0.2", "--background-seconds", "3")
 NAMES = {
-    "queue_time": "queue_time", "wait_time": "wait_time", "response_time": "response_time",
-    "startup_overhead": "startup_overhead", "start_delay": "start_delay", "placement_tries": "placement_tries",
-    "claiming_tries": "claiming_tries", "restarts": "restarts", "state": "state", "priority": "priority",
-}  # fmt: skip
+    "queue_time": "queue_time",
+    "wait_time": "wait_time",
+    "response_time": "response_time",
+    "startup_overhead": "startup_overhead",
+    "start_delay": "start_delay",
+    "placement_tries": "placement_tries",
+    "claiming_tries": "claiming_tries",
+    "restarts": "restarts",
+    "state": "state",
+    "priority": "priority",
+}
 
 
 def generated(grid: Embedded, file: Path, *options: str) -> str:
     made = grid.run(
-        "workload", "generate", "--sizes", "1,2,4", "--components", "1,2", "--run-times", "0.5-2", "--rate", "0.5",
-        "--policy", "worst-fit", "--priorities", "high,low", "-o", str(file), *options,
-    )  # fmt: skip
+        "workload",
+        "generate",
+        "--sizes",
+        "1,2,4",
+        "--components",
+        "1,2",
+        "--run-times",
+        "0.5-2",
+        "--rate",
+        "0.5",
+        "--policy",
+        "worst-fit",
+        "--priorities",
+        "high,low",
+        "-o",
+        str(file),
+        *options,
+    )
     assert made.returncode == 0, made.stderr
     return str(file)
 
@@ -66,9 +88,12 @@ def test_a_daemon_that_is_killed_and_comes_back(make_grid: Callable[..., Embedde
     port = int(grid.url.rpartition(":")[2])
     file = generated(grid, tmp_path / "w.jsonl", "--jobs", "8")
     run = subprocess.Popen(
-        [*grid.koala, "workload", "run", file, "--plots", "none"], env=grid.environment | {"KOALA_URL": grid.url},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*grid.koala, "workload", "run", file, "--plots", "none"],
+        env=grid.environment | {"KOALA_URL": grid.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         until(lambda: len(grid.http.get("/api/v1/jobs").json()["jobs"]) >= 2, "two jobs to be submitted")
         grid.kill()

@@ -24,15 +24,20 @@ OF_SPEC_BEFORE = "2b2411112f143739ab9dfb77d0616d782c959047923637b35f7d5d6ed695bf
 component = st.builds(ComponentRequest, size=st.integers(1, 3), output=st.sampled_from([None, "o"]))
 components = st.lists(component, min_size=1, max_size=2).map(tuple)
 requests = st.one_of(
-    st.builds(FlexibleRequest, total_size=st.integers(1, 3)), st.builds(FixedRequest, components),
+    st.builds(FlexibleRequest, total_size=st.integers(1, 3)),
+    st.builds(FixedRequest, components),
     st.builds(NonFixedRequest, components),
-)  # fmt: skip
+)
 specs = st.builds(
-    JobSpec, requests, st.lists(st.sampled_from(["a", "b", "\udcff"]), max_size=2).map(tuple),
-    priority=st.sampled_from(Priority), walltime=st.sampled_from([None, 1.0, 2.0]),
-    retry_on_exit=st.sampled_from([(), (1,)]), bundle=st.sampled_from([None, Bundle("b", 0, 0)]),
+    JobSpec,
+    requests,
+    st.lists(st.sampled_from(["a", "b", "\udcff"]), max_size=2).map(tuple),
+    priority=st.sampled_from(Priority),
+    walltime=st.sampled_from([None, 1.0, 2.0]),
+    retry_on_exit=st.sampled_from([(), (1,)]),
+    bundle=st.sampled_from([None, Bundle("b", 0, 0)]),
     inputs=st.sampled_from([(), (InputFile("f"),), (InputFile("f", target="g"),)]),
-)  # fmt: skip
+)
 
 
 @given(specs, specs)
@@ -56,9 +61,7 @@ def test_a_field_that_a_later_version_adds_changes_no_digest(grown: bool) -> Non
         burst: float | None = None
 
     request: Request = LaterRequest(6, max_components=2) if grown else SPEC.request
-    later = make_dataclass(
-        "Later", [("urgency", int, field(default=3))], bases=(JobSpec,), frozen=True, slots=True
-    )  # fmt: skip
+    later = make_dataclass("Later", [("urgency", int, field(default=3))], bases=(JobSpec,), frozen=True, slots=True)
     same = later(**{each.name: getattr(SPEC, each.name) for each in fields(SPEC)} | {"request": request})
     assert digest_of(same) == OF_SPEC
     assert has_digest(same, OF_SPEC)

@@ -6,8 +6,12 @@ from koalapy.model.errors import BusyError, KoalaError, SiteError, SiteRejected,
 def test_an_error_says_where_and_the_way_out() -> None:
     error = UsageError("walltime is 0", field="walltime", value=0, hint="give more")
     assert (str(error), error.message, error.field, error.value, error.hint) == (
-        "walltime is 0", "walltime is 0", "walltime", 0, "give more",
-    )  # fmt: skip
+        "walltime is 0",
+        "walltime is 0",
+        "walltime",
+        0,
+        "give more",
+    )
 
 
 def test_a_busy_daemon_says_when_to_come_back() -> None:

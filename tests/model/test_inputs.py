@@ -10,14 +10,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.inputs import Known, fill_in, near_names
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
-from koalapy.model.request import (
-    ComponentRequest,
-    FixedRequest,
-    FlexibleRequest,
-    InputFile,
-    NonFixedRequest,
-    Request,
-)
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 
 MESH = Replica("climate/mesh.nc", "north", "/data/mesh.nc", 200, "c0ffee")
 FIELDS = Replica("fields", "north", "/data/fields", 30, "f1e1d5", (Part("a", 10, "aa"), Part("b", 20, "bb")))
@@ -82,28 +75,54 @@ THREE = NonFixedRequest((ComponentRequest(1),) * 3)
 @pytest.mark.parametrize(
     ("spec", "field", "said", "hint"),
     [
-        (JobSpec(TWO, (), inputs=(InputFile("climate/mash.nc"),)), "inputs[0].file",
-         "inputs[0].file is climate/mash.nc, which the replica catalogue does not know",
-         "did you mean climate/mesh.nc?"),
+        (
+            JobSpec(TWO, (), inputs=(InputFile("climate/mash.nc"),)),
+            "inputs[0].file",
+            "inputs[0].file is climate/mash.nc, which the replica catalogue does not know",
+            "did you mean climate/mesh.nc?",
+        ),
         (JobSpec(SIX, (), inputs=(InputFile("x"),)), "inputs[0].file", "does not know", "koala replicas add"),
-        (JobSpec(TWO, (), inputs=(InputFile("gone"),)), "inputs[0].file",
-         "no replica is good: north is missing (/data/gone is not there), south is changed",
-         "koala replicas verify gone"),
+        (
+            JobSpec(TWO, (), inputs=(InputFile("gone"),)),
+            "inputs[0].file",
+            "no replica is good: north is missing (/data/gone is not there), south is changed",
+            "koala replicas verify gone",
+        ),
         (JobSpec(SIX, (), inputs=(PARTITIONED,)), "inputs[0].distribution", "the request is flexible", "nonfixed"),
-        (JobSpec(THREE, (), inputs=(PARTITIONED,)), "inputs[0]",
-         "inputs[0] is fields, a folder of 2 entries, but the request has 3 components", "make a folder with 3"),
+        (
+            JobSpec(THREE, (), inputs=(PARTITIONED,)),
+            "inputs[0]",
+            "inputs[0] is fields, a folder of 2 entries, but the request has 3 components",
+            "make a folder with 3",
+        ),
         (JobSpec(TWO, (), inputs=(replace(PARTITIONED, name="climate/mesh.nc"),)), "inputs[0]", "is a file", "folder"),
-        (JobSpec(SIX, (), inputs=(InputFile("climate/mesh.nc"), InputFile("old/mesh.nc"))), "inputs[1].as",
-         "would make old/mesh.nc mesh.nc in the component's folder, as climate/mesh.nc is", "another name"),
-        (JobSpec(own(InputFile("old/mesh.nc")), (), inputs=(InputFile("climate/mesh.nc"),)),
-         "request.components[1].inputs[0].as", "as climate/mesh.nc is", "another name"),
-        (JobSpec(own(InputFile("fields", part="c")), ()), "request.components[1].inputs[0].part", "no such entry",
-         "known: a, b"),
-        (JobSpec(own(InputFile("climate/mesh.nc", part="c")), ()), "request.components[1].inputs[0].part",
-         "climate/mesh.nc is a file", "leave it out"),
+        (
+            JobSpec(SIX, (), inputs=(InputFile("climate/mesh.nc"), InputFile("old/mesh.nc"))),
+            "inputs[1].as",
+            "would make old/mesh.nc mesh.nc in the component's folder, as climate/mesh.nc is",
+            "another name",
+        ),
+        (
+            JobSpec(own(InputFile("old/mesh.nc")), (), inputs=(InputFile("climate/mesh.nc"),)),
+            "request.components[1].inputs[0].as",
+            "as climate/mesh.nc is",
+            "another name",
+        ),
+        (
+            JobSpec(own(InputFile("fields", part="c")), ()),
+            "request.components[1].inputs[0].part",
+            "no such entry",
+            "known: a, b",
+        ),
+        (
+            JobSpec(own(InputFile("climate/mesh.nc", part="c")), ()),
+            "request.components[1].inputs[0].part",
+            "climate/mesh.nc is a file",
+            "leave it out",
+        ),
         (JobSpec(own(InputFile("x")), ()), "request.components[1].inputs[0].file", "does not know", "add"),
     ],
-)  # fmt: skip
+)
 def test_what_the_catalogue_cannot_give_is_refused(spec: JobSpec, field: str, said: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
         fill_in(spec, KNOWN)

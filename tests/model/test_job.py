@@ -83,9 +83,25 @@ def test_no_two_components_share_a_token(parts: list[tuple[int, int, int, str]])
 
 @pytest.mark.parametrize(
     "token",
-    ["", "1.2", "1.2.3.4.5", "a.b.c", "1..3", "1.2.3.", "1.2.3.A", "1.2.3.x-y", " 1.2.3", "1.2.3\n", "+1.2.3",
-     "1_0.2.3", "-1.2.3", "١.٢.٣", f"{10**30}.1.0", "1.2.3." + "a" * 33],
-)  # fmt: skip
+    [
+        "",
+        "1.2",
+        "1.2.3.4.5",
+        "a.b.c",
+        "1..3",
+        "1.2.3.",
+        "1.2.3.A",
+        "1.2.3.x-y",
+        " 1.2.3",
+        "1.2.3\n",
+        "+1.2.3",
+        "1_0.2.3",
+        "-1.2.3",
+        "١.٢.٣",
+        f"{10**30}.1.0",
+        "1.2.3." + "a" * 33,
+    ],
+)
 def test_foreign_tokens_are_refused(token: str) -> None:
     with pytest.raises(ValueError):
         parse_token(token)

@@ -11,9 +11,10 @@ from koalapy.model.profile import ClusterProfile, folders_needed, lacks, series_
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 
 SOUTH = ClusterProfile(
-    scratch="/lustre/tmp", home="/users/ada",
+    scratch="/lustre/tmp",
+    home="/users/ada",
     paths={"/data": "/lustre/data", "/data/big/": "/archive/", "/opt/sw": "/apps"},
-)  # fmt: skip
+)
 
 
 def word(text: str, profile: ClusterProfile = SOUTH) -> str:

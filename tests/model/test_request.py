@@ -5,14 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.request import (
-    ComponentRequest,
-    FixedRequest,
-    FlexibleRequest,
-    NonFixedRequest,
-    Request,
-    shape_of,
-)
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request, shape_of
 
 component_drawn = st.builds(ComponentRequest, st.integers(1, 3), st.sampled_from([None, "north", "south"]))
 components_drawn = st.lists(component_drawn, min_size=1, max_size=3).map(tuple)

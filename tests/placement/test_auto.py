@@ -14,16 +14,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.placement.auto import PATIENCE, Auto
 from koalapy.placement.belief import Belief
-from koalapy.placement.knowledge import (
-    PAYS_UP_TO,
-    SURE,
-    Knowledge,
-    Release,
-    Room,
-    RunTimes,
-    Slowdowns,
-    assumed,
-)
+from koalapy.placement.knowledge import PAYS_UP_TO, SURE, Knowledge, Release, Room, RunTimes, Slowdowns, assumed
 from koalapy.placement.registry import builtin
 from koalapy.placement.ways import alone_later, alone_now, together_now
 from koalapy.scheduling.answers import checked
@@ -50,20 +41,28 @@ run_times = st.just(RunTimes()) | st.builds(RunTimes, times, st.dictionaries(whe
 beliefs = st.builds(Belief, st.floats(-0.5, 1.5), st.sampled_from([0.02, 0.1, 0.5]))
 slowdowns = st.sampled_from([None, 0.0, 0.1, 0.25, 0.5, 1.0]).map(lambda share: Slowdowns(assumed(share))) | st.builds(
     Slowdowns, beliefs, st.dictionaries(wheres, beliefs, max_size=3), st.integers(0, 9)
-)  # fmt: skip
+)
 releases = st.lists(st.builds(Release, seconds, st.integers(1, 4), seconds), max_size=3)
 unknown = st.lists(st.builds(Release, st.none(), st.integers(1, 4), seconds), max_size=2)
 rooms = st.builds(
     lambda most, known, others: Room(
         most, (*sorted(known, key=lambda r: r.seconds), *sorted(others, key=lambda r: r.age))
     ),
-    st.integers(0, 6), releases, unknown,
-)  # fmt: skip
+    st.integers(0, 6),
+    releases,
+    unknown,
+)
 knowledge = st.builds(
-    Knowledge, st.just("wave"), run_times, slowdowns, st.none() | st.just(0.25), st.just(()),
-    st.dictionaries(st.sampled_from(NAMES), rooms), st.booleans(),
+    Knowledge,
+    st.just("wave"),
+    run_times,
+    slowdowns,
+    st.none() | st.just(0.25),
+    st.just(()),
+    st.dictionaries(st.sampled_from(NAMES), rooms),
+    st.booleans(),
     probing=st.sampled_from([None, lambda harmless: True, lambda harmless: harmless > 0.3]),
-)  # fmt: skip
+)
 choosing = st.one_of(
     st.integers(1, 12).flatmap(
         lambda total: st.builds(
@@ -254,11 +253,7 @@ def test_what_is_in_the_way_for_longer_than_the_job_would_run_is_not_waited_for(
 
 @pytest.mark.parametrize(
     ("known", "patience"),
-    [
-        (seen(3.0), 300.0),
-        (replace(seen(3.0), rooms=busy(4, Release(1.0, 1))), 300.0),
-        (never_ran(0.9), PATIENCE),
-    ],
+    [(seen(3.0), 300.0), (replace(seen(3.0), rooms=busy(4, Release(1.0, 1))), 300.0), (never_ran(0.9), PATIENCE)],
 )
 def test_it_never_prefers_to_wait_for_longer_than_it_would_run_on_several(known: Knowledge, patience: float) -> None:
     """Else others that come later could take what it waits for, again and again."""
@@ -327,8 +322,9 @@ def test_given_components_are_put_on_clusters_that_are_near_to_each_other() -> N
     assert sites(Auto().place(nonfixed(3, 3), slow)) == [(3, "north"), (3, "south")]
     unmeasured = with_links(view, {"north south": Link(1e-4), "south west": Link(1e-4)})
     assert {name for _, name in sites(Auto().place(nonfixed(4, 3), unmeasured))} in (
-        {"north", "south"}, {"south", "west"},
-    )  # fmt: skip
+        {"north", "south"},
+        {"south", "west"},
+    )
     assert {name for _, name in sites(Auto().place(nonfixed(4, 4), unmeasured))} == {"north", "west"}, "no other way"
 
 

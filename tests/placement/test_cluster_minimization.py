@@ -7,17 +7,7 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.cluster_minimization import ClusterMinimization
-from tests.placement.grids import (
-    explained,
-    fewest_missing,
-    grid,
-    grids,
-    shuffled,
-    sites,
-    splits,
-    summary,
-    with_state,
-)
+from tests.placement.grids import explained, fewest_missing, grid, grids, shuffled, sites, splits, summary, with_state
 
 policy = ClusterMinimization()
 

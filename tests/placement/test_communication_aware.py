@@ -16,17 +16,7 @@ from koalapy.placement.communication_aware import CommunicationAware
 from koalapy.placement.filling import fill_in_turn
 from koalapy.placement.flexible import whole_on_first
 from koalapy.placement.registry import builtin
-from tests.placement.grids import (
-    explained,
-    fewest_missing,
-    grid,
-    grids,
-    linked,
-    shuffled,
-    sites,
-    summary,
-    with_links,
-)
+from tests.placement.grids import explained, fewest_missing, grid, grids, linked, shuffled, sites, summary, with_links
 from tests.placement.test_cluster_minimization import requests
 
 by_latency = CommunicationAware()
@@ -75,8 +65,9 @@ def test_never_combines_what_may_not_be(name: str, request: FlexibleRequest, vie
     suffices = any(
         all(measured(policy, view, a.name, b.name) is not None for a, b in combinations(some, 2))
         and fill_in_turn(request, some)
-        for count in range(1, len(able) + 1) for some in combinations(able, count)
-    )  # fmt: skip
+        for count in range(1, len(able) + 1)
+        for some in combinations(able, count)
+    )
     for pair in combinations(taken, 2):
         value = measured(policy, view, *pair)
         assert not view.link(*pair).unreachable
@@ -93,15 +84,20 @@ def test_refuses_only_what_cannot_be_split_over_clusters_that_reach_each_other(
     able = [cluster for cluster in view if cluster.usable_idle >= request.min_component_size]
     possible = any(
         not any(view.link(a.name, b.name).unreachable for a, b in combinations(some, 2)) and fill_in_turn(request, some)
-        for count in range(1, len(able) + 1) for some in combinations(able, count)
-    )  # fmt: skip
+        for count in range(1, len(able) + 1)
+        for some in combinations(able, count)
+    )
     assert isinstance(answer, Placement) == bool(possible or whole_on_first(request, view.by_idle))
 
 
 @given(
-    st.lists(st.integers(1, 32), min_size=8, max_size=8), st.floats(0, 1), st.randoms(use_true_random=False),
-    st.floats(0, 1), st.sampled_from([1, 1, 2, 5]), st.sampled_from([None, None, 2, 4]),
-)  # fmt: skip
+    st.lists(st.integers(1, 32), min_size=8, max_size=8),
+    st.floats(0, 1),
+    st.randoms(use_true_random=False),
+    st.floats(0, 1),
+    st.sampled_from([1, 1, 2, 5]),
+    st.sampled_from([None, None, 2, 4]),
+)
 def test_places_on_an_empty_grid_whatever_cluster_minimization_does(
     nodes: list[int], share: float, random: Random, wanted: float, least: int, most: int | None
 ) -> None:
@@ -183,10 +179,17 @@ def test_the_job_of_figure_2() -> None:
 
 
 def test_one_slow_link_is_avoided_where_cluster_minimization_does_not() -> None:
-    view = with_links(grid(north=8, south=6, west=6), {
-        "north": Link(1e-4, 1e9), "south": Link(1e-4, 1e9), "west": Link(1e-4, 1e9),
-        "north south": Link(5e-2, 1e7), "north west": Link(1e-3, 1e8), "south west": Link(1e-3, 1e8),
-    })  # fmt: skip
+    view = with_links(
+        grid(north=8, south=6, west=6),
+        {
+            "north": Link(1e-4, 1e9),
+            "south": Link(1e-4, 1e9),
+            "west": Link(1e-4, 1e9),
+            "north south": Link(5e-2, 1e7),
+            "north west": Link(1e-3, 1e8),
+            "south west": Link(1e-3, 1e8),
+        },
+    )
     request = FlexibleRequest(12)
     assert {c for _, c in sites(ClusterMinimization().place(request, view))} == {"north", "south"}
     for policy in (by_latency, by_bandwidth, by_latency.configured({"group_latency": "0.01"})):
@@ -212,8 +215,9 @@ def test_delft_and_leiden_are_combined_only_where_others_do_not_suffice() -> Non
     view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
     assert sites(by_latency.place(FlexibleRequest(8), view)) == [(6, "delft"), (2, "amsterdam")]
     assert sites(by_latency.place(FlexibleRequest(7), with_links(grid(amsterdam=2, delft=1, leiden=5), links))) == [
-        (2, "amsterdam"), (5, "leiden"),
-    ]  # fmt: skip
+        (2, "amsterdam"),
+        (5, "leiden"),
+    ]
     answer = by_latency.place(FlexibleRequest(10), view)
     assert sites(answer) == [(6, "delft"), (2, "amsterdam"), (2, "leiden")]
     assert isinstance(answer, Placement)
@@ -224,8 +228,9 @@ def test_clusters_that_do_not_reach_each_other_are_never_combined() -> None:
     links = {"amsterdam delft": Link(1.0), "delft leiden": Link(unreachable=True), "delft": Link(0.1)}
     view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
     assert sites(by_latency.place(FlexibleRequest(7), with_links(grid(amsterdam=2, delft=1, leiden=5), links))) == [
-        (2, "amsterdam"), (5, "leiden"),
-    ]  # fmt: skip
+        (2, "amsterdam"),
+        (5, "leiden"),
+    ]
     assert summary(by_latency.place(FlexibleRequest(10), view)) == (
         "needs 10 nodes; at most 8 are idle on clusters of which none was found unreachable from another "
         "(delft 6, leiden 5, amsterdam 2)"
@@ -262,14 +267,18 @@ def test_split_options_are_followed() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message", "hint"),
     [
-        ("metrc", "latency", "policy communication-aware has no option metrc",
-         "did you mean metric? known: group_latency, metric"),
+        (
+            "metrc",
+            "latency",
+            "policy communication-aware has no option metrc",
+            "did you mean metric? known: group_latency, metric",
+        ),
         ("metric", "lateny", "metric is lateny", "did you mean latency? known: bandwidth, latency"),
         ("group_latency", "-1", "group_latency is -1", "give a latency, such as 5ms or 0.005"),
         ("group_latency", "nan", "group_latency is nan", "give a latency, such as 5ms or 0.005"),
         ("group_latency", "1 min", "group_latency is 1 min", "give a latency, such as 5ms or 0.005"),
     ],
-)  # fmt: skip
+)
 def test_options_are_checked(name: str, value: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
         builtin().resolve("communication-aware", FlexibleRequest(1), ((name, value),))

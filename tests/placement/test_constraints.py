@@ -158,9 +158,7 @@ def test_what_is_said_to_be_missing_would_suffice(
 
 
 @given(sizes_drawn, linked(grids()), at_most_drawn, ratio_drawn)
-def test_so_it_would_for_worst_fit(
-    sizes: list[int], view: GridView, at_most: int | None, ratio: float | None
-) -> None:  # fmt: skip
+def test_so_it_would_for_worst_fit(sizes: list[int], view: GridView, at_most: int | None, ratio: float | None) -> None:
     check_missing(spec(nonfixed(*sizes), at_most, ratio), view)
 
 
@@ -179,8 +177,11 @@ def check_missing(job: JobSpec, view: GridView) -> None:
 
 @given(
     st.one_of(flexible(), sizes_drawn.map(lambda sizes: nonfixed(*sizes))),
-    linked(grids()), at_most_drawn, ratio_drawn, st.sampled_from(["", "best-fit", "fastest-one", "adaptive"]),
-)  # fmt: skip
+    linked(grids()),
+    at_most_drawn,
+    ratio_drawn,
+    st.sampled_from(["", "best-fit", "fastest-one", "adaptive"]),
+)
 def test_what_fits_the_empty_grid_is_not_refused_at_submission_and_nothing_else_passes(
     request: Request, view: GridView, at_most: int | None, ratio: float | None, policy: str
 ) -> None:

@@ -55,11 +55,13 @@ def request_of(given: Namespace) -> Request:
 def spec_of(given: Namespace) -> JobSpec:
     at_most = {None: None, "never": 1}.get(given.coallocation, given.coallocation)
     return JobSpec(
-        request_of(given), ("./a.out",), policy=given.policy or "",
+        request_of(given),
+        ("./a.out",),
+        policy=given.policy or "",
         policy_options=tuple(tuple(option.split("=")) for option in given.policy_option),
         coallocation=None if at_most is None else int(at_most),
         speed_ratio_min=None if given.speed_ratio_min is None else float(given.speed_ratio_min),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("words", "expected"), EXAMPLES)

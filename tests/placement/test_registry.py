@@ -31,11 +31,7 @@ class Alphabetical:
         return ()
 
 
-REQUESTS: dict[str, Request] = {
-    "fixed": fixed((1, "north")),
-    "nonfixed": nonfixed(1),
-    "flexible": FlexibleRequest(1),
-}
+REQUESTS: dict[str, Request] = {"fixed": fixed((1, "north")), "nonfixed": nonfixed(1), "flexible": FlexibleRequest(1)}
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.worst_fit import WorstFit
-from tests.placement.grids import (
-    explained,
-    fewest_missing,
-    grid,
-    grids,
-    nonfixed,
-    shuffled,
-    sites,
-    summary,
-    with_state,
-)
+from tests.placement.grids import explained, fewest_missing, grid, grids, nonfixed, shuffled, sites, summary, with_state
 
 policy = ClusterMinimization()
 options_drawn = st.sampled_from([(6,), (5, 1), (1, 5), (4, 2), (3, 3), (2, 2, 2), (3, 2, 1)])

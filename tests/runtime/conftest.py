@@ -91,9 +91,7 @@ class FakeAgent:
                 node.writer.transport.abort()
                 node.writer = None
 
-    async def start(
-        self, token: str, node: int, host: str, prefix: Sequence[str] = (), **environment: str
-    ) -> FakeNode:  # fmt: skip
+    async def start(self, token: str, node: int, host: str, prefix: Sequence[str] = (), **environment: str) -> FakeNode:
         """Start a runner as a resource manager would, and wait for its hello; embedded, unless told otherwise."""
         spool = self.directory / token
         spool.mkdir(exist_ok=True)

@@ -57,8 +57,7 @@ async def test_a_runner_says_how_it_is_reached(
     [({"KOALA_NODE_INDEX": "0", "KOALA_NODE": "n1"}, "127.0.0.1 on lo"), ({}, "127.0.4.1 on lo")],
 )
 @pytest.mark.parametrize(
-    ("network", "what"),
-    [("203.0.113.0/24", "address in 203.0.113.0/24"), ("ib7", "interface ib7 with an address")],
+    ("network", "what"), [("203.0.113.0/24", "address in 203.0.113.0/24"), ("ib7", "interface ib7 with an address")]
 )
 async def test_a_node_outside_its_clusters_network_says_so_and_ends(
     agent: FakeAgent, environment: dict[str, str], has: str, network: str, what: str

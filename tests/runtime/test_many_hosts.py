@@ -22,11 +22,7 @@ LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n
     "profile",
     [
         pytest.param({}, id="series 5"),
-        pytest.param(
-            {"KOALA_MPI_PREFIX": str(SERIES_4)},
-            id="series 4",
-            marks=needs(OPEN_MPI_4),
-        ),
+        pytest.param({"KOALA_MPI_PREFIX": str(SERIES_4)}, id="series 4", marks=needs(OPEN_MPI_4)),
     ],
 )
 def test_a_program_on_more_hosts_than_open_mpi_launches_at_once(tmp_path: Path, profile: dict[str, str]) -> None:
@@ -42,7 +38,10 @@ def test_a_program_on_more_hosts_than_open_mpi_launches_at_once(tmp_path: Path, 
     hosts = ",".join(f"{node['host']}:1" for node in own.nodes)
     done = subprocess.run(
         [found.mpirun, *options, "--host", hosts, "-np", str(HOSTS), "sh", "-c", "echo $OMPI_COMM_WORLD_RANK"],
-        env=environment, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(map(int, done.stdout.split())) == list(range(HOSTS))

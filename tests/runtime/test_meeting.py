@@ -68,11 +68,13 @@ REACHED = {"op": "reached", "failures": [[1, "refused"]]}
 @pytest.mark.parametrize(
     ("told", "field", "wrong"),
     [
-        (READY, "port", [0, 65536, -1, "7", None, [], 1.5]), (READY, "word", [None, 7, []]), (READY, "name", [7]),
+        (READY, "port", [0, 65536, -1, "7", None, [], 1.5]),
+        (READY, "word", [None, 7, []]),
+        (READY, "name", [7]),
         (READY, "choices", [None, 7, [7], [["a"]], [["a", 7]], [["a", "../x"]], [[7, "10.9.0.1"]]]),
         (REACHED, "failures", [None, 7, [7], [[2, "x"]], [["1", "x"]], [[1, None]], [[-1, "x"]]]),
     ],
-)  # fmt: skip
+)
 def test_what_other_nodes_say_of_themselves_is_looked_at(told: dict[str, Any], field: str, wrong: list[Any]) -> None:
     assert is_sound(told, 2)
     assert not is_sound({name: value for name, value in told.items() if name != field}, 2)

@@ -92,9 +92,10 @@ async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silen
 def test_a_host_that_is_gone_is_noticed_within_half_a_minute() -> None:
     """By the kernel, whether there is something to be sent to it or not."""
     with socket.create_server(("127.0.0.1", 0)) as server, dial(*server.getsockname()) as line:
-        idle, every, times = (line.getsockopt(socket.IPPROTO_TCP, option) for option in (
-            socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
-        ))  # fmt: skip
+        idle, every, times = (
+            line.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert idle + every * times <= 30
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000

@@ -69,9 +69,7 @@ class Site:
     The resource manager is strict: nothing overtakes the first in its queue.
     """
 
-    def __init__(
-        self, name: str, total: int, size_of: Callable[[Token], int], clock: Callable[[], float]
-    ) -> None:  # fmt: skip
+    def __init__(self, name: str, total: int, size_of: Callable[[Token], int], clock: Callable[[], float]) -> None:
         self.name = name
         self.total = total
         self.connected = False
@@ -242,7 +240,7 @@ class Site:
             state: StageState = "failed" if error else "done" if staged == STAGE_SIZE else "running"
             self.stages[token] = StageUpdated(
                 token, self.name, state, STAGE_SIZE, staged, error, fault, self.name, file
-            )  # fmt: skip
+            )
             self._say(self.stages[token])
 
     def _submit(self, token: Token) -> None:
@@ -299,9 +297,16 @@ class Site:
         if runner.token in self.claimed:
             hosts = (f"{self.name}-{n}" for n in range(runner.size))
         return ComponentUpdated(
-            runner.token, self.name, runner.phase, tuple(hosts), f"lrm-{runner.token}",
-            runner.exit_code, runner.error, bool(runner.error) and not runner.refused, runner.refused,
-        )  # fmt: skip
+            runner.token,
+            self.name,
+            runner.phase,
+            tuple(hosts),
+            f"lrm-{runner.token}",
+            runner.exit_code,
+            runner.error,
+            bool(runner.error) and not runner.refused,
+            runner.refused,
+        )
 
     def _say(self, message: Told) -> None:
         if self.connected:

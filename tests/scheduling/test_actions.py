@@ -56,9 +56,13 @@ def unknown(world: World) -> int:
 
 
 STATES: dict[JobState, Callable[[World], int]] = {
-    JobState.QUEUED: queued, JobState.HELD: held, JobState.CLAIMING: claiming,
-    JobState.STARTING: starting, JobState.RUNNING: running, JobState.UNKNOWN: unknown,
-}  # fmt: skip
+    JobState.QUEUED: queued,
+    JobState.HELD: held,
+    JobState.CLAIMING: claiming,
+    JobState.STARTING: starting,
+    JobState.RUNNING: running,
+    JobState.UNKNOWN: unknown,
+}
 IN_EVERY_STATE = pytest.mark.parametrize("state", STATES)
 
 

@@ -35,8 +35,9 @@ def test_with_aging_it_is_placed_as_soon_as_those_that_ran_before_have_ended() -
     assert world.state(wide) is JobState.QUEUED
     narrow = world.submit(flexible(1))
     assert world.scheduler.waiting_reason(world.job(narrow)) in (
-        f"nodes are kept for job {wide}, which has waited longer", "needs 1 node; 0 are idle (north 0)"
-    )  # fmt: skip
+        f"nodes are kept for job {wide}, which has waited longer",
+        "needs 1 node; 0 are idle (north 0)",
+    )
     world.advance(25)
     assert world.state(wide) is JobState.RUNNING
     assert world.scheduler.reservation != wide

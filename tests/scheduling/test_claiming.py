@@ -22,16 +22,26 @@ def test_a_gang_over_two_clusters_from_its_submission_to_its_end(launcher: Launc
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.story(job) == [
-        "submitted", "placed", "claiming", "claimed", "claimed", "started", "running", "ending", "succeeded"
-    ]  # fmt: skip
+        "submitted",
+        "placed",
+        "claiming",
+        "claimed",
+        "claimed",
+        "started",
+        "running",
+        "ending",
+        "succeeded",
+    ]
     assert world.commands(job) == [
-        ("Submit", "1.1.0"), ("Submit", "1.1.1"), ("Open", "1.1.0"), ("Open", "1.1.1"),
-        ("Forget", "1.1.0"), ("Forget", "1.1.1"),
-    ]  # fmt: skip
+        ("Submit", "1.1.0"),
+        ("Submit", "1.1.1"),
+        ("Open", "1.1.0"),
+        ("Open", "1.1.1"),
+        ("Forget", "1.1.0"),
+        ("Forget", "1.1.1"),
+    ]
     done = world.job(job)
-    assert (done.submitted_at, done.placed_at, done.started_at, done.ended_at) == (
-        0, 0, START_DELAY, START_DELAY + 10
-    )  # fmt: skip
+    assert (done.submitted_at, done.placed_at, done.started_at, done.ended_at) == (0, 0, START_DELAY, START_DELAY + 10)
     assert (done.exit_code, done.restarts, done.generation, done.claiming_tries) == (0, 0, 1, 1)
     assert world.reasons(job, "claiming") == ["4 on north, 2 on south"]
     check_quiet(world)

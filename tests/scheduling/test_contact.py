@@ -121,8 +121,9 @@ def test_after_lost_after_a_job_is_started_elsewhere_and_the_old_one_never_joins
     world.connect("north")
     assert not old.runners
     assert world.sent[-2:] == [
-        StopComponent("north", "1.1.0", "not of a live attempt", stray=True), ForgetComponent("north", "1.1.0")
-    ]  # fmt: skip
+        StopComponent("north", "1.1.0", "not of a live attempt", stray=True),
+        ForgetComponent("north", "1.1.0"),
+    ]
     world.advance(3000)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
     check_quiet(world)
@@ -208,8 +209,16 @@ def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
                 site.tell(token)
         world.advance(0.5)
     assert world.story(job) == [
-        "submitted", "placed", "claiming", "claimed", "claimed", "started", "running", "ending", "succeeded"
-    ]  # fmt: skip
+        "submitted",
+        "placed",
+        "claiming",
+        "claimed",
+        "claimed",
+        "started",
+        "running",
+        "ending",
+        "succeeded",
+    ]
 
 
 def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() -> None:
@@ -338,12 +347,7 @@ def test_a_stop_that_did_not_arrive_is_told_again() -> None:
 
 # Restarts of the daemon
 
-MOMENTS = {
-    "just placed": 0.0,
-    "running": 5.0,
-    "the last moments": 10.0,
-    "ended": 11.0,
-}
+MOMENTS = {"just placed": 0.0, "running": 5.0, "the last moments": 10.0, "ended": 11.0}
 
 
 @pytest.mark.parametrize("away", [0.0, 3.0, 30.0])
@@ -376,8 +380,11 @@ def test_queues_survive_in_order() -> None:
     world.connect("north")
     world.advance(200)
     assert [world.state(job) for job in (first, *waiting)] == [
-        JobState.SUCCEEDED, JobState.SUCCEEDED, JobState.HELD, JobState.SUCCEEDED
-    ]  # fmt: skip
+        JobState.SUCCEEDED,
+        JobState.SUCCEEDED,
+        JobState.HELD,
+        JobState.SUCCEEDED,
+    ]
     starts = [world.job(job).started_at or 0 for job in (waiting[0], waiting[2])]
     assert starts == sorted(starts)
     late = world.submit(fixed(north=1))

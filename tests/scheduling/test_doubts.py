@@ -213,9 +213,7 @@ def test_nodes_that_a_preempted_job_does_not_give_back_are_promised_to_nobody_ag
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 8), min_size=5, max_size=30), hole=st.integers(1, 20), mended=st.integers(1, 400),
-)  # fmt: skip
+@given(sizes=st.lists(st.integers(1, 8), min_size=5, max_size=30), hole=st.integers(1, 20), mended=st.integers(1, 400))
 def test_holes_keep_nobody_from_nodes_elsewhere_and_are_used_again_when_mended(
     sizes: list[int], hole: int, mended: int
 ) -> None:

@@ -66,13 +66,18 @@ def test_a_walltime_counts_from_now_at_the_latest() -> None:
 
 times = st.none() | st.floats(0.0, 1e5)
 past = dict.fromkeys(("claimed_at", "ended_at", "submitted_at", "staging_since", "staged_at"), times)
-components = st.builds(lambda given, since: Component(0, "n", 1, unknown_since=since, **given),
-                       st.fixed_dictionaries(past), times)  # fmt: skip
+components = st.builds(
+    lambda given, since: Component(0, "n", 1, unknown_since=since, **given), st.fixed_dictionaries(past), times
+)
 attempts = st.builds(
-    lambda parts, placed, planned, at: Attempt(1, tuple(parts), placed, start_estimate=planned, claim_at=planned,
-                                               barrier_at=at, launched_at=at, ended_at=at),
-    st.lists(components, min_size=1, max_size=3), st.floats(0.0, 1e5), times, times,
-)  # fmt: skip
+    lambda parts, placed, planned, at: Attempt(
+        1, tuple(parts), placed, start_estimate=planned, claim_at=planned, barrier_at=at, launched_at=at, ended_at=at
+    ),
+    st.lists(components, min_size=1, max_size=3),
+    st.floats(0.0, 1e5),
+    times,
+    times,
+)
 
 
 @given(attempts, times, times)
@@ -95,6 +100,16 @@ def test_every_moment_of_a_job_is_looked_at() -> None:
     """A field that is added is to be thought of."""
     known = {name for thing in (Job, Attempt, Component) for name in (f.name for f in fields(thing))}
     assert {name for name in known if name.endswith(("_at", "_since"))} == {
-        "submitted_at", "placed_at", "started_at", "ended_at", "retry_at", "claim_at", "barrier_at", "launched_at",
-        "unknown_since", "claimed_at", "staging_since", "staged_at",
-    }  # fmt: skip
+        "submitted_at",
+        "placed_at",
+        "started_at",
+        "ended_at",
+        "retry_at",
+        "claim_at",
+        "barrier_at",
+        "launched_at",
+        "unknown_since",
+        "claimed_at",
+        "staging_since",
+        "staged_at",
+    }

@@ -21,7 +21,7 @@ ON = {1: ("north",), 2: ("north", "south"), 3: ("north", "south", "west")}
 
 def ran(
     clusters: int, *seconds: float, size: Size = FOUR, application: str = "wave", killed: bool = False
-) -> list[Run]:  # fmt: skip
+) -> list[Run]:
     return [Run(application, size, ON[clusters], each, killed) for each in seconds]
 
 
@@ -74,8 +74,13 @@ def test_nothing_is_known_of_what_never_ran() -> None:
 
 def test_a_slowdown_comes_from_runs_of_one_size_held_against_each_other() -> None:
     """That the larger size runs longer anyway says nothing."""
-    runs = [*ran(1, 10.0, 10.0), *ran(2, 20.0, 20.0), *ran(1, 100.0, 100.0, size=Size(8)),
-            *ran(2, 200.0, 200.0, size=Size(8)), *ran(2, 999.0, size=Size(16))]  # fmt: skip
+    runs = [
+        *ran(1, 10.0, 10.0),
+        *ran(2, 20.0, 20.0),
+        *ran(1, 100.0, 100.0, size=Size(8)),
+        *ran(2, 200.0, 200.0, size=Size(8)),
+        *ran(2, 999.0, size=Size(16)),
+    ]
     experience = Experience(runs=runs)
     assert experience.slowdowns("wave").runs == 4
     assert slowdown(experience, 2) == pytest.approx(2.0, rel=0.1)
@@ -120,9 +125,11 @@ def test_with_enough_runs_the_interval_closes_around_the_truth(scatter: float, f
     for seed in range(30):
         seconds = scattered(seed, scatter)
         runs = [
-            run for size in (Size(4), Size(8), Size(16)) for _ in range(30)
+            run
+            for size in (Size(4), Size(8), Size(16))
+            for _ in range(30)
             for run in (*ran(1, next(seconds), size=size), *ran(2, factor * next(seconds), size=size))
-        ]  # fmt: skip
+        ]
         belief = Experience(runs=runs).slowdowns("wave").on(ON[2])
         held += belief.low <= factor <= belief.high
         assert belief.high / belief.low < 1.0 + scatter
@@ -148,9 +155,10 @@ def test_one_that_was_killed_early_says_next_to_nothing() -> None:
 
 
 @given(
-    st.lists(st.floats(1.0, 1e3), min_size=1, max_size=8), st.lists(st.floats(1.0, 1e3), min_size=1, max_size=8),
+    st.lists(st.floats(1.0, 1e3), min_size=1, max_size=8),
+    st.lists(st.floats(1.0, 1e3), min_size=1, max_size=8),
     st.floats(1.0, 1e3),
-)  # fmt: skip
+)
 def test_one_that_was_killed_never_makes_a_slowdown_look_less(
     alone: list[float], together: list[float], bound: float
 ) -> None:
@@ -185,8 +193,12 @@ def test_runs_on_three_clusters_tell_something_of_two() -> None:
 
 @pytest.mark.parametrize(("factor", "harmless"), [(1.0, True), (2.5, False)])
 def test_of_a_new_application_is_believed_what_all_others_do_here(factor: float, harmless: bool) -> None:
-    runs = [run for number in range(12) for each, seconds in ((1, 10.0), (2, 10.0 * factor))
-            for run in ran(each, *[seconds] * 5, application=f"app-{number}")]  # fmt: skip
+    runs = [
+        run
+        for number in range(12)
+        for each, seconds in ((1, 10.0), (2, 10.0 * factor))
+        for run in ran(each, *[seconds] * 5, application=f"app-{number}")
+    ]
     found = Experience(runs=runs).slowdowns("new")
     assert (found.runs, found.harmless(ON[2]) >= SURE) == (0, harmless)
     assert (found.harmless(ON[2]) <= HOPELESS) == (not harmless)
@@ -195,8 +207,12 @@ def test_of_a_new_application_is_believed_what_all_others_do_here(factor: float,
 
 
 def test_where_applications_differ_a_new_one_may_be_like_any() -> None:
-    runs = [run for number in range(12) for each, seconds in ((1, 10.0), (2, 30.0 if number % 2 else 10.0))
-            for run in ran(each, *[seconds] * 5, application=f"app-{number}")]  # fmt: skip
+    runs = [
+        run
+        for number in range(12)
+        for each, seconds in ((1, 10.0), (2, 30.0 if number % 2 else 10.0))
+        for run in ran(each, *[seconds] * 5, application=f"app-{number}")
+    ]
     assert HOPELESS < Experience(runs=runs).slowdowns("new").harmless(ON[2]) < SURE
 
 

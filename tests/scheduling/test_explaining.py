@@ -13,14 +13,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.request import (
-    ComponentRequest,
-    FixedRequest,
-    FlexibleRequest,
-    InputFile,
-    NonFixedRequest,
-    Request,
-)
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduling.changes import MOST_ASKS
 from koalapy.scheduling.events import ClusterDrained, ClusterReported, JobSubmitted, ReplicasChanged
 from koalapy.scheduling.explaining import explain, explain_submission
@@ -93,9 +86,11 @@ def case(says: str, change: tuple[str, object] | None = None, **more: Any) -> Ca
 
 
 @case(
-    "needs 6 nodes; 5 are idle", ("request.total_size", 5),
-    clusters={"south": "local users have 3"}, suffices="1 more idle node in south",
-)  # fmt: skip
+    "needs 6 nodes; 5 are idle",
+    ("request.total_size", 5),
+    clusters={"south": "local users have 3"},
+    suffices="1 more idle node in south",
+)
 def local_users_have_the_nodes() -> tuple[World, JobId]:
     world = busy(TWO, south=3)
     return world, world.submit(FlexibleRequest(6))
@@ -174,18 +169,22 @@ def clusters_do_not_reach_each_other() -> tuple[World, JobId]:
 
 
 @case(
-    "needs 2 nodes on south; 0 are idle", ("request.components[0].cluster", "north"),
-    clusters={"south": "local users have 4"}, suffices="2 more idle nodes in south",
-)  # fmt: skip
+    "needs 2 nodes on south; 0 are idle",
+    ("request.components[0].cluster", "north"),
+    clusters={"south": "local users have 4"},
+    suffices="2 more idle nodes in south",
+)
 def the_named_cluster_is_busy() -> tuple[World, JobId]:
     world = busy(TWO, south=4)
     return world, world.submit(fixed(south=2))
 
 
 @case(
-    "south", ("request.components[0].cluster", "north"), clusters={"south": "drained since 14:02 by ops: disk"},
+    "south",
+    ("request.components[0].cluster", "north"),
+    clusters={"south": "drained since 14:02 by ops: disk"},
     suffices="south resumed (koala clusters resume south)",
-)  # fmt: skip
+)
 def the_named_cluster_is_drained() -> tuple[World, JobId]:
     world = busy(TWO)
     world.step([ClusterDrained("south", "ops", "disk")])
@@ -193,9 +192,11 @@ def the_named_cluster_is_drained() -> tuple[World, JobId]:
 
 
 @case(
-    "south", ("request.components[0].cluster", "north"),
-    clusters={"south": "unreachable since 14:02: its agent is not connected"}, suffices="south in reach again",
-)  # fmt: skip
+    "south",
+    ("request.components[0].cluster", "north"),
+    clusters={"south": "unreachable since 14:02: its agent is not connected"},
+    suffices="south in reach again",
+)
 def the_named_cluster_is_out_of_reach() -> tuple[World, JobId]:
     world = busy(TWO)
     world.disconnect("south")
@@ -215,11 +216,12 @@ def broken(rules: Rules) -> tuple[World, JobId]:
 
 
 @case(
-    "south", ("request.components[0].cluster", "north"),
+    "south",
+    ("request.components[0].cluster", "north"),
     clusters={"south": "1 error, the last: no such partition"},
     suffices="south mended (koala clusters clear south)",
     notes="queued again at 14:02:00: infrastructure-failure",
-)  # fmt: skip
+)
 def the_named_cluster_fails() -> tuple[World, JobId]:
     return broken(Rules(error_threshold=1, probation=False))
 
@@ -265,8 +267,12 @@ def first_come_first_served() -> tuple[World, JobId]:
     return world, world.submit(FlexibleRequest(3))
 
 
-@case("nodes are kept for job 2", ("priority", "high"), clusters={"north": "3 kept for job 2"},
-      suffices="job 2, for which nodes are kept, out of its way (koala hold 2)")  # fmt: skip
+@case(
+    "nodes are kept for job 2",
+    ("priority", "high"),
+    clusters={"north": "3 kept for job 2"},
+    suffices="job 2, for which nodes are kept, out of its way (koala hold 2)",
+)
 def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
     sizes = {"north": 4, "south": 5}
     world = busy(sizes, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0))
@@ -362,12 +368,15 @@ def test_as_many_nodes_as_there_is_room_for() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    local=st.tuples(st.integers(0, 3), st.integers(0, 5)), drained=st.booleans(), everywhere=st.booleans(),
+    local=st.tuples(st.integers(0, 3), st.integers(0, 5)),
+    drained=st.booleans(),
+    everywhere=st.booleans(),
     request=st.one_of(
-        st.builds(FlexibleRequest, st.integers(3, 8)), st.builds(nonfixed, st.integers(3, 6)),
+        st.builds(FlexibleRequest, st.integers(3, 8)),
+        st.builds(nonfixed, st.integers(3, 6)),
         st.builds(lambda north, south: fixed(north=north, south=south), st.integers(1, 4), st.integers(1, 5)),
     ),
-)  # fmt: skip
+)
 def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
     local: tuple[int, int], drained: bool, everywhere: bool, request: Request
 ) -> None:
@@ -574,8 +583,11 @@ def test_a_submission_behind_others() -> None:
 )
 def test_the_search_is_bounded(request_: Request, more: dict[str, Any]) -> None:
     names = [f"c{n:02}" for n in range(50)]
-    world = busy(dict.fromkeys(names, 100), world={"speeds": {name: 1.0 + n for n, name in enumerate(names)}},
-                 **dict.fromkeys(names, 99))  # fmt: skip
+    world = busy(
+        dict.fromkeys(names, 100),
+        world={"speeds": {name: 1.0 + n for n, name in enumerate(names)}},
+        **dict.fromkeys(names, 99),
+    )
     asked = []
     ask = world.scheduler.ask
 
@@ -596,8 +608,10 @@ sizes = st.integers(1, 6)
 names = st.sampled_from(["a", "b", "c"])
 flexible = st.builds(
     lambda total, least, most: FlexibleRequest(total, min(least, total), most),
-    st.integers(1, 14), st.integers(1, 4), st.none() | st.integers(1, 3),
-)  # fmt: skip
+    st.integers(1, 14),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 3),
+)
 requests: st.SearchStrategy[Request] = st.one_of(
     flexible,
     st.lists(sizes, min_size=1, max_size=3).map(lambda found: nonfixed(*found)),
@@ -615,15 +629,32 @@ policies = st.sampled_from(["", "", "best-fit", "faster-first", "adaptive", "com
 
 @settings(deadline=None, max_examples=300)
 @given(
-    grids, requests, st.lists(st.tuples(sizes, st.sampled_from(Priority)), max_size=3), st.sampled_from(Priority),
-    policies, st.none() | st.integers(1, 3), st.none() | st.floats(0.1, 1.0), st.sampled_from(["scan", "head", "fcfs"]),
-)  # fmt: skip
+    grids,
+    requests,
+    st.lists(st.tuples(sizes, st.sampled_from(Priority)), max_size=3),
+    st.sampled_from(Priority),
+    policies,
+    st.none() | st.integers(1, 3),
+    st.none() | st.floats(0.1, 1.0),
+    st.sampled_from(["scan", "head", "fcfs"]),
+)
 def test_any_job_is_explained(
-    grid: dict[str, tuple[int, int, str]], request: Request, others: list[tuple[int, Priority]], priority: Priority,
-    policy: str, combined: int | None, ratio: float | None, queue: Any,
-) -> None:  # fmt: skip
-    world = World({name: total for name, (total, _, _) in grid.items()}, Rules(queue=queue), now=AT,
-                  speeds={"a": 1.0, "b": 2.0, "c": 3.0}, links={("a", "b"): Link(1e-3, 1e6)})  # fmt: skip
+    grid: dict[str, tuple[int, int, str]],
+    request: Request,
+    others: list[tuple[int, Priority]],
+    priority: Priority,
+    policy: str,
+    combined: int | None,
+    ratio: float | None,
+    queue: Any,
+) -> None:
+    world = World(
+        {name: total for name, (total, _, _) in grid.items()},
+        Rules(queue=queue),
+        now=AT,
+        speeds={"a": 1.0, "b": 2.0, "c": 3.0},
+        links={("a", "b"): Link(1e-3, 1e6)},
+    )
     for name, (total, taken, state) in grid.items():
         world.sites[name].local_user(min(total, taken))
         world.settle()
@@ -634,8 +665,15 @@ def test_any_job_is_explained(
     for size, rank in others:
         world.submit(FlexibleRequest(size), lasts=1000.0, priority=rank)
         world.settle()
-    spec = JobSpec(request, ("program",), priority=priority, launcher=Launcher.PROCESSES, coallocation=combined,
-                   speed_ratio_min=ratio, policy=policy)  # fmt: skip
+    spec = JobSpec(
+        request,
+        ("program",),
+        priority=priority,
+        launcher=Launcher.PROCESSES,
+        coallocation=combined,
+        speed_ratio_min=ratio,
+        policy=policy,
+    )
     before = explain_submission(world.scheduler, spec, world.now)
     job = submit(world, spec)
     assert world.state(job).is_active == (before.state is JobState.PLACED), before.headline

@@ -122,8 +122,11 @@ def test_atomic_is_t_of_one() -> None:
 
 
 def test_a_fraction_below_t_starts_nothing() -> None:
-    world = World({"a": 1, "b": 1, "c": 1, "files": 0}, incremental(claim_threshold=0.5, claim_epsilon=0.01),
-                  links={("files", name): Link(None, 100.0) for name in "abc"})  # fmt: skip
+    world = World(
+        {"a": 1, "b": 1, "c": 1, "files": 0},
+        incremental(claim_threshold=0.5, claim_epsilon=0.01),
+        links={("files", name): Link(None, 100.0) for name in "abc"},
+    )
     job = world.submit(with_input(fixed(a=1, b=1, c=1)))
     users = [world.sites[name].local_user(1) for name in "bc"]
     world.advance(14)
@@ -294,14 +297,15 @@ def test_a_daemon_that_dies_while_a_job_is_claimed_for_goes_on_with_it(when: flo
     check_quiet(world)
 
 
-@given(
-    factor=st.floats(0.05, 0.95), transfer=st.integers(2, 10_000), epsilon=st.floats(0.01, 5),
-)  # fmt: skip
+@given(factor=st.floats(0.05, 0.95), transfer=st.integers(2, 10_000), epsilon=st.floats(0.01, 5))
 def test_jcts_rise_to_the_jst_and_never_pass_it(factor: float, transfer: int, epsilon: float) -> None:
     rules = incremental(
-        claim_factor=factor, claim_factor_min=min(0.01, factor), claim_epsilon=epsilon, scan_interval=1e6,
+        claim_factor=factor,
+        claim_factor_min=min(0.01, factor),
+        claim_epsilon=epsilon,
+        scan_interval=1e6,
         event_driven=False,
-    )  # fmt: skip
+    )
     world = world_of(rules)
     job = world.submit(with_input(fixed(north=4, south=4), size=transfer * 100))
     world.sites["south"].local_user(4)

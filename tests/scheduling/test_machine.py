@@ -50,9 +50,10 @@ picks = st.integers(0, 7)
 rounds = st.sampled_from([4, 4, 3, 2, 1, 0])
 """How often, after something happened, everybody does what they should; four times brings a job to run."""
 inputs = st.one_of(
-    st.none(), st.none(),
+    st.none(),
+    st.none(),
     st.builds(InputFile, st.just("file"), st.sampled_from([200, 2000]), names.map(lambda name: (name,))),
-)  # fmt: skip
+)
 
 
 def with_input(request: FixedRequest | NonFixedRequest, file: InputFile | None) -> Request:
@@ -94,21 +95,41 @@ class Grid(RuleBasedStateMachine):
         probation=st.booleans(),
     )
     def begin(
-        self, queue: Any, order: Any, event_driven: bool, max_restarts: int | None, restart_pause: float, now: float,
-        threshold: float | None, factor: float, preemption: Any, aging_tries: int, probation: bool,
-    ) -> None:  # fmt: skip
+        self,
+        queue: Any,
+        order: Any,
+        event_driven: bool,
+        max_restarts: int | None,
+        restart_pause: float,
+        now: float,
+        threshold: float | None,
+        factor: float,
+        preemption: Any,
+        aging_tries: int,
+        probation: bool,
+    ) -> None:
         rules = Rules(
-            queue=queue, queue_order=order, event_driven=event_driven, max_restarts=max_restarts,
+            queue=queue,
+            queue_order=order,
+            event_driven=event_driven,
+            max_restarts=max_restarts,
             restart_pause=restart_pause,
             claiming=ClaimingMode.ATOMIC if threshold is None else ClaimingMode.INCREMENTAL,
-            claim_threshold=threshold or 0.0, claim_factor=factor, preemption=preemption,
-            aging_tries=aging_tries, probation=probation, probation_pause=20, probation_pause_max=60,
-            claim_grace=10, barrier_timeout=30, unreachable_after=5, lost_after=40, scan_interval=15,
-        )  # fmt: skip
+            claim_threshold=threshold or 0.0,
+            claim_factor=factor,
+            preemption=preemption,
+            aging_tries=aging_tries,
+            probation=probation,
+            probation_pause=20,
+            probation_pause_max=60,
+            claim_grace=10,
+            barrier_timeout=30,
+            unreachable_after=5,
+            lost_after=40,
+            scan_interval=15,
+        )
         nonces = count(1)
-        self.world = World(
-            SIZES, rules, manual=True, now=now, links=LINKS, nonces=lambda: f"{next(nonces):x}"
-        )  # fmt: skip
+        self.world = World(SIZES, rules, manual=True, now=now, links=LINKS, nonces=lambda: f"{next(nonces):x}")
         for site in self.world.sites.values():
             site.delivers_long = True
         self.users: dict[str, list[str]] = {name: [] for name in SIZES}
@@ -130,20 +151,35 @@ class Grid(RuleBasedStateMachine):
     # Users
 
     @rule(
-        some=st.lists(requests, min_size=1, max_size=4), launcher=st.sampled_from(Launcher),
-        priority=st.sampled_from(Priority), code=st.sampled_from([0, 0, 3]), tries=st.sampled_from([None, None, 3]),
-        collect=st.sampled_from([(), (), ("*",)]), rounds=rounds,
-    )  # fmt: skip
+        some=st.lists(requests, min_size=1, max_size=4),
+        launcher=st.sampled_from(Launcher),
+        priority=st.sampled_from(Priority),
+        code=st.sampled_from([0, 0, 3]),
+        tries=st.sampled_from([None, None, 3]),
+        collect=st.sampled_from([(), (), ("*",)]),
+        rounds=rounds,
+    )
     def submit(
-        self, some: list[Request], launcher: Launcher, priority: Priority, code: int, tries: int | None,
-        collect: tuple[str, ...], rounds: int,
-    ) -> None:  # fmt: skip
+        self,
+        some: list[Request],
+        launcher: Launcher,
+        priority: Priority,
+        code: int,
+        tries: int | None,
+        collect: tuple[str, ...],
+        rounds: int,
+    ) -> None:
         possible = [request for request in some if self.is_possible(request)]
         for request in possible:
             self.world.submit(
-                request, launcher=launcher, priority=priority, code=code, walltime=60, max_placement_tries=tries,
+                request,
+                launcher=launcher,
+                priority=priority,
+                code=code,
+                walltime=60,
+                max_placement_tries=tries,
                 collect=collect,
-            )  # fmt: skip
+            )
         self.all_goes_well(rounds)
 
     def is_possible(self, request: Request) -> bool:
@@ -152,11 +188,11 @@ class Grid(RuleBasedStateMachine):
 
     @rule(
         some=st.lists(st.tuples(requests, st.sampled_from(Priority)), min_size=2, max_size=4),
-        claims=st.sampled_from([None, None, 2]), pick=picks, rounds=rounds,
-    )  # fmt: skip
-    def submit_together(
-        self, some: list[tuple[Request, Priority]], claims: int | None, pick: int, rounds: int
-    ) -> None:  # fmt: skip
+        claims=st.sampled_from([None, None, 2]),
+        pick=picks,
+        rounds=rounds,
+    )
+    def submit_together(self, some: list[tuple[Request, Priority]], claims: int | None, pick: int, rounds: int) -> None:
         """Jobs of both queues in one transaction, and one that waits is cancelled in the same one."""
         specs = [
             JobSpec(request, ("program",), priority=priority, walltime=60, max_claiming_tries=claims)

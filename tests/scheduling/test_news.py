@@ -260,10 +260,11 @@ moments = st.floats(0, 90, allow_nan=False)
 
 
 @given(
-    launcher=st.sampled_from(Launcher), ends=st.tuples(moments, moments),
+    launcher=st.sampled_from(Launcher),
+    ends=st.tuples(moments, moments),
     heard=st.lists(st.tuples(st.sampled_from(["north", "south"]), moments, st.booleans()), max_size=8),
     naps=st.lists(moments, max_size=4),
-)  # fmt: skip
+)
 def test_the_walltime_is_judged_by_what_happened(
     launcher: Launcher, ends: tuple[float, float], heard: list[tuple[str, float, bool]], naps: list[float]
 ) -> None:

@@ -28,9 +28,13 @@ BARE = ClusterProfile()
 
 
 def ask(
-    request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str,
-    launcher: Launcher = Launcher.OPENMPI, policy: Policy | None = None,
-) -> Placement | Refusal:  # fmt: skip
+    request: Request,
+    view: GridView,
+    profiles: dict[str, ClusterProfile],
+    *command: str,
+    launcher: Launcher = Launcher.OPENMPI,
+    policy: Policy | None = None,
+) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
     return Placer(profiles).ask(policy or builtin().resolve("", request), spec, view)
 
@@ -130,9 +134,11 @@ def test_each_component_of_a_fixed_request_needs_only_what_it_names() -> None:
 def test_both_rules_together() -> None:
     view = grid(east=2, north=5, south=4, west=1)
     profiles = {
-        "east": ClusterProfile(scratch="/s"), "north": ClusterProfile(mpi_series=5),
-        "south": ClusterProfile(scratch="/s", mpi_series=4), "west": ClusterProfile(scratch="/s"),
-    }  # fmt: skip
+        "east": ClusterProfile(scratch="/s"),
+        "north": ClusterProfile(mpi_series=5),
+        "south": ClusterProfile(scratch="/s", mpi_series=4),
+        "west": ClusterProfile(scratch="/s"),
+    }
     assert clusters(ask(flexible(3), view, profiles, "{scratch}")) == {"south"}
     assert summary(ask(flexible(5), view, profiles, "{scratch}")) == (
         "needs 5 nodes; 4 are idle (south 4); east and west have Open MPI 5, south 4: a job runs under one series; "
@@ -215,7 +221,8 @@ NONSENSE: list[tuple[Request, object, str]] = [
     (flexible(2), placed((3, "north")), "it placed 3 nodes in place of 2"),
     (BOUNDED, placed((3, "north"), (1, "south")), "it placed a component of 1, below the min_component_size of 2"),
     (
-        FlexibleRequest(4, max_components=2), placed((2, "north"), (1, "south"), (1, "north")),
+        FlexibleRequest(4, max_components=2),
+        placed((2, "north"), (1, "south"), (1, "north")),
         "it placed 3 components, above the max_components of 2",
     ),
     (SPLIT, placed((2, "north"), (2, "south")), "it split into [2, 2], which is none of the split_options"),
@@ -224,7 +231,7 @@ NONSENSE: list[tuple[Request, object, str]] = [
     (nonfixed(1, 2), placed((1, "north"), (2, "north")), "it placed 2 components that are not the request's 2"),
     (nonfixed(1, 2), placed((2, "north", 0), (1, "north", 1)), "it placed component 0 with 2 nodes in place of 1"),
     (PAIR, placed((1, "north", 0), (1, "north", 1)), "it placed component 1 on north in place of south"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("request_", "answer", "problem"), NONSENSE)
@@ -239,9 +246,11 @@ def test_nonsense_is_told_as_such(request_: Request, answer: object, problem: st
 def test_a_cluster_of_another_series_was_not_offered() -> None:
     with pytest.raises(BrokenPolicy, match="it placed 1 node on south, which it was not offered"):
         ask(
-            flexible(2), grid(north=4, south=4), {"north": FIVE, "south": FOUR},
+            flexible(2),
+            grid(north=4, south=4),
+            {"north": FIVE, "south": FOUR},
             policy=Answering(lambda: placed((1, "north"), (1, "south"))),
-        )  # fmt: skip
+        )
 
 
 def test_a_broken_policy_keeps_its_jobs_waiting_is_told_of_once_and_disturbs_nobody() -> None:
@@ -290,9 +299,11 @@ def explained(
 def test_folders_and_series_are_explained() -> None:
     view = with_state(grid(east=(2, 4), north=5, south=(4, 9), west=1), "west", ClusterState.DRAINED, "by ops")
     profiles = {
-        "east": ClusterProfile(scratch="/s"), "north": ClusterProfile(mpi_series=5),
-        "south": ClusterProfile(scratch="/s", mpi_series=4), "west": ClusterProfile(scratch="/s"),
-    }  # fmt: skip
+        "east": ClusterProfile(scratch="/s"),
+        "north": ClusterProfile(mpi_series=5),
+        "south": ClusterProfile(scratch="/s", mpi_series=4),
+        "west": ClusterProfile(scratch="/s"),
+    }
     assert explained(flexible(4), view, profiles, "{scratch}") == []
     assert explained(flexible(6), view, profiles, "{scratch}") == [
         ("east", "2 of 4 nodes idle, the request needs 6 in all; only clusters with Open MPI 5 count beside it", None),

@@ -263,9 +263,7 @@ def test_a_component_is_rather_re_placed_than_anybody_preempted() -> None:
     assert world.job(high).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
 
 
-@given(
-    lows=st.lists(st.integers(1, 4), max_size=6), idle=st.integers(0, 3), wanted=st.integers(1, 12),
-)  # fmt: skip
+@given(lows=st.lists(st.integers(1, 4), max_size=6), idle=st.integers(0, 3), wanted=st.integers(1, 12))
 def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[int], idle: int, wanted: int) -> None:
     total = sum(lows) + idle
     world = World({"north": total})

@@ -43,7 +43,7 @@ def test_the_first_restart_comes_at_once_and_pauses_double_up_to_the_longest() -
         f"{said} (restart 1)",
         f"{said} (restart 2, next try after 4 s)",
         f"{said} (restart 3, next try after 8 s)",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_job_that_pauses_comes_back_by_itself_and_runs() -> None:

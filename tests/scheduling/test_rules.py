@@ -9,10 +9,16 @@ from koalapy.scheduling.rules import Rules
 @pytest.mark.parametrize(
     "field",
     [
-        "scan_interval", "claim_grace", "barrier_timeout", "unreachable_after", "lost_after", "claim_epsilon",
-        "probation_pause", "probation_pause_max",
+        "scan_interval",
+        "claim_grace",
+        "barrier_timeout",
+        "unreachable_after",
+        "lost_after",
+        "claim_epsilon",
+        "probation_pause",
+        "probation_pause_max",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("value", [0.0, 1e-9, -1.0, float("nan")])
 def test_times_are_long_enough_to_be_told_from_none(field: str, value: float) -> None:
     with pytest.raises(UsageError) as error:

@@ -52,10 +52,15 @@ def test_one_that_is_added_while_others_come_is_not_lost() -> None:
 attempts = st.tuples(st.integers(1, 5), st.integers(1, 2))
 
 
-@given(st.lists(st.one_of(
-    st.tuples(st.just("add"), attempts, st.floats(0, 100)), st.tuples(st.just("forget"), attempts, st.just(0.0)),
-    st.tuples(st.just("pass"), attempts, st.floats(0, 30)),
-)))  # fmt: skip
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), attempts, st.floats(0, 100)),
+            st.tuples(st.just("forget"), attempts, st.just(0.0)),
+            st.tuples(st.just("pass"), attempts, st.floats(0, 30)),
+        )
+    )
+)
 def test_those_of_attempts_that_are_over_never_come_and_take_no_more_room_than_the_others(steps: list[Any]) -> None:
     timers, now = Timers(), 0.0
     waiting: list[tuple[float, tuple[int, int]]] = []

@@ -221,8 +221,12 @@ def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_si
 
 
 def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
-    world = World({"north": 4, "files": 0}, Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=1),
-                  links={("files", "north"): Link(None, 16.0)}, manual=True)  # fmt: skip
+    world = World(
+        {"north": 4, "files": 0},
+        Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=1),
+        links={("files", "north"): Link(None, 16.0)},
+        manual=True,
+    )
     for name in world.sites:
         world.deliver(name)
     job = world.submit(fixed(north=4))

@@ -18,9 +18,18 @@ SIZES = {"delft": 32, "leiden": 32, "utrecht": 64}
 JOBS = 10_000
 MEAN_RUNTIME = 120.0
 REQUESTS: list[Request] = [
-    flexible(1), flexible(2), flexible(4), flexible(8), flexible(16), flexible(48, 8, 3),
-    nonfixed(2, 2), nonfixed(8, 4), nonfixed(16, 16), fixed(delft=4, leiden=4), fixed(utrecht=8),
-]  # fmt: skip
+    flexible(1),
+    flexible(2),
+    flexible(4),
+    flexible(8),
+    flexible(16),
+    flexible(48, 8, 3),
+    nonfixed(2, 2),
+    nonfixed(8, 4),
+    nonfixed(16, 16),
+    fixed(delft=4, leiden=4),
+    fixed(utrecht=8),
+]
 MEAN_SIZE = sum(request.total_size for request in REQUESTS) / len(REQUESTS)
 
 
@@ -41,9 +50,11 @@ class Load:
         request, lasts = self.random.choice(REQUESTS), self.random.expovariate(1 / MEAN_RUNTIME)
         self.node_seconds += request.total_size * lasts
         self.world.submit(
-            request, lasts=lasts,
-            priority=self.random.choice(list(Priority)), launcher=self.random.choice(list(Launcher)),
-        )  # fmt: skip
+            request,
+            lasts=lasts,
+            priority=self.random.choice(list(Priority)),
+            launcher=self.random.choice(list(Launcher)),
+        )
         self.left -= 1
         if self.left:
             self.world.later(self.random.expovariate(1 / self.pause), self.submit)
@@ -60,9 +71,7 @@ class Load:
 
 def test_ten_thousand_jobs() -> None:
     nonces = count(1)
-    world = World(
-        SIZES, Rules(preemption="claiming"), strict=False, nonces=lambda: f"{next(nonces):x}"
-    )  # fmt: skip
+    world = World(SIZES, Rules(preemption="claiming"), strict=False, nonces=lambda: f"{next(nonces):x}")
     load = Load(world, utilisation=0.5, background=0.2)
     load.submit()
     load.local_user()

@@ -158,5 +158,6 @@ def test_a_job_that_is_asked_why_says_what_its_runners_wait_for() -> None:
     said = explain(world.scheduler, world.job(1), world.timeline, world.now).headline
     assert re.fullmatch(
         r"the nodes of component 0 on north are being started, which takes until \S+ at most; "
-        r"north: Slurm makes its nodes ready", said
-    )  # fmt: skip
+        r"north: Slurm makes its nodes ready",
+        said,
+    )

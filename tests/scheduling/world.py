@@ -61,11 +61,19 @@ class World:
     """Everything outside the scheduler. ``manual``: nothing happens at a site that the test does not do itself."""
 
     def __init__(
-        self, sizes: Mapping[str, int], rules: Rules | None = None, *, policies: Registry | None = None,
-        manual: bool = False, strict: bool = True, now: float = 0.0,
-        profiles: Mapping[str, ClusterProfile] | None = None, links: Links | None = None,
-        speeds: Mapping[str, float] | None = None, nonces: Callable[[], str] = str,
-    ) -> None:  # fmt: skip
+        self,
+        sizes: Mapping[str, int],
+        rules: Rules | None = None,
+        *,
+        policies: Registry | None = None,
+        manual: bool = False,
+        strict: bool = True,
+        now: float = 0.0,
+        profiles: Mapping[str, ClusterProfile] | None = None,
+        links: Links | None = None,
+        speeds: Mapping[str, float] | None = None,
+        nonces: Callable[[], str] = str,
+    ) -> None:
         """``nonces`` are empty by default, which keeps tokens short."""
         self.now = now
         self.nonces = nonces
@@ -107,10 +115,17 @@ class World:
     # What users do
 
     def submit(
-        self, request: Request, *, lasts: float | tuple[float, ...] = 10.0, code: int = 0, lingers: bool = False,
-        launcher: Launcher = Launcher.PROCESSES, priority: Priority = Priority.LOW,
-        command: tuple[str, ...] = ("program",), **spec: Any,
-    ) -> JobId:  # fmt: skip
+        self,
+        request: Request,
+        *,
+        lasts: float | tuple[float, ...] = 10.0,
+        code: int = 0,
+        lingers: bool = False,
+        launcher: Launcher = Launcher.PROCESSES,
+        priority: Priority = Priority.LOW,
+        command: tuple[str, ...] = ("program",),
+        **spec: Any,
+    ) -> JobId:
         """Submit a job whose program will do as told; returns its id."""
         self.scheduler.admit()
         spec |= {"priority": priority, "launcher": launcher}

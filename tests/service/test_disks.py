@@ -39,7 +39,16 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
 async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, _):
         disk = Disk("spool", "/s", 5, 10)
-        north.says(wire.Report(total=4, idle=4, background=0, down=0, holding=[], problem="full",
-                               disks=[wire.DiskReport(what="spool", path="/s", free=5, size=10)]))  # fmt: skip
+        north.says(
+            wire.Report(
+                total=4,
+                idle=4,
+                background=0,
+                down=0,
+                holding=[],
+                problem="full",
+                disks=[wire.DiskReport(what="spool", path="/s", free=5, size=10)],
+            )
+        )
         await until(daemon, "north", ("unreachable", 4, "full"))
         assert daemon.scheduler.grid["north"].disks == (disk,)

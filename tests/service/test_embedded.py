@@ -117,8 +117,9 @@ async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_
     got, ended = tmp_path / "got", tmp_path / "ended"
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.readline()); sys.stdin.read(); open(sys.argv[2], 'w')"
     handover = b"x" * 300_000 + b"\n"
-    agents = EmbeddedAgents([AgentProcess("north", (sys.executable, "-c", code, str(got), str(ended)), {}, handover)],
-                            lambda *_: None)  # fmt: skip
+    agents = EmbeddedAgents(
+        [AgentProcess("north", (sys.executable, "-c", code, str(got), str(ended)), {}, handover)], lambda *_: None
+    )
     agents.start("http://127.0.0.1:1")
     async with asyncio.timeout(30):
         while not got.exists() or got.stat().st_size < len(handover):  # noqa: ASYNC110  # another process makes it

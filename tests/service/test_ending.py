@@ -46,9 +46,13 @@ async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
 def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     told = subprocess.run(
-        [sys.executable, "-m", __name__, str(tmp_path)], cwd=root, timeout=DEADLINE, capture_output=True, text=True,
+        [sys.executable, "-m", __name__, str(tmp_path)],
+        cwd=root,
+        timeout=DEADLINE,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert told.returncode == 1, told.stderr
     assert "ending as if killed: the database does not answer" in told.stdout + told.stderr
 

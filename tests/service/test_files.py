@@ -137,12 +137,20 @@ async def test_the_only_replica_may_become_another_file(world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "cluster", "path", "field"),
     [
-        ("", "north", "/m", "name"), ("a/..", "north", "/m", "name"), ("/", "north", "/m", "name"),
-        (" m", "north", "/m", "name"), ("a\nb/m", "north", "/m", "name"), ("x" * 1001, "north", "/m", "name"),
-        ("m/" + "x" * 256, "north", "/m", "name"), ("m", "nroth", "/m", "cluster"), ("m", "north", "m", "path"),
-        ("m", "north", "", "path"), ("m", "north", "/none", "path"), ("m", "south", "/secret", "path"),
+        ("", "north", "/m", "name"),
+        ("a/..", "north", "/m", "name"),
+        ("/", "north", "/m", "name"),
+        (" m", "north", "/m", "name"),
+        ("a\nb/m", "north", "/m", "name"),
+        ("x" * 1001, "north", "/m", "name"),
+        ("m/" + "x" * 256, "north", "/m", "name"),
+        ("m", "nroth", "/m", "cluster"),
+        ("m", "north", "m", "path"),
+        ("m", "north", "", "path"),
+        ("m", "north", "/none", "path"),
+        ("m", "south", "/secret", "path"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_entered_is_refused_by_its_field(
     world: World, name: str, cluster: str, path: str, field: str
 ) -> None:
@@ -180,13 +188,17 @@ async def test_verify_finds_what_became_of_replicas(world: World) -> None:
     world.sites.away = {"south"}
     found = await world.files.verify()
     assert [(v.replica.name, v.replica.cluster, v.replica.state.value, v.problem) for v in found] == [
-        ("a", "north", "good", ""), ("a", "south", "good", "south is out of reach"), ("b", "north", "changed", ""),
-        ("c", "north", "missing", ""), ("d", "north", "unreadable", ""),
-    ]  # fmt: skip
+        ("a", "north", "good", ""),
+        ("a", "south", "good", "south is out of reach"),
+        ("b", "north", "changed", ""),
+        ("c", "north", "missing", ""),
+        ("d", "north", "unreadable", ""),
+    ]
     assert "SHA-256 begins with" in found[2].replica.reason
     assert (found[3].replica.reason, found[4].replica.reason) == (
-        "/c is not there", "/d cannot be read: Permission denied",
-    )  # fmt: skip
+        "/c is not there",
+        "/d cannot be read: Permission denied",
+    )
     assert [world.state(name, "north").value for name in "abcd"] == ["good", "changed", "missing", "unreadable"]
     assert {t.file: t.sites for t in world.told} == {"a": ("north", "south"), "b": (), "c": (), "d": ()}
     content["north", "/b"] = b"mesh"
@@ -516,9 +528,16 @@ class Tried:
         store = world.daemon.store
         self.attempts = [
             Attempt(1, (Component(0, "south", 2),), 1.0),
-            Attempt(2, (Component(0, "north", 1), Component(1, "west", 1, superseded=True),
-                        Component(2, "south", 1, replaces=1)), 2.0),
-        ]  # fmt: skip
+            Attempt(
+                2,
+                (
+                    Component(0, "north", 1),
+                    Component(1, "west", 1, superseded=True),
+                    Component(2, "south", 1, replaces=1),
+                ),
+                2.0,
+            ),
+        ]
         self.job = Job(7, spec, 1.0, state, generation=2, attempt=self.attempts[-1])
         store.write(Batch(1.0, store.epoch, {7: self.job}))
 
@@ -530,7 +549,7 @@ class Tried:
 
 def results_of(
     world: World, path: Path, tried: Tried, quota: int = 10**9, clock: Callable[[], float] = lambda: 5.0
-) -> Results:  # fmt: skip
+) -> Results:
     return Results(world.store, path / "results", limit=100_000, quota=quota, clock=clock, attempts=tried)
 
 
@@ -557,7 +576,7 @@ async def test_what_a_failed_attempt_brought_is_not_the_jobs(world: World, tmp_p
 @pytest.mark.parametrize(("mtime", "told"), [(9.2e18, 2**33), (-5.0, 0), (1e9, 10**9)])
 async def test_times_that_no_file_system_knows_are_mended(
     world: World, tmp_path: Path, mtime: float, told: int
-) -> None:  # fmt: skip
+) -> None:
     member = tarfile.TarInfo("a")
     member.mtime = mtime
     results = results_of(world, tmp_path, Tried(world))
@@ -633,9 +652,7 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
     def now() -> float:
         return KEPT + 2000.0
 
-    bundles = Bundles(
-        world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: {kept.id}, clock=now
-    )  # fmt: skip
+    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: {kept.id}, clock=now)
     results = results_of(world, tmp_path, Tried(world))
     outputs = Outputs(world.daemon.engine, world.daemon.store, world.daemon.kept)
     history = SqlHistory(world.daemon.store._engine, world.daemon.store.lease)

@@ -139,10 +139,14 @@ def test_no_number_ends_the_daemon(loop: Loop, message: wire.Message) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("total", 2**63), ("total", -1), ("idle", 2**31), ("down", -3), ("background", 10**400),
+        ("total", 2**63),
+        ("total", -1),
+        ("idle", 2**31),
+        ("down", -3),
+        ("background", 10**400),
         ("holding", ["x" * 1001]),
     ],
-)  # fmt: skip
+)
 def test_a_count_out_of_bounds_costs_the_connection_and_says_which(loop: Loop, field: str, value: object) -> None:
     closed = loop.hears([report(4).model_dump() | {field: value}])
     assert closed.startswith(f"a message could not be understood: 0.report.{field}")

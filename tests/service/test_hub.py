@@ -76,8 +76,15 @@ class Daemon:
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.store, self.kept)
-        self.hub = Hub(self.engine, self.outputs, instance="test", life="own", lease=60.0, output_limit=1000,
-                       unreachable_after=unreachable_after)  # fmt: skip
+        self.hub = Hub(
+            self.engine,
+            self.outputs,
+            instance="test",
+            life="own",
+            lease=60.0,
+            output_limit=1000,
+            unreachable_after=unreachable_after,
+        )
         self.engine.dispatcher = self.hub
 
     def describe(self, name: str) -> ClusterRecord:
@@ -93,7 +100,7 @@ class Daemon:
     @asynccontextmanager
     async def agent_of(
         self, cluster: str, *known: wire.KnownDaemon, agent: Agent | None = None
-    ) -> AsyncIterator[Agent]:  # fmt: skip
+    ) -> AsyncIterator[Agent]:
         agent = agent or Agent()
         serving = asyncio.create_task(self.hub.serve(cluster, agent))
         agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1, known=list(known)))

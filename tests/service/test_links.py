@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import Link
 from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.scheduling.grid import ClusterBook, GridBook
-from koalapy.service.links import (
-    SHORTEST_TRANSFER,
-    SMALLEST_TRANSFER,
-    WORTH_TELLING,
-    LinkBook,
-    LinkState,
-    pair_of,
-)
+from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkBook, LinkState, pair_of
 
 NAMES = ("north", "south")
 PAIR = NAMES
@@ -65,7 +58,7 @@ def newest_of_each_sort(history: list[Measurement]) -> list[Measurement]:
 @given(st.none() | links, histories)
 def test_measured_wins_over_configured_and_unreachable_over_both(
     configured: Link | None, history: list[Measurement]
-) -> None:  # fmt: skip
+) -> None:
     known = book(configured, *history)[PAIR]
     pingpongs = [each for each in history if each.kind is MeasurementKind.PINGPONG]
     if pingpongs and pingpongs[-1].error:

@@ -316,8 +316,10 @@ async def test_what_is_due_is_measured_and_nothing_else(world: World) -> None:
     await network.measure_what_is_due()
     assert [bool(link.under_way) for link in network.links()] == [False, True, True]
     assert [link.state for link in (await world.measured(network)).values()] == [
-        LinkState.UNMEASURED, LinkState.MEASURED, LinkState.MEASURED
-    ]  # fmt: skip
+        LinkState.UNMEASURED,
+        LinkState.MEASURED,
+        LinkState.MEASURED,
+    ]
 
 
 async def test_transfers_are_learned_from(world: World) -> None:
@@ -331,10 +333,13 @@ async def test_transfers_are_learned_from(world: World) -> None:
 @pytest.mark.parametrize(
     ("order", "field"),
     [
-        ({"clusters": ["north", "nroth"]}, "clusters[1]"), ({"pairs": [("north", "west")]}, "pairs[0][1]"),
-        ({"clusters": []}, "clusters"), ({"pairs": []}, "pairs"), ({"clusters": ["north"], "pairs": [BOTH]}, "pairs"),
+        ({"clusters": ["north", "nroth"]}, "clusters[1]"),
+        ({"pairs": [("north", "west")]}, "pairs[0][1]"),
+        ({"clusters": []}, "clusters"),
+        ({"pairs": []}, "pairs"),
+        ({"clusters": ["north"], "pairs": [BOTH]}, "pairs"),
     ],
-)  # fmt: skip
+)
 async def test_what_is_no_link_is_refused_by_its_field(world: World, order: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError) as refusal:
         world.network.measure(**order)

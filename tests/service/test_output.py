@@ -49,8 +49,10 @@ async def test_output_beyond_the_limit_goes_on_after_a_restart(tmp_path: Path) -
         await says(grid, token, 3000, b"y" * 600)
         await says(grid, token, 3600, b"the end\n")
         whole = b"x" * 3000 + b"y" * 600 + b"the end\n"
-        line = b"\nkoala: 2608 bytes are left out here (output_limit is 1000); " \
-               b"a file given with --output would have all of it\n"  # fmt: skip
+        line = (
+            b"\nkoala: 2608 bytes are left out here (output_limit is 1000); "
+            b"a file given with --output would have all of it\n"
+        )
         assert await logs(grid.daemon, 1) == whole[:500] + line + whole[-500:]
 
 
@@ -98,8 +100,14 @@ def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypat
     store = SqlStore(database, 0.0)
     texts = {(1, 0): b"0123456789" * 100, (1, 1): b"other", (2, 0): b""}
     parts = tuple(Component(index, "north", 1) for index in (0, 1))
-    job = Job(1, JobSpec(FlexibleRequest(2), ("true",)), 0.0, JobState.RUNNING, generation=1,
-              attempt=Attempt(1, parts, placed_at=0.0))  # fmt: skip
+    job = Job(
+        1,
+        JobSpec(FlexibleRequest(2), ("true",)),
+        0.0,
+        JobState.RUNNING,
+        generation=1,
+        attempt=Attempt(1, parts, placed_at=0.0),
+    )
     store.write(Batch(at=0.0, epoch=1, jobs={1: job, 2: replace(job, id=2)}))
     with database.begin() as connection:
         for (ident, component), text in texts.items():

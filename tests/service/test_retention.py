@@ -80,9 +80,10 @@ ages = st.one_of(st.none(), st.sampled_from([0.5 * DAY, 2 * DAY, 9.9 * DAY, 10.1
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.tuples(ages, st.booleans()), min_size=1, max_size=12), st.sampled_from([None, DAY, 10 * DAY]),
+    st.lists(st.tuples(ages, st.booleans()), min_size=1, max_size=12),
+    st.sampled_from([None, DAY, 10 * DAY]),
     st.integers(1, 5),
-)  # fmt: skip
+)
 async def test_exactly_those_go_whose_time_is_over(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[tuple[float | None, bool]], keep: float | None, at_once: int
 ) -> None:

@@ -58,9 +58,13 @@ class World:
 
     def bundles(self, quota: int) -> Bundles:
         return Bundles(
-            self.store, self.path / "bundles", limit=10**6, quota=quota, clock=lambda: self.now,
+            self.store,
+            self.path / "bundles",
+            limit=10**6,
+            quota=quota,
+            clock=lambda: self.now,
             needed=lambda: self.needed,
-        )  # fmt: skip
+        )
 
     def results(self, quota: int) -> Results:
         return Results(
@@ -123,9 +127,7 @@ async def test_what_comes_at_once_does_not_take_the_same_room_twice(world: World
             both_began.set()
         await both_began.wait()
 
-    ended = await asyncio.gather(
-        kept.put(slowly(named("a"))), kept.put(slowly(named("b"))), return_exceptions=True
-    )  # fmt: skip
+    ended = await asyncio.gather(kept.put(slowly(named("a"))), kept.put(slowly(named("b"))), return_exceptions=True)
     assert sorted(type(one).__name__ for one in ended) == ["FullError", "tuple"]
     assert len(world.there("bundles")) == 1
     world.now += HOUR + 1

@@ -206,10 +206,9 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
                     token=token, state="failed", size=0, staged=0, fault="file", file="data", source="north"
                 ),
                 wire.StageStatus(
-                    token=token, state="done", size=0, staged=0,
-                    moved=[wire.Moved(source="north", size=1, seconds=1.0)],
+                    token=token, state="done", size=0, staged=0, moved=[wire.Moved(source="north", size=1, seconds=1.0)]
                 ),
-            )  # fmt: skip
+            )
             await grid.all_taken_in(agent)
         assert listener.learned == []
 
@@ -300,8 +299,7 @@ async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path, monk
         deaf.reads.clear()
         for turn in range(20):
             south.says(
-                relay(head, tail, words="x" * 900),
-                wire.Ask(ident=f"{turn}", what="stat", payload={}, cluster="north"),
+                relay(head, tail, words="x" * 900), wire.Ask(ident=f"{turn}", what="stat", payload={}, cluster="north")
             )
         north.says(*(wire.Ask(ident=f"{n}" + "x" * 900, what="nothing", payload={}) for n in range(100)))
         north.says(report(3))

@@ -83,15 +83,19 @@ def test_the_plan_is_made_once_for_all_components() -> None:
 
 def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
     parts = (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))
-    catalogue = Catalogue([
-        Replica("sky/survey", "files", "/data/survey", 70, "sum", parts),
-        Replica("map", "south", "/r/map.bin", 5, "sum-m"),
-    ])  # fmt: skip
+    catalogue = Catalogue(
+        [
+            Replica("sky/survey", "files", "/data/survey", 70, "sum", parts),
+            Replica("map", "south", "/r/map.bin", 5, "sum-m"),
+        ]
+    )
     inputs = (InputFile("sky/survey", 40, distribution="partitioned", part="b"), InputFile("map", 5, target="world"))
     spec = JobSpec(
-        NonFixedRequest((ComponentRequest(1), ComponentRequest(2, inputs=inputs))), ("true",),
-        bundle=Bundle("f" * 64, 9, 1), collect=("*.out",),
-    )  # fmt: skip
+        NonFixedRequest((ComponentRequest(1), ComponentRequest(2, inputs=inputs))),
+        ("true",),
+        bundle=Bundle("f" * 64, 9, 1),
+        collect=("*.out",),
+    )
     placed = (
         replace(PLACED[0], staging_since=1.0),
         replace(PLACED[1], superseded=True, staging_since=1.0),
@@ -118,8 +122,9 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
 
 
 def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
-    job = Job(7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2,
-              attempt=Attempt(2, PLACED, 0.0))  # fmt: skip
+    job = Job(
+        7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2, attempt=Attempt(2, PLACED, 0.0)
+    )
     for token in ("7.1.0", "7.2.1"):
         told = message(StageComponent("north", token), job, 3, 1, PROFILES, Catalogue(), {})
         assert (told["type"], told["token"]) == ("unstage", token)

@@ -11,10 +11,7 @@ from koalapy.store.history import SqlHistory
 from koalapy.store.sql import SqlStore
 
 SPEC = JobSpec(FlexibleRequest(4), ("./wave",), policy="auto")
-OPTIONS = (
-    Option(("north", "south"), 1.5, 0.0, 2.0, 15.0),
-    Option(("north",), 1.0, None, 0.0, 10.0),
-)
+OPTIONS = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
 
 
 def ran(ident: int, spec: JobSpec = SPEC, seconds: float = 12.5, **changes: object) -> Job:
@@ -69,13 +66,17 @@ def test_the_record_is_told_newest_first_by_application_and_not_without_end(stor
 def test_the_last_runs_are_read_from_the_oldest_on(store: SqlStore) -> None:
     many = replace(SPEC, processes_per_node=2, application="ocean")
     nameless = replace(SPEC, command=("sh", "-c", "x"))
-    write(store, *(ran(ident, seconds=float(ident)) for ident in (1, 2)), ran(3, many, 3.0), ran(4, nameless),
-          ran(5, state=JobState.FAILED), ran(6, state=JobState.RUNNING))  # fmt: skip
+    write(
+        store,
+        *(ran(ident, seconds=float(ident)) for ident in (1, 2)),
+        ran(3, many, 3.0),
+        ran(4, nameless),
+        ran(5, state=JobState.FAILED),
+        ran(6, state=JobState.RUNNING),
+    )
     found = SqlAdvice(store._engine).runs(10)
     on = ("north", "south")
-    assert found == [
-        Run("wave", Size(4), on, 1.0), Run("wave", Size(4), on, 2.0), Run("ocean", Size(4, 2), on, 3.0),
-    ]  # fmt: skip
+    assert found == [Run("wave", Size(4), on, 1.0), Run("wave", Size(4), on, 2.0), Run("ocean", Size(4, 2), on, 3.0)]
     assert SqlAdvice(store._engine).runs(2) == found[1:]
 
 
@@ -89,9 +90,13 @@ def killed(ident: int, spec: JobSpec, lasted: float, exit_code: int | None = Non
 def test_what_was_killed_at_its_walltime_is_read_as_such_and_as_it_was_learned_at_once(store: SqlStore) -> None:
     limited = replace(SPEC, walltime=30.0)
     jobs = [
-        ran(1, limited), killed(2, limited, 30.0), killed(3, limited, 30.0, exit_code=1), killed(4, limited, 29.0),
-        killed(5, SPEC, 30.0), killed(6, limited, 31.0),
-    ]  # fmt: skip
+        ran(1, limited),
+        killed(2, limited, 30.0),
+        killed(3, limited, 30.0, exit_code=1),
+        killed(4, limited, 29.0),
+        killed(5, SPEC, 30.0),
+        killed(6, limited, 31.0),
+    ]
     write(store, *jobs)
     found = SqlAdvice(store._engine).runs(10)
     assert [(run.seconds, run.killed) for run in found] == [(12.5, False), (30.5, True), (31.5, True)]

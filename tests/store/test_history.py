@@ -30,12 +30,16 @@ def write(store: SqlStore, first: int, last: int, spec: JobSpec = SPEC, ended: f
     """Jobs that succeeded one second after the other, with something in every table."""
     jobs = {ident: ran(ident, spec, float(ident), ended_at=ended + ident) for ident in range(first, last + 1)}
     running = {ident: replace(job, state=JobState.RUNNING, ended_at=None) for ident, job in jobs.items()}
-    store.write(Batch(
-        at=1.0, epoch=store.epoch, jobs=running,
-        timeline=[TimelineEntry(ident, 1.0, "submitted", JobState.QUEUED) for ident in jobs],
-        submitted=[Submitted(f"key {ident}", ident, "d") for ident in jobs],
-        advised=[Advised(ident, 2, 1.0, "wave", 2, (), "") for ident in jobs],
-    ))  # fmt: skip
+    store.write(
+        Batch(
+            at=1.0,
+            epoch=store.epoch,
+            jobs=running,
+            timeline=[TimelineEntry(ident, 1.0, "submitted", JobState.QUEUED) for ident in jobs],
+            submitted=[Submitted(f"key {ident}", ident, "d") for ident in jobs],
+            advised=[Advised(ident, 2, 1.0, "wave", 2, (), "") for ident in jobs],
+        )
+    )
     store.write(Batch(at=2.0, epoch=store.epoch, jobs=dict(jobs)))
     for ident in jobs:
         SqlFiles(store._engine, store.lease).save_result(StoredResult(ident, 2, 0, "north", 7, 1, 1.0))

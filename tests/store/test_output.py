@@ -66,9 +66,7 @@ def test_head_and_tail_are_kept_to_the_byte(limit: int, seed: int) -> None:
             assert whole(kept) == ([(0, 0, written)] if written else [])
         else:
             after = len(written) - tail
-            assert whole(kept) == [
-                *([(0, 0, written[:head])] if head else []), (after - head, after, written[after:])
-            ]  # fmt: skip
+            assert whole(kept) == [*([(0, 0, written[:head])] if head else []), (after - head, after, written[after:])]
         assert sum(path.stat().st_size for path in Path(folder).rglob("*@*")) <= limit + 2 * SEGMENT
 
 

@@ -32,20 +32,48 @@ def a_job(ident: int, state: JobState = JobState.QUEUED, **changes: object) -> J
 
 def running(ident: int, generation: int = 1) -> Job:
     components = (
-        Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"), lrm_job="7",
-                  submitted_at=1.5, claimed_at=3.5),
-        Component(1, "south", 1, ComponentState.STOPPING, error="lost", infrastructure=True, unknown_since=9.0,
-                  superseded=True),
+        Component(
+            0,
+            "north",
+            2,
+            ComponentState.RUNNING,
+            hosts=("127.0.1.1", "127.0.1.2"),
+            lrm_job="7",
+            submitted_at=1.5,
+            claimed_at=3.5,
+        ),
+        Component(
+            1,
+            "south",
+            1,
+            ComponentState.STOPPING,
+            error="lost",
+            infrastructure=True,
+            unknown_since=9.0,
+            superseded=True,
+        ),
         Component(2, "west", 1, ComponentState.PLACED, sources=("south",), transfer_time=2.5, replaces=1),
-    )  # fmt: skip
+    )
     attempt = Attempt(
-        generation, components, placed_at=1.0, start_estimate=6.0, claim_at=4.5, barrier_at=2.0, launched_at=3.0,
-        end_reason="because", nonce="5eed",
-    )  # fmt: skip
+        generation,
+        components,
+        placed_at=1.0,
+        start_estimate=6.0,
+        claim_at=4.5,
+        barrier_at=2.0,
+        launched_at=3.0,
+        end_reason="because",
+        nonce="5eed",
+    )
     return a_job(
-        ident, JobState.RUNNING, generation=generation, attempt=attempt, ending=JobState.QUEUED,
-        claim_factor=0.625, first_start_estimate=5.5,
-    )  # fmt: skip
+        ident,
+        JobState.RUNNING,
+        generation=generation,
+        attempt=attempt,
+        ending=JobState.QUEUED,
+        claim_factor=0.625,
+        first_start_estimate=5.5,
+    )
 
 
 def batch(*jobs: Job, **more: object) -> Batch:
@@ -105,8 +133,9 @@ def test_a_database_of_the_first_daemons_is_brought_up_and_back(url: str) -> Non
     assert saved.jobs[0].spec == JobSpec(FlexibleRequest(3), ("true",))
     assert len(store.timeline(1)) == 1
     assert {c.name: (c.unusable, c.note, c.trials, c.drained) for c in saved.clusters} == {
-        "north": (True, "three errors", 0, None), "south": (False, "", 0, None),
-    }  # fmt: skip
+        "north": (True, "three errors", 0, None),
+        "south": (False, "", 0, None),
+    }
     store.close()
     config = alembic_config()
     with engine.begin() as connection:
@@ -124,9 +153,24 @@ def test_a_new_daemon_finds_what_is_not_over(open_store: Open) -> None:
     over = a_job(3, JobState.SUCCEEDED, ended_at=5.0, exit_code=0)
     entry = OutboxEntry(11, "north", {"type": "submit", "token": "2.1.0"})
     north = ClusterRecord(
-        "north", "local", "drained", 4, 4, 0, 0, 0, 3, "by ops: new switch", 8.0, 1, 1.0,
-        unusable=True, note="three errors", trials=2, drained=Drain(7.0, "ops", "new switch"),
-    )  # fmt: skip
+        "north",
+        "local",
+        "drained",
+        4,
+        4,
+        0,
+        0,
+        0,
+        3,
+        "by ops: new switch",
+        8.0,
+        1,
+        1.0,
+        unusable=True,
+        note="three errors",
+        trials=2,
+        drained=Drain(7.0, "ops", "new switch"),
+    )
     waits = a_job(1, placement_tries=2, counted_scan=5)
     store.write(batch(waits, running(2), over, outbox=[entry], clusters=[north], scans={Priority.LOW: 7}))
     store.write(batch(scans={Priority.LOW: 8, Priority.HIGH: 16}))

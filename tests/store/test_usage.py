@@ -38,9 +38,21 @@ def test_an_empty_grid_has_used_nothing(store: SqlStore) -> None:
 
 @pytest.mark.parametrize(
     ("claimed", "ended", "seconds"),
-    [(20, 30, 10), (5, 30, 20), (20, 200, 80), (1, 300, 90), (20, None, 80), (1, None, 90), (1, 9, 0), (101, 120, 0),
-     (None, 50, 0), (None, None, 0), (101, None, 0), (10, 100, 90)],
-)  # fmt: skip
+    [
+        (20, 30, 10),
+        (5, 30, 20),
+        (20, 200, 80),
+        (1, 300, 90),
+        (20, None, 80),
+        (1, None, 90),
+        (1, 9, 0),
+        (101, 120, 0),
+        (None, 50, 0),
+        (None, None, 0),
+        (101, None, 0),
+        (10, 100, 90),
+    ],
+)
 def test_only_what_lies_in_the_span_counts(
     store: SqlStore, claimed: float | None, ended: float | None, seconds: float
 ) -> None:

@@ -47,7 +47,7 @@ class Cluster:
 
 def mean_background(
     total: int, target: float, seed: int, *, lasts: int = 600, seconds: float = 20.0, told_every: int = 1
-) -> float:  # fmt: skip
+) -> float:
     """The mean fraction of nodes that local users had; the cluster tells its counts every so many seconds."""
     cluster = Cluster(total, Random(f"{seed}/ours"))
     keeper = Keeper(target, Random(seed), seconds=seconds)

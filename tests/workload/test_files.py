@@ -63,8 +63,11 @@ def test_what_is_left_out_is_counted_by_why() -> None:
     trace = swf.parse([*ran, LINE.replace("4 -1 -1 1", "4 -1 -1 3"), LINE.replace(" 4 ", " -1 ")], "x")
     sorted_jobs = swf.sort(trace.jobs)
     assert sorted_jobs.left_out == {
-        "of run time 0": 2, "of no known time": 1, "parts of jobs": 1, "of no known size": 1
-    }  # fmt: skip
+        "of run time 0": 2,
+        "of no known time": 1,
+        "parts of jobs": 1,
+        "of no known size": 1,
+    }
     assert [job.ran for job in sorted_jobs.usable] == [60]
     assert [job.ran for job in swf.sort(trace.jobs, keep_zero=True).usable] == [0, 0, 60]
 

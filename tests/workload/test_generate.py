@@ -152,18 +152,28 @@ def test_a_utilisation_needs_to_know_the_grid() -> None:
 
 def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
     trace = Trace(
-        [TraceJob(1, 100.0, 60.0, 64, 1), TraceJob(2, 160.0, 30.0, 1, 5), TraceJob(3, 220.0, 0.0, 8, 1),
-         TraceJob(4, 400.0, 120.0, 128, 1)],
+        [
+            TraceJob(1, 100.0, 60.0, 64, 1),
+            TraceJob(2, 160.0, 30.0, 1, 5),
+            TraceJob(3, 220.0, 0.0, 8, 1),
+            TraceJob(4, 400.0, 120.0, 128, 1),
+        ],
         {"MaxProcs": "128"},
-    )  # fmt: skip
+    )
     recipe = replace(DEFAULT, request="flexible", compress=10.0, jobs=None)
     made = from_trace(recipe, trace, GRID, 1, name="a.swf")
     assert [(a.at, nodes_of(a.job), a.job["command"]) for a in made.jobs] == [
-        (0.0, 20, ["sleep", "6.000"]), (6.0, 1, ["sleep", "3.000"]), (30.0, 40, ["sleep", "12.000"]),
-    ]  # fmt: skip
+        (0.0, 20, ["sleep", "6.000"]),
+        (6.0, 1, ["sleep", "3.000"]),
+        (30.0, 40, ["sleep", "12.000"]),
+    ]
     assert made.header["trace"] == {
-        "file": "a.swf", "jobs": 4, "used": 3, "processors": 128, "left_out": {"of run time 0": 1},
-    }  # fmt: skip
+        "file": "a.swf",
+        "jobs": 4,
+        "used": 3,
+        "processors": 128,
+        "left_out": {"of run time 0": 1},
+    }
     kept = from_trace(recipe, trace, GRID, 1, keep_zero=True)
     assert [a.job["command"] for a in kept.jobs] == [["sleep", f"{s}.000"] for s in (6, 3, 0, 12)]
     assert kept.header["trace"]["left_out"] == {}

@@ -14,27 +14,52 @@ Json = dict[str, Any]
 
 
 def job(
-    number: int, *, wait: float | None = 2.0, response: float | None = 10.0, places: dict[str, int] | None = None,
-    application: str = "wave", sizes: tuple[int, ...] = (2, 2), priority: str = "low", policy: str = "worst-fit",
-    state: str = "succeeded", restarts: int = 0, **more: Any,
-) -> Json:  # fmt: skip
+    number: int,
+    *,
+    wait: float | None = 2.0,
+    response: float | None = 10.0,
+    places: dict[str, int] | None = None,
+    application: str = "wave",
+    sizes: tuple[int, ...] = (2, 2),
+    priority: str = "low",
+    policy: str = "worst-fit",
+    state: str = "succeeded",
+    restarts: int = 0,
+    **more: Any,
+) -> Json:
     """A row of a job as the daemon would tell of it."""
     request = {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
     arrival = Arrival(float(number), application, {"request": request, "priority": priority})
     told: Json = {
-        "id": 100 + number, "state": state, "policy": policy, "request": request, "queue_time": 1.0,
-        "startup_overhead": 1.0, "wait_time": wait, "response_time": response, "start_delay": 0.0,
-        "placement_tries": 1, "claiming_tries": 1, "restarts": restarts,
-        "components": [{"cluster": c, "size": n} for c, n in (places or {"north": 2, "south": 2}).items()], **more,
-    }  # fmt: skip
+        "id": 100 + number,
+        "state": state,
+        "policy": policy,
+        "request": request,
+        "queue_time": 1.0,
+        "startup_overhead": 1.0,
+        "wait_time": wait,
+        "response_time": response,
+        "start_delay": 0.0,
+        "placement_tries": 1,
+        "claiming_tries": 1,
+        "restarts": restarts,
+        "components": [{"cluster": c, "size": n} for c, n in (places or {"north": 2, "south": 2}).items()],
+        **more,
+    }
     components = [{"staged_at": None}, {"staged_at": "2026-11-21T12:00:02.500Z"}, {}]
     attempts = [{"placed_at": "2026-11-21T12:00:01.000Z", "components": components}]
     return measured(planned(number, arrival), number + 0.25, told, attempts)
 
 
 def cluster(name: str, total: int, used: int, background: int) -> Json:
-    return {"name": name, "total": total, "used": used, "background": background, "idle": total - used - background,
-            "down": 0}  # fmt: skip
+    return {
+        "name": name,
+        "total": total,
+        "used": used,
+        "background": background,
+        "idle": total - used - background,
+        "down": 0,
+    }
 
 
 def test_a_job_is_told_by_its_spans() -> None:
@@ -55,12 +80,15 @@ def test_a_job_that_never_started_is_nowhere() -> None:
 
 
 def test_means_are_over_the_jobs_that_ran() -> None:
-    told = measures.means([
-        job(1, wait=1.0, response=4.0), job(2, wait=3.0, response=12.0, places={"north": 4}, restarts=2),
-        job(3, state="failed", exit_code=1, wait=2.0, response=5.0, restarts=1),
-        job(4, state="cancelled", wait=None, response=99.0),
-        planned(5, Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})),
-    ])  # fmt: skip
+    told = measures.means(
+        [
+            job(1, wait=1.0, response=4.0),
+            job(2, wait=3.0, response=12.0, places={"north": 4}, restarts=2),
+            job(3, state="failed", exit_code=1, wait=2.0, response=5.0, restarts=1),
+            job(4, state="cancelled", wait=None, response=99.0),
+            planned(5, Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})),
+        ]
+    )
     assert told["states"] == {"cancelled": 1, "failed": 1, "not submitted": 1, "succeeded": 2}
     assert (told["jobs"], told["ran"]) == (5, 3)
     assert (told["wait_time"], told["execution_time"], told["response_time"]) == (2.0, 5.0, 7.0)
@@ -98,8 +126,10 @@ def test_means_of_nothing_are_unknown() -> None:
 def test_sizes_are_grouped_as_in_the_paper() -> None:
     groups = measures.by_size([job(1), job(2, priority="high"), job(3, sizes=(1, 1)), job(4)])
     assert [(g["nodes"], g["components"], g["priority"], g["ran"]) for g in groups] == [
-        (2, 2, "low", 1), (4, 2, "high", 1), (4, 2, "low", 2),
-    ]  # fmt: skip
+        (2, 2, "low", 1),
+        (4, 2, "high", 1),
+        (4, 2, "low", 2),
+    ]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
@@ -158,8 +188,16 @@ def a_report(policy: str, response: float, label: str = "") -> Json:
     samples = Samples()
     for at in (0.0, 10.0, 20.0, 30.0):
         samples.add(at, [cluster("north", 4, 2, 1)])
-    run = {"began": "2026-11-21T12:00:00+00:00", "seconds": 30.0, "complete": True, "interrupted": label,
-           "background_target": 0.2, "late": 1, "latest": 2.5, "daemon_away": 0.0}  # fmt: skip
+    run = {
+        "began": "2026-11-21T12:00:00+00:00",
+        "seconds": 30.0,
+        "complete": True,
+        "interrupted": label,
+        "background_target": 0.2,
+        "late": 1,
+        "latest": 2.5,
+        "daemon_away": 0.0,
+    }
     jobs = [job(1, response=response, policy=policy), job(2, response=response, policy=policy, application="prime")]
     return report_of(jobs, samples, {"seed": 1, "arrivals": "poisson"}, run)
 
@@ -175,10 +213,13 @@ def test_runs_are_compared_with_the_first() -> None:
     told = compare.compare([("a", a_report("worst-fit", 10.0)), ("b", a_report("cluster-minimization", 15.0))])
     rows = {(row["run"], row["application"]): row["change"] for row in told["rows"]}
     assert rows == {
-        ("worst-fit", "prime"): None, ("worst-fit", "wave"): None, ("worst-fit", "all"): None,
-        ("cluster-minimization", "prime"): 0.5, ("cluster-minimization", "wave"): 0.5,
+        ("worst-fit", "prime"): None,
+        ("worst-fit", "wave"): None,
+        ("worst-fit", "all"): None,
+        ("cluster-minimization", "prime"): 0.5,
+        ("cluster-minimization", "wave"): 0.5,
         ("cluster-minimization", "all"): 0.5,
-    }  # fmt: skip
+    }
     text = tables.comparison(told)
     assert "+50.0 %" in text
     assert "| cluster-minimization |" in text

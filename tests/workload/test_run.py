@@ -54,8 +54,9 @@ class MemoryDaemon:
     def clusters(self) -> Sequence[Json]:
         self._check()
         used = min(4, len(self.active()))
-        return [{"name": "north", "state": "usable", "total": 4, "used": used, "background": 0, "idle": 4 - used,
-                 "down": 0}]  # fmt: skip
+        return [
+            {"name": "north", "state": "usable", "total": 4, "used": used, "background": 0, "idle": 4 - used, "down": 0}
+        ]
 
     def active(self) -> Mapping[int, str]:
         self._check()
@@ -67,11 +68,21 @@ class MemoryDaemon:
         over = self._over(found)
         state = "cancelled" if job in self.cancelled else "succeeded" if over else "running"
         return {
-            "id": job, "request": found["request"], "policy": "worst-fit", "state": state,
-            "ended_at": "then" if over else None, "wait_time": 0.5, "queue_time": 0.25, "startup_overhead": 0.25,
-            "response_time": found["lasts"] if over else None, "start_delay": 0.0, "placement_tries": 1,
-            "claiming_tries": 1, "restarts": 0, "components": [{"cluster": "north", "size": 1}],
-        }  # fmt: skip
+            "id": job,
+            "request": found["request"],
+            "policy": "worst-fit",
+            "state": state,
+            "ended_at": "then" if over else None,
+            "wait_time": 0.5,
+            "queue_time": 0.25,
+            "startup_overhead": 0.25,
+            "response_time": found["lasts"] if over else None,
+            "start_delay": 0.0,
+            "placement_tries": 1,
+            "claiming_tries": 1,
+            "restarts": 0,
+            "components": [{"cluster": "north", "size": 1}],
+        }
 
     def attempts(self, job: int) -> Sequence[Json]:
         return []
@@ -102,7 +113,7 @@ def play(
     told: list[str] = []
     run = Run(
         work, daemon, Options(**options), tell=told.append, show=show, clock=lambda: daemon.now, sleep=daemon.sleep
-    )  # fmt: skip
+    )
     return run.run(), told
 
 

@@ -69,9 +69,12 @@ class Depot:
             connection.close()
 
     def _send(
-        self, connection: http.client.HTTPConnection, token: str, write: Callable[[tarfile.TarFile], None],
+        self,
+        connection: http.client.HTTPConnection,
+        token: str,
+        write: Callable[[tarfile.TarFile], None],
         stop: threading.Event,
-    ) -> None:  # fmt: skip
+    ) -> None:
         try:
             connection.putrequest("PUT", self._path("results", token))
             headers = {"Transfer-Encoding": "chunked", "Content-Type": "application/x-tar"}
@@ -133,7 +136,7 @@ class _Chunks(io.RawIOBase):
 
 def _exchange(
     connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]
-) -> http.client.HTTPResponse:  # fmt: skip
+) -> http.client.HTTPResponse:
     try:
         connection.request(method, path, headers=headers)
     except (OSError, http.client.HTTPException) as error:

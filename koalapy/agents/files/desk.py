@@ -20,19 +20,36 @@ class FileDesk:
     """Answers what is asked of replicas, brings files to components, and collects their results."""
 
     def __init__(
-        self, cluster: str, replica_directories: Sequence[Path], stage_directory: Path, exports_directory: Path,
-        address: str, port: int | None, pulls: int, depot: Depot, questions: Questions, reporter: Reporter,
-        finished: Callable[[Component], object], settling: Settling,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: str,
+        replica_directories: Sequence[Path],
+        stage_directory: Path,
+        exports_directory: Path,
+        address: str,
+        port: int | None,
+        pulls: int,
+        depot: Depot,
+        questions: Questions,
+        reporter: Reporter,
+        finished: Callable[[Component], object],
+        settling: Settling,
+    ) -> None:
         """``pulls`` may run at once; ``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
         seals = Seals(exports_directory.with_name("seals.json"))
         self._replicas = replicas = Replicas(Roots(cluster, replica_directories), seals)
         self._exports = Exports(replicas, exports_directory, address, port)
         self.stages = Stages(
-            cluster, stage_directory, replicas, questions, depot, reporter.publish_stage, self._is_in_use, pulls,
+            cluster,
+            stage_directory,
+            replicas,
+            questions,
+            depot,
+            reporter.publish_stage,
+            self._is_in_use,
+            pulls,
             settling,
-        )  # fmt: skip
+        )
         self.collector = Collector(depot, self.stages, self._collected, self._is_in_reach)
         questions.answer_with("stat", replicas.stat)
         questions.answer_with("export", self._exports.export)

@@ -129,9 +129,13 @@ class Exports:
             raise
         assert self._listening is not None
         return Way(
-            host=self._address, port=self._listening.getsockname()[1], module=ticket.module, user=USER,
-            password=ticket.password, kind="folder" if ticket.only is None else "file",
-        ).model_dump()  # fmt: skip
+            host=self._address,
+            port=self._listening.getsockname()[1],
+            module=ticket.module,
+            user=USER,
+            password=ticket.password,
+            kind="folder" if ticket.only is None else "file",
+        ).model_dump()
 
     async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
         self._take_back(TicketBack.model_validate(payload).module)
@@ -241,11 +245,17 @@ class Exports:
             connection.setblocking(True)
             try:
                 process = await asyncio.create_subprocess_exec(
-                    RSYNC, "--daemon", f"--config={self._directory / 'rsyncd.conf'}", cwd="/",
-                    stdin=connection.fileno(), stdout=connection.fileno(), stderr=asyncio.subprocess.DEVNULL,
-                    pass_fds=[ticket.folder for ticket in self._tickets.values()], start_new_session=True,
+                    RSYNC,
+                    "--daemon",
+                    f"--config={self._directory / 'rsyncd.conf'}",
+                    cwd="/",
+                    stdin=connection.fileno(),
+                    stdout=connection.fileno(),
+                    stderr=asyncio.subprocess.DEVNULL,
+                    pass_fds=[ticket.folder for ticket in self._tickets.values()],
+                    start_new_session=True,
                     env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-                )  # fmt: skip
+                )
             except OSError as error:
                 log.warning("rsync cannot be run", action="export", reason=str(error))
                 return

@@ -48,9 +48,16 @@ class Pull:
     """Brings one file or folder into ``folder``, which is its own and is kept over restarts of the agent."""
 
     def __init__(
-        self, file: StageFile, cluster: str, folder: Path, questions: Questions, threads: Executor,
-        turns: Turns, place: int, progress: Callable[[], object],
-    ) -> None:  # fmt: skip
+        self,
+        file: StageFile,
+        cluster: str,
+        folder: Path,
+        questions: Questions,
+        threads: Executor,
+        turns: Turns,
+        place: int,
+        progress: Callable[[], object],
+    ) -> None:
         self._file, self._cluster, self._folder = file, cluster, folder
         self._questions, self._threads, self._progress = questions, threads, progress
         self._turns, self._place = turns, place

@@ -87,8 +87,9 @@ class Replicas:
         if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > LARGEST_ANSWER:
             raise SiteRejected(
                 f"{shown(str(path))} has {len(parts):,} entries, which are too many",
-                hint="put them into folders within it", fault="irregular",
-            )  # fmt: skip
+                hint="put them into folders within it",
+                fault="irregular",
+            )
         return {"path": str(path), "size": content.size, "checksum": content.checksum, "parts": parts}
 
     def measure(self, path: Path, *, checksum: bool) -> Content:

@@ -41,7 +41,7 @@ class Collector:
 
     def __init__(
         self, depot: Depot, stages: Stages, collected: Callable[[Component], object], in_reach: Callable[[str], bool]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._depot, self._stages, self._collected, self._in_reach = depot, stages, collected, in_reach
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(SENDERS, "results")

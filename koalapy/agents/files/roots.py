@@ -52,8 +52,9 @@ class Roots:
         if not self._given:
             raise SiteRejected(
                 f"{self._cluster} has no replica directories",
-                hint=f"set clusters.{self._cluster}.replica_directories", fault="unconfigured",
-            )  # fmt: skip
+                hint=f"set clusters.{self._cluster}.replica_directories",
+                fault="unconfigured",
+            )
         if not path or "\0" in path or not is_utf8(path):
             raise SiteRejected(f"{path!r} is no path", fault="outside")
         if ".." in path.split("/"):

@@ -74,9 +74,14 @@ async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], bool]) -
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": ticket.password}
     try:
         process = await asyncio.create_subprocess_exec(
-            *command(ticket, folder), env=environment, cwd="/", start_new_session=True,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            *command(ticket, folder),
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
     except OSError as error:
         raise RsyncMissing(error.strerror) from error
     talking = asyncio.create_task(_talk(process, f"./{name}\0".encode()))

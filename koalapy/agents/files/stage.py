@@ -70,7 +70,7 @@ class StageRun:
 
     def __init__(
         self, order: Stage, folder: Path, own: Path, means: Means, changed: Callable[["StageRun"], object]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.token = order.token
         self.folder = folder
         self._own, self._journal = own, Folder(own, means.settling)
@@ -151,11 +151,16 @@ class StageRun:
         trouble = self._trouble
         size = sum(self._weight(file) for file in self._files) + (self._bundle.size if self._bundle else 0)
         return StageStatus(
-            token=self.token, state=self._state, size=size, staged=size if self._state == "done" else self._staged(),
-            error=trouble.message if trouble else "", fault=trouble.fault if trouble else "site",
-            source=trouble.source if trouble else "", file=trouble.file if trouble else "",
+            token=self.token,
+            state=self._state,
+            size=size,
+            staged=size if self._state == "done" else self._staged(),
+            error=trouble.message if trouble else "",
+            fault=trouble.fault if trouble else "site",
+            source=trouble.source if trouble else "",
+            file=trouble.file if trouble else "",
             moved=self._moved if self._state == "done" else [],
-        )  # fmt: skip
+        )
 
     def _weight(self, file: StageFile) -> int:
         return file.size if file.source != self._means.cluster else 0
@@ -256,9 +261,15 @@ class StageRun:
 
     async def _pull_in(self, index: int, file: StageFile) -> None:
         pull = self._pull = Pull(
-            file, self._means.cluster, self._own / f"input-{index}", self._means.questions, self._means.threads,
-            self._means.turns, self._place, lambda: self._changed(self),
-        )  # fmt: skip
+            file,
+            self._means.cluster,
+            self._own / f"input-{index}",
+            self._means.questions,
+            self._means.threads,
+            self._means.turns,
+            self._place,
+            lambda: self._changed(self),
+        )
         await self._take(index, file, await pull.run())
         seen = {"size": pull.moved, "seconds": pull.seconds, "flowed": pull.flowed, "flowing": pull.flowing}
         self._moved.append(Moved(source=file.source, **seen))
@@ -314,9 +325,10 @@ class StageRun:
     def _must_be_free(self, file: StageFile) -> None:
         if os.path.lexists(self.folder / file.target):
             raise StageTrouble(
-                f"{file.name}: the submitter's own files have something called {file.target!r} as well", "file",
+                f"{file.name}: the submitter's own files have something called {file.target!r} as well",
+                "file",
                 file=file.name,
-            )  # fmt: skip
+            )
 
     # The submitter's own files
 

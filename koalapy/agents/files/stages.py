@@ -42,19 +42,27 @@ class Stages:
     component still has a stage as its own."""
 
     def __init__(
-        self, cluster: str, directory: Path, replicas: Replicas, questions: Questions, depot: Depot,
-        tell: Callable[[str, StageStatus], bool], in_use: Callable[[str, str], bool], pulls: int,
+        self,
+        cluster: str,
+        directory: Path,
+        replicas: Replicas,
+        questions: Questions,
+        depot: Depot,
+        tell: Callable[[str, StageStatus], bool],
+        in_use: Callable[[str, str], bool],
+        pulls: int,
         settling: Settling | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``pulls`` is how many may run at once."""
         self._directory = directory
         self._pools = (
-            ThreadPoolExecutor(THREADS + pulls, "digest"), ThreadPoolExecutor(BUNDLES, "bundle"),
+            ThreadPoolExecutor(THREADS + pulls, "digest"),
+            ThreadPoolExecutor(BUNDLES, "bundle"),
             ThreadPoolExecutor(REPLICAS, "replica"),
-        )  # fmt: skip
+        )
         self._means = Means(
             cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies, settling
-        )  # fmt: skip
+        )
         self._tell, self._in_use = tell, in_use
         self._stages: dict[Key, StageRun] = {}
         self._unwanted: set[Key] = set()

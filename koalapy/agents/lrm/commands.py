@@ -32,9 +32,12 @@ class Answer:
 
 
 async def run(
-    *argv: str, environment: Mapping[str, str] | None = None, given: bytes = b"", patience: float = PATIENCE,
+    *argv: str,
+    environment: Mapping[str, str] | None = None,
+    given: bytes = b"",
+    patience: float = PATIENCE,
     longest: int | None = None,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` after patience.
 
     A command that was given up is killed; what it asked for may have been done all the same. One that says more than
@@ -42,17 +45,21 @@ async def run(
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, env=None if environment is None else dict(environment), start_new_session=True,
+            *argv,
+            env=None if environment is None else dict(environment),
+            start_new_session=True,
             stdin=asyncio.subprocess.PIPE if given else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
     except OSError as error:
         if error.errno in PASSING:
             raise SiteUnavailable(f"cannot run {argv[0]} now: {error.strerror}") from error
         raise SiteRejected(
-            f"cannot run {argv[0]}: {error.strerror}", fault="site",
+            f"cannot run {argv[0]}: {error.strerror}",
+            fault="site",
             hint="install it on this host, or put it on the agent's PATH",
-        ) from error  # fmt: skip
+        ) from error
     try:
         async with asyncio.timeout(patience):
             if longest is None:

@@ -159,10 +159,12 @@ class DrmaaLrm:
     async def submit(self, submission: LrmSubmission) -> str:
         if submission.nodes > self._settings.nodes:
             raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but the cluster has {self._settings.nodes}", field="size",
-                value=submission.nodes, hint="ask for fewer, or correct the cluster's nodes in the configuration",
+                f"{submission.nodes} nodes asked for, but the cluster has {self._settings.nodes}",
+                field="size",
+                value=submission.nodes,
+                hint="ask for fewer, or correct the cluster's nodes in the configuration",
                 fault="limit",
-            )  # fmt: skip
+            )
         native = self._native(submission)
         script = await asyncio.to_thread(write_script, submission, self._settings.fanout)
         # Written down first: after a crash in between, nobody may hand it in a second time.
@@ -183,8 +185,9 @@ class DrmaaLrm:
         if entry is not None and entry.job is None:
             raise SiteRejected(
                 f"whether {name} was handed in is not known: the DRMAA library failed while it was asked to",
-                hint="look for a job of that name in the cluster, and end it", fault="site",
-            )  # fmt: skip
+                hint="look for a job of that name in the cluster, and end it",
+                fault="site",
+            )
         return entry.job if entry else None
 
     async def settling_time(self) -> float:

@@ -37,9 +37,13 @@ class DrmaaProcess:
     """At most one worker, so at most one session. Its environment holds nothing of the agent's own."""
 
     def __init__(
-        self, library: str | None, contact: str, environment: Mapping[str, str], ended: Callable[[Ending], None],
+        self,
+        library: str | None,
+        contact: str,
+        environment: Mapping[str, str],
+        ended: Callable[[Ending], None],
         patience: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._library, self._contact, self._ended, self._patience = library, contact, ended, patience
         self._environment = _environment(library, environment)
         self._session: _Session | None = None
@@ -99,9 +103,15 @@ class DrmaaProcess:
         command = [sys.executable, "-P", "-X", "utf8", str(WORKER), str(os.getpid()), self._contact]
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, env=self._environment, cwd="/", start_new_session=True, limit=_LONGEST_LINE,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+                *command,
+                env=self._environment,
+                cwd="/",
+                start_new_session=True,
+                limit=_LONGEST_LINE,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
         except OSError as problem:
             raise SiteUnavailable(f"cannot run {sys.executable} now: {problem.strerror}") from problem
         session = _Session(process, self._ended)

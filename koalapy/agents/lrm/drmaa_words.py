@@ -97,9 +97,7 @@ def start_error(name: str, text: str, library: str | None) -> SiteError:
     """Why there is no session, by what the worker process said as it ended."""
     said = " ".join(text.split())
     if name == "package":
-        return SiteRejected(
-            f"the DRMAA package is missing: {said}", hint="pip install 'koalapy[drmaa]'", fault="site"
-        )  # fmt: skip
+        return SiteRejected(f"the DRMAA package is missing: {said}", hint="pip install 'koalapy[drmaa]'", fault="site")
     if name == "library":
         return SiteRejected(
             f"the DRMAA library {library or 'libdrmaa'} cannot be loaded: {said}",

@@ -43,9 +43,15 @@ class LocalCluster:
         environment = inherited(prefixes=OPEN_MPI) | {MARK: f"@{self.directory.resolve()}"}
         try:
             done = subprocess.run(
-                self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                env=environment, timeout=self.start_within, start_new_session=True, check=False,
-            )  # fmt: skip
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                timeout=self.start_within,
+                start_new_session=True,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SiteUnavailable(f"cluster {self.name}: locald does not start: {error}") from error
         if done.returncode == _CANNOT_RUN:
@@ -69,8 +75,9 @@ class LocalCluster:
         raise SiteRejected(
             f"cluster {self.name} of {self.nodes} nodes: {self.directory} is held by cluster {hello['cluster']} "
             f"of {hello['nodes']} nodes",
-            hint="end its jobs and agents first", fault="site",
-        )  # fmt: skip
+            hint="end its jobs and agents first",
+            fault="site",
+        )
 
     def connect(self) -> "LocalConnection":
         """A connection to its locald, which is started if it does not run. Raises ``SiteError``."""
@@ -131,9 +138,14 @@ class LocalCluster:
 
     def _command(self) -> list[str]:
         options = {
-            "--dir": self.directory, "--cluster": self.name, "--nodes": self.nodes, "--network": self.network,
-            "--linger": self.linger, "--kill-grace": self.kill_grace, "--preload": self.preload,
-        }  # fmt: skip
+            "--dir": self.directory,
+            "--cluster": self.name,
+            "--nodes": self.nodes,
+            "--network": self.network,
+            "--linger": self.linger,
+            "--kill-grace": self.kill_grace,
+            "--preload": self.preload,
+        }
         given = [text for key, value in options.items() if value is not None for text in (key, str(value))]
         return [sys.executable, "-I", "-S", str(_LOCALD), *given]
 

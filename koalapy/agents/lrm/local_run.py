@@ -37,9 +37,15 @@ def local_run(
         try:
             with output.open("rb") as shown, _interruptible():
                 job = connection.request(
-                    "submit", name=name, user=user, nodes=nodes, argv=list(argv), env=dict(env), cwd=str(cwd),
+                    "submit",
+                    name=name,
+                    user=user,
+                    nodes=nodes,
+                    argv=list(argv),
+                    env=dict(env),
+                    cwd=str(cwd),
                     output=str(output),
-                )["job"]  # fmt: skip
+                )["job"]
                 return _exit_code(_follow(cluster, connection, job, name, shown))
         finally:
             output.unlink(missing_ok=True)

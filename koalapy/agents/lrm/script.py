@@ -89,8 +89,10 @@ def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
         case "none" if submission.nodes > 1:
             raise SiteRejected(
                 f"{submission.nodes} nodes, but this cluster's fanout is none: it can start one node's runner only",
-                field="size", value=submission.nodes, hint="set the cluster's fanout to srun or qrsh",
-            )  # fmt: skip
+                field="size",
+                value=submission.nodes,
+                hint="set the cluster's fanout to srun or qrsh",
+            )
         case "none":
             parts.append(f"KOALA_NODE_INDEX=0 exec {argv}\n")
     return "".join(parts)

@@ -70,9 +70,12 @@ class SgeLrm:
         layout = await self._current_layout()
         if submission.nodes > len(layout.hosts):
             raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but {self._where} has {len(layout.hosts)}", field="size",
-                value=submission.nodes, hint="ask for fewer nodes", fault="limit",
-            )  # fmt: skip
+                f"{submission.nodes} nodes asked for, but {self._where} has {len(layout.hosts)}",
+                field="size",
+                value=submission.nodes,
+                hint="ask for fewer nodes",
+                fault="limit",
+            )
         script = await asyncio.to_thread(write_script, submission, "qrsh")
         try:
             job = await self._control.submit(script, submission, self._native(submission, layout))

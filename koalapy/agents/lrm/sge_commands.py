@@ -31,9 +31,10 @@ class SgeCommands:
         found = shutil.which("qstat")
         if found is None:
             raise SiteRejected(
-                "there is no qstat on the agent's PATH", fault="site",
+                "there is no qstat on the agent's PATH",
+                fault="site",
                 hint="install Grid Engine's commands on this host, or put their folder on the agent's PATH",
-            )  # fmt: skip
+            )
         self._folder = os.path.dirname(found)
         root = os.environ.get("SGE_ROOT", "")
         if root and not await asyncio.to_thread(_is_program, found):
@@ -49,9 +50,7 @@ class SgeCommands:
         """An answer whatever its exit code, unless the master is out of reach (``SiteUnavailable``)."""
         if self._folder is None:
             await self.find()
-        answer = await run(
-            f"{self._folder}/{command}", *arguments, environment=self._environment, patience=patience
-        )  # fmt: skip
+        answer = await run(f"{self._folder}/{command}", *arguments, environment=self._environment, patience=patience)
         if answer.code != 0 and _OUT_OF_REACH.search(answer.complaint):
             raise SiteUnavailable(f"{command}: {answer.complaint}")
         return answer
@@ -101,16 +100,19 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
     if not rule.isdecimal() or int(rule) < 1:
         raise SiteRejected(
             f"parallel environment {environment} does not give whole nodes: its allocation_rule is {rule or 'unset'}",
-            hint="set allocation_rule to the slots of a node (qconf -mp)", value=rule, fault="site",
-        )  # fmt: skip
+            hint="set allocation_rule to the slots of a node (qconf -mp)",
+            value=rule,
+            fault="site",
+        )
     selected = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
     instances = [tuple(word.split("@", 1)) for word in selected.output.decode().split() if "@" in word]
     if selected.code != 0 or not instances:
         where = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(
-            f"{where} the parallel environment {environment}", fault="site",
+            f"{where} the parallel environment {environment}",
+            fault="site",
             hint="see qconf -sql and qconf -sq QUEUE; its pe_list must name it (qconf -mq)",
-        )  # fmt: skip
+        )
     return Layout(int(rule), frozenset((queue, host) for queue, host in instances))
 
 
@@ -121,9 +123,11 @@ async def parallel_environment(commands: SgeCommands, name: str) -> dict[str, st
         known = (await commands.run("qconf", "-spl")).output.decode(errors="replace").split()
         raise SiteRejected(
             f"there is no parallel environment {name}",
-            field="parallel_environment", value=name, fault="site",
+            field="parallel_environment",
+            value=name,
+            fault="site",
             hint=f"there is {', '.join(known)}" if known else "make one with qconf -ap",
-        )  # fmt: skip
+        )
     lines = (line.split(None, 1) for line in answer.output.decode(errors="replace").splitlines())
     return {words[0]: words[1].strip() for words in lines if len(words) == 2}
 

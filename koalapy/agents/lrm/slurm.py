@@ -202,8 +202,11 @@ class SlurmLrm:
             gives = "has" if most == self._total else "gives a job at most"
             raise SiteRejected(
                 f"{submission.nodes} nodes asked for, but {offer.where} {gives} {most}",
-                field="size", value=submission.nodes, hint=f"ask for at most {most} nodes", fault="limit",
-            )  # fmt: skip
+                field="size",
+                value=submission.nodes,
+                hint=f"ask for at most {most} nodes",
+                fault="limit",
+            )
 
     async def _find_after(self, error: SiteUnavailable, name: str) -> str | None:
         try:
@@ -215,9 +218,15 @@ class SlurmLrm:
         """From Slurm's accounting; none where there is none."""
         try:
             answer = await run(
-                "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", f"--starttime={_REMEMBERED}",
-                "--format=JobIDRaw,State,UID,JobName", environment=environment(),
-            )  # fmt: skip
+                "sacct",
+                "--noheader",
+                "--parsable2",
+                "--allocations",
+                f"--name={name}",
+                f"--starttime={_REMEMBERED}",
+                "--format=JobIDRaw,State,UID,JobName",
+                environment=environment(),
+            )
         except SiteError:
             return []
         return _lines(answer.output) if answer.code == 0 else []

@@ -96,9 +96,15 @@ class SlurmCommands:
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         answer = await ask(
-            "sbatch", "--parsable", f"--job-name={submission.name}", f"--chdir={submission.workdir}",
-            f"--output={str(submission.output).replace('%', '%%')}", "--open-mode=append", *native, str(script),
-        )  # fmt: skip
+            "sbatch",
+            "--parsable",
+            f"--job-name={submission.name}",
+            f"--chdir={submission.workdir}",
+            f"--output={str(submission.output).replace('%', '%%')}",
+            "--open-mode=append",
+            *native,
+            str(script),
+        )
         job = (answer.output.decode(errors="replace").split() or [""])[-1].partition(";")[0]
         if not job.isdecimal():
             raise SiteUnavailable(f"sbatch answered what is no job number: {answer.complaint[:80]}")

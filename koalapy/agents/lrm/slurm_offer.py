@@ -112,9 +112,11 @@ def read_partitions(text: str) -> dict[str, Partition]:
         if name:
             most = size.rpartition("-")[2]
             known = Partition(
-                name.rstrip("*"), _AVAILABLE.get(state, state.upper()), name.endswith("*"),
+                name.rstrip("*"),
+                _AVAILABLE.get(state, state.upper()),
+                name.endswith("*"),
                 int(most) if most.isdecimal() else None,
-            )  # fmt: skip
+            )
             found[known.name] = known
     return found
 
@@ -127,9 +129,12 @@ def read_reservations(text: str) -> dict[str, Reservation]:
         if name := fields.get("ReservationName"):
             hosts = fields.get("Nodes", "(null)")
             found[name] = Reservation(
-                name, fields.get("State") == "ACTIVE", frozenset(() if hosts == "(null)" else expand(hosts)),
-                fields.get("StartTime", ""), "FLEX" in fields.get("Flags", "").split(","),
-            )  # fmt: skip
+                name,
+                fields.get("State") == "ACTIVE",
+                frozenset(() if hosts == "(null)" else expand(hosts)),
+                fields.get("StartTime", ""),
+                "FLEX" in fields.get("Flags", "").split(","),
+            )
     return found
 
 

@@ -10,8 +10,7 @@ import re
 from koalapy.agents.lrm.port import Fault
 
 _JOB = re.compile(
-    r"time limit|--time\b|MaxWall|PerJob|node count|node configuration|processors requested|date/time",
-    re.IGNORECASE,
+    r"time limit|--time\b|MaxWall|PerJob|node count|node configuration|processors requested|date/time", re.IGNORECASE
 )
 _LIMIT = re.compile(
     r"\b(QOS|Assoc)(Max|Grp)\w+|\bMax(Submit|Jobs|Array)\w*|would exceed|quota exceeded|exceeds? .*\bquota",

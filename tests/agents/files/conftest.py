@@ -87,12 +87,20 @@ class FileSite:
         replicas = Replicas(Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json"))
         self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None)
         self.stages = Stages(
-            self.name, self.directory / "stages", replicas, self.questions, self.depot, self._tell,
-            lambda instance, token: token in self.used, self.pulls,
-        )  # fmt: skip
+            self.name,
+            self.directory / "stages",
+            replicas,
+            self.questions,
+            self.depot,
+            self._tell,
+            lambda instance, token: token in self.used,
+            self.pulls,
+        )
         for what, handler in {
-            "stat": replicas.stat, "export": self.exports.export, "unexport": self.exports.unexport,
-        }.items():  # fmt: skip
+            "stat": replicas.stat,
+            "export": self.exports.export,
+            "unexport": self.exports.unexport,
+        }.items():
             self.questions.answer_with(what, handler)
         self.wire.sites[self.name] = self
 

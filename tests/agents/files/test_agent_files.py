@@ -142,9 +142,7 @@ async def test_a_stage_stays_while_its_program_runs(depot: FakeDepot, site: Site
     await daemon.until(lambda: not any(site.settings.stages.iterdir()), poll=0.05)
 
 
-async def test_a_new_agent_collects_what_the_old_one_did_not(
-    depot: FakeDepot, site: Site, daemon: FakeDaemon
-) -> None:  # fmt: skip
+async def test_a_new_agent_collects_what_the_old_one_did_not(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
     depot.away = True
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["a"])
@@ -162,7 +160,7 @@ async def test_a_new_agent_collects_what_the_old_one_did_not(
 @needs_rsync
 async def test_an_agent_that_was_killed_goes_on_with_its_transfers(
     tmp_path: Path, other_site: Site, daemon: FakeDaemon
-) -> None:  # fmt: skip
+) -> None:
     site = Site(tmp_path, daemon)
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()

@@ -52,11 +52,13 @@ def test_a_folder_is_the_sum_of_its_parts(tree: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda top: (top / "a").write_bytes(b"2"), lambda top: (top / "a").rename(top / "z"),
-        lambda top: (top / "new").mkdir(), lambda top: (top / "b" / "c").rename(top / "c"),
+        lambda top: (top / "a").write_bytes(b"2"),
+        lambda top: (top / "a").rename(top / "z"),
+        lambda top: (top / "new").mkdir(),
+        lambda top: (top / "b" / "c").rename(top / "c"),
         lambda top: (top / "b" / "c").unlink(),
     ],
-)  # fmt: skip
+)
 def test_whatever_changes_in_a_folder_changes_its_checksum(tree: Path, change: Callable[[Path], object]) -> None:
     before = measured(tree).checksum
     change(tree)

@@ -20,9 +20,32 @@ from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, conte
 
 pytestmark = needs_rsync
 HOSTILE = [
-    "plain", "a b", " lead", "trail ", "-rf", "--delete", "#x", ";y", "[ab]*?", "%HOME%", "ünï €", "new\nline",
-    "tab\t", "\\back\\slash", "!", "+ x", "- y", "a:b", "'q\"", "$(x)", "~", "*", "\x01ctl", "...", ".hidden",
-]  # fmt: skip
+    "plain",
+    "a b",
+    " lead",
+    "trail ",
+    "-rf",
+    "--delete",
+    "#x",
+    ";y",
+    "[ab]*?",
+    "%HOME%",
+    "ünï €",
+    "new\nline",
+    "tab\t",
+    "\\back\\slash",
+    "!",
+    "+ x",
+    "- y",
+    "a:b",
+    "'q\"",
+    "$(x)",
+    "~",
+    "*",
+    "\x01ctl",
+    "...",
+    ".hidden",
+]
 BIG = random.Random(1).randbytes(6_000_000)
 
 
@@ -414,17 +437,21 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
     (south.replicas / "set" / "way").symlink_to(tmp_path / "secret")
     url = f"rsync://{way.user}@{way.host}:{way.port}/{way.module}/"
     pulling = await asyncio.create_subprocess_exec(
-        "rsync", "--recursive", "--links", option, url, f"{tmp_path}/came/",
-        env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": way.password}, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        "rsync",
+        "--recursive",
+        "--links",
+        option,
+        url,
+        f"{tmp_path}/came/",
+        env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": way.password},
+        stderr=asyncio.subprocess.PIPE,
+    )
     _, said = await pulling.communicate()
     assert b"refused" in said or b"configured to refuse" in said
     assert not (tmp_path / "came" / "way" / "s").exists()
 
 
-async def test_who_connects_and_says_nothing_is_sent_away(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "LOGIN", 0.2)
     way = await exported(south, south.make("data"))
     reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
@@ -482,9 +509,7 @@ async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
     writer.close()
 
 
-async def test_a_ticket_that_cannot_be_written_down_is_none(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+async def test_a_ticket_that_cannot_be_written_down_is_none(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     path = south.make("data")
     await exported(south, path)
     before = len(os.listdir("/proc/self/fd"))
@@ -518,8 +543,7 @@ async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
-    [(OSError(28, "No space left on device"), SiteUnavailable), (KeyError("odd"), SiteRejected)],
+    ("error", "expected"), [(OSError(28, "No space left on device"), SiteUnavailable), (KeyError("odd"), SiteRejected)]
 )
 async def test_who_asks_is_answered_whatever_went_wrong(
     north: FileSite, south: FileSite, error: Exception, expected: type[SiteError]
@@ -590,9 +614,15 @@ async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: F
     (tmp_path / "came" / "data").write_bytes(b"content\n")
     means = north.stages._means
     one = Pull(
-        south.input(south.make("data")), "north", tmp_path / "came", means.questions, means.threads, means.turns, 0,
+        south.input(south.make("data")),
+        "north",
+        tmp_path / "came",
+        means.questions,
+        means.threads,
+        means.turns,
+        0,
         lambda: None,
-    )  # fmt: skip
+    )
     one._looking = old = asyncio.get_running_loop().create_future()
     looking = asyncio.create_task(one._look_anew())
     for _ in range(5):

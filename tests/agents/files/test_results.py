@@ -24,14 +24,33 @@ from tests.agents.files.depots import FakeDepot
 @pytest.mark.parametrize(
     ("pattern", "path", "matches"),
     [
-        ("*.txt", "a.txt", True), ("*.txt", "sub/a.txt", False), ("*", ".hidden", True), ("**/*.txt", "a.txt", True),
-        ("**/*.txt", "a/b/c.txt", True), ("a/**", "a/b/c", True), ("a/**", "b/a", False), ("a/**/c", "a/c", True),
-        ("a/**/c", "a/x/y/c", True), ("out", "out", True), ("out", "out/a/b", True), ("out/", "out/a", True),
-        ("o?t", "out", True), ("[ab]", "a", True), ("[ab]", "[ab]", False), ("[[]ab]", "[ab]", True),
-        ("./a", "a", True), ("", "a", False), ("/", "a", False), ("../a", "a", False), ("**", "a/b", True),
-        ("a\nb*", "a\nbc", True), ("a*", "a\nb", True), ("A", "a", False), ("*/c", "a/b/c", False),
+        ("*.txt", "a.txt", True),
+        ("*.txt", "sub/a.txt", False),
+        ("*", ".hidden", True),
+        ("**/*.txt", "a.txt", True),
+        ("**/*.txt", "a/b/c.txt", True),
+        ("a/**", "a/b/c", True),
+        ("a/**", "b/a", False),
+        ("a/**/c", "a/c", True),
+        ("a/**/c", "a/x/y/c", True),
+        ("out", "out", True),
+        ("out", "out/a/b", True),
+        ("out/", "out/a", True),
+        ("o?t", "out", True),
+        ("[ab]", "a", True),
+        ("[ab]", "[ab]", False),
+        ("[[]ab]", "[ab]", True),
+        ("./a", "a", True),
+        ("", "a", False),
+        ("/", "a", False),
+        ("../a", "a", False),
+        ("**", "a/b", True),
+        ("a\nb*", "a\nbc", True),
+        ("a*", "a\nb", True),
+        ("A", "a", False),
+        ("*/c", "a/b/c", False),
     ],
-)  # fmt: skip
+)
 def test_patterns(pattern: str, path: str, matches: bool) -> None:
     assert Patterns([pattern]).matches(path.split("/")) is matches
 

@@ -18,8 +18,23 @@ from koalapy.model.inputs import name_problem
 
 SECRET, OPEN = b"secret\n", b"open\n"
 NAMES = [
-    "..", ".", "", "data", "sub", "deep", "out", "out-file", "in", "loop", "pipe", "-rf", "a b", "*", "\n", "x" * 300,
-]  # fmt: skip
+    "..",
+    ".",
+    "",
+    "data",
+    "sub",
+    "deep",
+    "out",
+    "out-file",
+    "in",
+    "loop",
+    "pipe",
+    "-rf",
+    "a b",
+    "*",
+    "\n",
+    "x" * 300,
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +69,11 @@ def content(roots: Roots, path: str) -> bytes:
 
 @settings(max_examples=600, deadline=None)
 @given(
-    st.lists(st.sampled_from(NAMES), max_size=6), st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
+    st.lists(st.sampled_from(NAMES), max_size=6),
+    st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
     st.text(max_size=3),
-)  # fmt: skip
-def test_every_path_leads_below_the_root_or_nowhere(
-    world: Path, names: list[str], start: str, odd: str
-) -> None:  # fmt: skip
+)
+def test_every_path_leads_below_the_root_or_nowhere(world: Path, names: list[str], start: str, odd: str) -> None:
     roots = Roots("north", [world / "root"])
     path = start.replace("TOP", str(world)) + "/".join([*names, *([odd] if odd else [])])
     try:
@@ -81,12 +95,23 @@ def test_neither_do_paths_that_a_catalogue_might_tell(world: Path, names: list[s
 @pytest.mark.parametrize(
     ("path", "fault"),
     [
-        ("/etc/passwd", "outside"), ("../data", "outside"), ("sub/../../data", "outside"), ("out/data", "outside"),
-        ("sub/out-file", "outside"), ("", "outside"), (".", "outside"), ("a\0b", "outside"), ("\udcff", "outside"),
-        ("nothing", "missing"), ("data/x", "missing"), ("pipe", "irregular"), ("loop", "irregular"),
-        ("sub", "irregular"), ("x" * 300, "unreadable"),
+        ("/etc/passwd", "outside"),
+        ("../data", "outside"),
+        ("sub/../../data", "outside"),
+        ("out/data", "outside"),
+        ("sub/out-file", "outside"),
+        ("", "outside"),
+        (".", "outside"),
+        ("a\0b", "outside"),
+        ("\udcff", "outside"),
+        ("nothing", "missing"),
+        ("data/x", "missing"),
+        ("pipe", "irregular"),
+        ("loop", "irregular"),
+        ("sub", "irregular"),
+        ("x" * 300, "unreadable"),
     ],
-)  # fmt: skip
+)
 def test_why_not(world: Path, path: str, fault: str) -> None:
     with pytest.raises(SiteRejected) as caught:
         content(Roots("north", [world / "root"]), path)

@@ -103,9 +103,9 @@ async def test_what_has_not_changed_is_read_once_also_by_the_next_agent(north: F
 async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: FileSite, read: list[str]) -> None:
     path = old(north.make("data"))
     size, checksum = content_of(path)
-    north.stage(StageFile(
-        name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum
-    ))  # fmt: skip
+    north.stage(
+        StageFile(name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum)
+    )
     await north.comes_to("done")
     found = await north.stages._means.replicas.stat({"path": str(path)})
     north.stage(north.input(path), token=U)

@@ -211,14 +211,23 @@ async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(nort
 @pytest.mark.parametrize(
     "members",
     [
-        [member("../x")], [member("/x")], [member("a/../../x")], [member("..")],
-        [member("a", type=tarfile.SYMTYPE, linkname="/etc"), member("a/x")], [member("a", type=tarfile.SYMTYPE)],
-        [member("b"), member("a", type=tarfile.LNKTYPE, linkname="b")], [member("a", type=tarfile.FIFOTYPE)],
-        [member("a", type=tarfile.CHRTYPE)], [member("a"), member("a")], [member("a"), member("a/b")],
-        [member("a", type=tarfile.DIRTYPE), member("a")], [member("a"), member("a/b/c")],
-        [member("a"), member("a/b", type=tarfile.DIRTYPE)], [member("/".join(["x" * 250] * 20))],
+        [member("../x")],
+        [member("/x")],
+        [member("a/../../x")],
+        [member("..")],
+        [member("a", type=tarfile.SYMTYPE, linkname="/etc"), member("a/x")],
+        [member("a", type=tarfile.SYMTYPE)],
+        [member("b"), member("a", type=tarfile.LNKTYPE, linkname="b")],
+        [member("a", type=tarfile.FIFOTYPE)],
+        [member("a", type=tarfile.CHRTYPE)],
+        [member("a"), member("a")],
+        [member("a"), member("a/b")],
+        [member("a", type=tarfile.DIRTYPE), member("a")],
+        [member("a"), member("a/b/c")],
+        [member("a"), member("a/b", type=tarfile.DIRTYPE)],
+        [member("/".join(["x" * 250] * 20))],
     ],
-)  # fmt: skip
+)
 def test_archives_that_want_to_be_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     into = tmp_path / "above" / "into"
     into.mkdir(parents=True)

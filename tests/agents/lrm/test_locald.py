@@ -182,12 +182,28 @@ def test_it_ends_by_itself_without_clients_and_jobs(make_site: Callable[..., Sit
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("nodes", 0), ("nodes", True), ("nodes", 5), ("nodes", "2"), ("argv", []), ("argv", ["a\0b"]), ("argv", "ls"),
-        ("argv", [""]), ("env", {"A": 1}), ("env", {"A=B": ""}), ("env", []), ("cwd", "/no/such/folder"),
-        ("output", "relative"), ("output", "/no/such/folder/file"), ("name", ""), ("user", None), ("name", "\ud800"),
-        ("walltime", -1), ("walltime", float("nan")), ("walltime", "soon"),
+        ("nodes", 0),
+        ("nodes", True),
+        ("nodes", 5),
+        ("nodes", "2"),
+        ("argv", []),
+        ("argv", ["a\0b"]),
+        ("argv", "ls"),
+        ("argv", [""]),
+        ("env", {"A": 1}),
+        ("env", {"A=B": ""}),
+        ("env", []),
+        ("cwd", "/no/such/folder"),
+        ("output", "relative"),
+        ("output", "/no/such/folder/file"),
+        ("name", ""),
+        ("user", None),
+        ("name", "\ud800"),
+        ("walltime", -1),
+        ("walltime", float("nan")),
+        ("walltime", "soon"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_submission_is_refused_by_the_name_of_its_field(site: Site, field: str, value: object) -> None:
     good: dict[str, object] = {"nodes": 1, "argv": ["/bin/true"], "name": "job"}
     with pytest.raises(SiteRejected, match=f"^{field}: "):

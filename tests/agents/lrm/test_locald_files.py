@@ -23,8 +23,9 @@ def test_who_cannot_be_let_in_is_not_tried_all_the_time(tmp_path: Path) -> None:
     with Full(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
-        server = Server(cast(Book, type("Empty", (), {"seq": 0})), deadlines, cast(Journal, None), listener,
-                        facts={}, linger=1.0)  # fmt: skip
+        server = Server(
+            cast(Book, type("Empty", (), {"seq": 0})), deadlines, cast(Journal, None), listener, facts={}, linger=1.0
+        )
         server._selector = selector
         server._listen()
         server._accept()

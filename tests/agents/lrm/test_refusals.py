@@ -34,8 +34,15 @@ def test_any_words_get_an_answer(told: str) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "fault"),
-    [("PartitionTimeLimit", "job"), ("InvalidQOS", "site"), ("Resources", None), ("Priority", None), ("", None),
-     ("PartitionNodeLimit", None), ("QOSMaxJobsPerUserLimit", None)],
-)  # fmt: skip
+    [
+        ("PartitionTimeLimit", "job"),
+        ("InvalidQOS", "site"),
+        ("Resources", None),
+        ("Priority", None),
+        ("", None),
+        ("PartitionNodeLimit", None),
+        ("QOSMaxJobsPerUserLimit", None),
+    ],
+)
 def test_a_job_that_was_taken_and_never_starts(reason: str, fault: str | None) -> None:
     assert slurm_refusals.fault_of_waiting(reason) == fault

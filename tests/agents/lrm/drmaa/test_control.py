@@ -150,9 +150,14 @@ async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLib
     ],
 )
 async def test_an_ended_job_is_told_of(
-    control: DrmaaControl, library: FakeLibrary, tmp_path: Path, words: str, exit_code: int | None, signal: str,
+    control: DrmaaControl,
+    library: FakeLibrary,
+    tmp_path: Path,
+    words: str,
+    exit_code: int | None,
+    signal: str,
     aborted: bool,
-) -> None:  # fmt: skip
+) -> None:
     heard = asyncio.Event()
     control.on_ended(heard.set)
     job = await hand_in(control, tmp_path)
@@ -185,9 +190,11 @@ asyncio.run(main())
 def test_a_worker_dies_with_its_agent(library: FakeLibrary, how: str) -> None:
     library.will("jobStatus", how)
     subprocess.run(
-        [sys.executable, "-c", AGENT, str(PACKAGE), str(library.state), how], timeout=60, check=False,
+        [sys.executable, "-c", AGENT, str(PACKAGE), str(library.state), how],
+        timeout=60,
+        check=False,
         env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     (pid,) = library.pids()
     eventually(lambda: not is_alive(pid))
     assert len(library.calls("exit")) == (0 if how else 1)

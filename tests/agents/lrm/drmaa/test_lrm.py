@@ -76,9 +76,7 @@ async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, library: FakeLibrary
         ),
     ],
 )
-async def test_how_a_job_ended(
-    lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path, words: str, ended: LrmJob
-) -> None:  # fmt: skip
+async def test_how_a_job_ended(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path, words: str, ended: LrmJob) -> None:
     job = await lrm.submit(submission(tmp_path, walltime=1.0))
     library.job(job, words)
     assert await first_with(lrm, LrmJobState.ENDED) == ended

@@ -70,9 +70,7 @@ async def test_jobs_of_others_are_background(lrm: SgeLrm, engine: FakeGridEngine
 async def test_one_question_is_a_look(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     for _ in range(3):
         await lrm.snapshot()
-    assert engine.calls("qstat") == [
-        f"qstat -f -g t -s {which} -u {OWNER} -xml" for which in ("prsz", "prs", "prs")
-    ]  # fmt: skip
+    assert engine.calls("qstat") == [f"qstat -f -g t -s {which} -u {OWNER} -xml" for which in ("prsz", "prs", "prs")]
     assert len(engine.calls("qconf")) == len(engine.calls("qselect")) == 1
 
 
@@ -124,7 +122,7 @@ async def test_an_ended_job_is_told_with_its_end(lrm: SgeLrm, engine: FakeGridEn
 )
 async def test_why_it_ended(
     lrm: SgeLrm, engine: FakeGridEngine, failed: str, status: int, lost: bool, reason: str
-) -> None:  # fmt: skip
+) -> None:
     engine.shows("busy.xml")
     job = named(await lrm.snapshot(), "koala-m")
     engine.accounts(job.id, "koala-m", failed, status, job.nodes[0])
@@ -207,7 +205,7 @@ async def test_a_job_in_trouble_of_which_nothing_is_said_fails_no_look(lrm: SgeL
 async def test_a_job_is_handed_in_on_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     assert await lrm.submit(submission(tmp_path, walltime=90.5)) == "7"
     assert control.native == [
-        ["-pe", "koala", "4", "-q", "all.q", "-l", "h_rt=91", "-b", "y", "-shell", "n", "-r", "n", "-P", "grid"],
+        ["-pe", "koala", "4", "-q", "all.q", "-l", "h_rt=91", "-b", "y", "-shell", "n", "-r", "n", "-P", "grid"]
     ]
     assert "qrsh -inherit" in (tmp_path / "launch").read_text()
     assert await lrm.find("koala-new") == "7"

@@ -40,8 +40,15 @@ def test_every_word_that_qstats_manual_knows(words: str, state: LrmJobState) -> 
 def test_every_letter_of_a_queue() -> None:
     assert set("acouACDESdsP") == QUEUE_STATES.keys()
     assert [standing(states) for states in ("", "a", "A", "aS", "au", "d", "?", "dE")] == [
-        "idle", "busy", "busy", "busy", "down", "down", "down", "down",
-    ]  # fmt: skip
+        "idle",
+        "busy",
+        "busy",
+        "busy",
+        "down",
+        "down",
+        "down",
+        "down",
+    ]
 
 
 def test_the_accounting_is_read() -> None:

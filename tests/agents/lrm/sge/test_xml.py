@@ -104,11 +104,15 @@ def rows(jobs: list[tuple[str, str, str]]) -> str:
 def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], waiting: list[tuple[str, ...]]) -> None:
     text = "".join(
         "<Queue-List>"
-        + element("name", name) + element("slots_used", used) + element("slots_resv", kept)
-        + element("slots_total", total) + element("state", states) + rows(jobs)  # type: ignore[arg-type]
+        + element("name", name)
+        + element("slots_used", used)
+        + element("slots_resv", kept)
+        + element("slots_total", total)
+        + element("state", states)
+        + rows(jobs)  # type: ignore[arg-type]
         + "</Queue-List>"
         for name, used, kept, total, states, jobs in shown
-    )  # fmt: skip
+    )
     answer = f"<job_info><queue_info>{text}</queue_info><job_info>{rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
     try:
         look = read_look(answer.encode())
@@ -131,11 +135,16 @@ def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], w
 HOSTS = st.sampled_from([*NODES, "elsewhere"])
 INSTANCES = st.lists(
     st.builds(
-        Instance, queue=st.sampled_from(["all.q", "other.q"]), host=HOSTS, states=st.text("aAuEdsSCDPoc", max_size=2),
-        used=st.integers(0, 2), reserved=st.integers(0, 1), total=st.integers(0, 2),
+        Instance,
+        queue=st.sampled_from(["all.q", "other.q"]),
+        host=HOSTS,
+        states=st.text("aAuEdsSCDPoc", max_size=2),
+        used=st.integers(0, 2),
+        reserved=st.integers(0, 1),
+        total=st.integers(0, 2),
     ),
     max_size=8,
-)  # fmt: skip
+)
 
 
 @given(INSTANCES, st.sets(HOSTS))

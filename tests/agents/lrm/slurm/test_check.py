@@ -30,8 +30,10 @@ async def test_a_slurm_too_old(slurm: FakeSlurm, told: str) -> None:
     slurm.says("sinfo", told + "\n", when="--version")
     found = (await findings())["Slurm"]
     assert (found.ok, found.found, found.hint) == (
-        False, f"{told}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later",
-    )  # fmt: skip
+        False,
+        f"{told}: squeue --json needs 21.08",
+        "upgrade Slurm to 21.08 or later",
+    )
 
 
 async def test_a_controller_out_of_reach(slurm: FakeSlurm) -> None:

@@ -25,9 +25,27 @@ def test_short_forms(text: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["n[", "n]", "n[]", "n[1", "n[a]", "n[3-1]", "n[1-]", "n[-1]", "n[1,]", "a,", ",a", "a,,b", "a b", "n[[1]]", "n[²]",
-     "n[1-999999999]", "n[1-9999]m[1-9999]", "n[1-90000],m[1-90000]"],
-)  # fmt: skip
+    [
+        "n[",
+        "n]",
+        "n[]",
+        "n[1",
+        "n[a]",
+        "n[3-1]",
+        "n[1-]",
+        "n[-1]",
+        "n[1,]",
+        "a,",
+        ",a",
+        "a,,b",
+        "a b",
+        "n[[1]]",
+        "n[²]",
+        "n[1-999999999]",
+        "n[1-9999]m[1-9999]",
+        "n[1-90000],m[1-90000]",
+    ],
+)
 def test_what_is_no_host_list(text: str) -> None:
     with pytest.raises(ValueError, match="is no list of host names"):
         expand(text)

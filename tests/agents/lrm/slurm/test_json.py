@@ -114,11 +114,17 @@ def test_nonsense_is_one_clear_line(given: bytes, told: str) -> None:
 
 
 ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 1 << 33), st.floats(), st.text(max_size=6),
-    st.lists(st.text(max_size=4), max_size=2), st.just({}), st.just({"set": True, "infinite": False}),
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 1 << 33),
+    st.floats(),
+    st.text(max_size=6),
+    st.lists(st.text(max_size=4), max_size=2),
+    st.just({}),
+    st.just({"set": True, "infinite": False}),
     st.just({"set": 1, "number": "1"}),
     st.sampled_from(["n[", "n[3-1]", "a b", "n[1-99999999]"]),
-)  # fmt: skip
+)
 STATES = st.sampled_from(
     ["IDLE", "idle", "MIXED", "DOWN", "DRAIN", "COMPLETING", "mystery", "RUNNING", "PENDING", "FAILED", "NODE_FAIL"]
 )

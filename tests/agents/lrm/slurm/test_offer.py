@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings, snapshot_of
 from koalapy.agents.lrm.slurm_json import SlurmNode
-from koalapy.agents.lrm.slurm_offer import (
-    Offer,
-    Partition,
-    Reservation,
-    option,
-    read_partitions,
-    read_reservations,
-)
+from koalapy.agents.lrm.slurm_offer import Offer, Partition, Reservation, option, read_partitions, read_reservations
 from koalapy.model.errors import SiteRejected
 
 from .conftest import ANSWERS, FakeSlurm
@@ -41,10 +34,14 @@ CONFIGURATION = (
 def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, str] | None = None) -> None:
     """Have the nodes be in these states (a word and flags), in these partitions or in main."""
     nodes = [
-        {"name": name, "state": words.split()[0], "state_flags": words.split()[1:],
-         "partitions": (partitions or {}).get(name, "main").split()}
+        {
+            "name": name,
+            "state": words.split()[0],
+            "state_flags": words.split()[1:],
+            "partitions": (partitions or {}).get(name, "main").split(),
+        }
         for name, words in states.items()
-    ]  # fmt: skip
+    ]
     slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
     slurm.says("squeue", json.dumps({"jobs": [], "errors": []}), when="*--json*")
 
@@ -173,11 +170,12 @@ async def test_what_backfill_keeps_is_idle_for_our_own_queued_jobs_only(slurm: F
         ("Frostbite", "", "Slurm says Frostbite"),
         ("None", "", ""),
         (
-            "ReqNodeNotAvail", "ReqNodeNotAvail, UnavailableNodes:n1",
+            "ReqNodeNotAvail",
+            "ReqNodeNotAvail, UnavailableNodes:n1",
             "Slurm says ReqNodeNotAvail, UnavailableNodes:n1 (nodes that it needs are reserved for others, or not up)",
         ),
     ],
-)  # fmt: skip
+)
 async def test_what_a_job_waits_for_is_told(slurm: FakeSlurm, reason: str, description: str, told: str) -> None:
     shows(slurm, {"n1": "idle"})
     waits(slurm, reason, description=description)

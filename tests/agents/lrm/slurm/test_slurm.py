@@ -73,8 +73,10 @@ async def test_a_large_queue_is_read_in_columns(slurm: FakeSlurm) -> None:
     seen = lrm()
     first = await seen.snapshot()
     assert {job.id: job.state for job in first.jobs} == {
-        "166": LrmJobState.ENDED, "167": LrmJobState.RUNNING, "169": LrmJobState.QUEUED,
-    }  # fmt: skip
+        "166": LrmJobState.ENDED,
+        "167": LrmJobState.RUNNING,
+        "169": LrmJobState.QUEUED,
+    }
     assert await seen.snapshot() == first
     assert sum("--json" in call for call in slurm.calls("squeue")) == 1, "asked once, and never again"
 
@@ -209,9 +211,13 @@ async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "told",
-    ["Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation",
-     "Connection refused", "Slurm temporarily unable to accept job, sleeping and retrying"],
-)  # fmt: skip
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "Socket timed out on send/recv operation",
+        "Connection refused",
+        "Slurm temporarily unable to accept job, sleeping and retrying",
+    ],
+)
 async def test_what_sbatch_may_do_later(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
     with pytest.raises(SiteUnavailable, match=told.split("(")[0]):

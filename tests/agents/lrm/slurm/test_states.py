@@ -82,18 +82,36 @@ def test_what_we_cancelled_is_not_lost() -> None:
 @pytest.mark.parametrize(
     ("words", "standing"),
     [
-        ("IDLE", "idle"), ("IDLE PLANNED", "planned"), ("IDLE CLOUD POWERED_DOWN", "idle"),
+        ("IDLE", "idle"),
+        ("IDLE PLANNED", "planned"),
+        ("IDLE CLOUD POWERED_DOWN", "idle"),
         ("IDLE CLOUD POWERED_DOWN PLANNED", "planned"),
-        ("IDLE REBOOT_REQUESTED", "busy"), ("ALLOCATED REBOOT_REQUESTED", "busy"), ("DOWN REBOOT_ISSUED", "down"),
-        ("IDLE NOT_RESPONDING POWERING_UP", "busy"), ("IDLE POWERING_UP", "busy"), ("IDLE DRAIN POWERING_UP", "down"),
-        ("ALLOCATED NOT_RESPONDING POWERING_UP", "busy"), ("DOWN POWERED_DOWN NOT_RESPONDING", "down"),
+        ("IDLE REBOOT_REQUESTED", "busy"),
+        ("ALLOCATED REBOOT_REQUESTED", "busy"),
+        ("DOWN REBOOT_ISSUED", "down"),
+        ("IDLE NOT_RESPONDING POWERING_UP", "busy"),
+        ("IDLE POWERING_UP", "busy"),
+        ("IDLE DRAIN POWERING_UP", "down"),
+        ("ALLOCATED NOT_RESPONDING POWERING_UP", "busy"),
+        ("DOWN POWERED_DOWN NOT_RESPONDING", "down"),
         ("IDLE POWER_DOWN", "down"),
-        ("ALLOCATED", "busy"), ("MIXED", "busy"), ("IDLE COMPLETING", "busy"), ("IDLE RESERVED", "busy"),
-        ("DOWN", "down"), ("IDLE DRAIN", "down"), ("ALLOCATED DRAIN", "down"), ("IDLE NOT_RESPONDING", "down"),
-        ("IDLE MAINTENANCE", "down"), ("IDLE POWERING_DOWN", "down"), ("IDLE FAIL", "down"), ("UNKNOWN", "down"),
-        ("FUTURE", "down"), ("MYSTERY", "down"), ("", "down"),
+        ("ALLOCATED", "busy"),
+        ("MIXED", "busy"),
+        ("IDLE COMPLETING", "busy"),
+        ("IDLE RESERVED", "busy"),
+        ("DOWN", "down"),
+        ("IDLE DRAIN", "down"),
+        ("ALLOCATED DRAIN", "down"),
+        ("IDLE NOT_RESPONDING", "down"),
+        ("IDLE MAINTENANCE", "down"),
+        ("IDLE POWERING_DOWN", "down"),
+        ("IDLE FAIL", "down"),
+        ("UNKNOWN", "down"),
+        ("FUTURE", "down"),
+        ("MYSTERY", "down"),
+        ("", "down"),
     ],
-)  # fmt: skip
+)
 def test_nodes(words: str, standing: str) -> None:
     assert node_standing(set(words.split())) == standing
 
@@ -101,10 +119,14 @@ def test_nodes(words: str, standing: str) -> None:
 @pytest.mark.parametrize(
     ("words", "standing"),
     [
-        ("IDLE RESERVED", "idle"), ("IDLE MAINTENANCE RESERVED", "idle"), ("IDLE PLANNED RESERVED", "planned"),
-        ("ALLOCATED RESERVED", "busy"), ("IDLE DRAIN RESERVED", "down"), ("DOWN RESERVED", "down"),
+        ("IDLE RESERVED", "idle"),
+        ("IDLE MAINTENANCE RESERVED", "idle"),
+        ("IDLE PLANNED RESERVED", "planned"),
+        ("ALLOCATED RESERVED", "busy"),
+        ("IDLE DRAIN RESERVED", "down"),
+        ("DOWN RESERVED", "down"),
     ],
-)  # fmt: skip
+)
 def test_nodes_of_our_own_reservation(words: str, standing: str) -> None:
     assert node_standing(set(words.split()), reserved=True) == standing
 
