@@ -25,7 +25,14 @@ from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
 from koalapy.agents.outputlog import LIMIT
-from koalapy.agents.protocol import (
+from koalapy.agents.questions import Questions
+from koalapy.agents.reporter import Reporter
+from koalapy.agents.runners import RunnerServer
+from koalapy.agents.spool import RUNNER_LOG, Spool, trouble
+from koalapy.agents.uplink import Uplink
+from koalapy.model.disk import DiskLimits
+from koalapy.model.job import parse_token
+from koalapy.protocol.messages import (
     Ack,
     Command,
     Confirmed,
@@ -39,13 +46,6 @@ from koalapy.agents.protocol import (
     Submit,
     Welcome,
 )
-from koalapy.agents.questions import Questions
-from koalapy.agents.reporter import Reporter
-from koalapy.agents.runners import RunnerServer
-from koalapy.agents.spool import RUNNER_LOG, Spool, trouble
-from koalapy.agents.uplink import Uplink
-from koalapy.model.disk import DiskLimits
-from koalapy.model.job import parse_token
 from koalapy.runtime.folders import sweep
 
 log = structlog.get_logger()

@@ -12,11 +12,11 @@ import structlog
 from koalapy.agents.component import Component
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.patience import listened
-from koalapy.agents.protocol import Relay
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import trouble
 from koalapy.model.job import of_one_attempt
+from koalapy.protocol.messages import Relay
 
 log = structlog.get_logger()
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agents.outputlog import LIMIT, OutputLog
-from koalapy.agents.protocol import ReportedState, Status
 from koalapy.agents.runners import RunnerConnection, encode
 from koalapy.agents.spool import RUNNER_LOG, Folder
+from koalapy.protocol.messages import ReportedState, Status
 
 KILLED_BY_TERM = 128 + 15
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from koalapy.agents.protocol import KnownDaemon
+from koalapy.protocol.messages import KnownDaemon
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
-from koalapy.agents.protocol import Answer, Ask
 from koalapy.agents.uplink import Uplink
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.protocol.messages import Answer, Ask
 
 log = structlog.get_logger()
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.protocol import DiskReport, Inventory, Output, Report, StageStatus, Status
 from koalapy.agents.uplink import Uplink
 from koalapy.model.disk import Disk
+from koalapy.protocol.messages import DiskReport, Inventory, Output, Report, StageStatus, Status
 
 NOTHING_SEEN = Report(total=0, idle=0, background=0, down=0, holding=[])
 RESEND = 10.0

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from koalapy.agents.bounds import Bytes, ExitCode, Host, Name, Nodes, Payload, Piece, Words
 from koalapy.model.text import encodable
+from koalapy.protocol.bounds import Bytes, ExitCode, Host, Name, Nodes, Payload, Piece, Words
 
 
 class Said(BaseModel):

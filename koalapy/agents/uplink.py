@@ -11,7 +11,7 @@ from websockets import CloseCode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from koalapy.agents.protocol import FromAgent, FromDaemon, Hello, frame, from_agent, from_daemon
+from koalapy.protocol.messages import FromAgent, FromDaemon, Hello, frame, from_agent, from_daemon
 
 log = structlog.get_logger()
 

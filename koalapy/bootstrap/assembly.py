@@ -29,8 +29,8 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.open_files import raise_limit
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
+from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.events import AgentFailed
-from koalapy.scheduling.experience import Experience
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import LEARNED_FROM, Advisor

@@ -103,7 +103,7 @@ class ClusterResumed:
 
 @dataclass(frozen=True, slots=True)
 class ComponentUpdated:
-    """All that a cluster knows of one component; see ``agents.protocol.Status``."""
+    """All that a cluster knows of one component; see ``protocol.messages.Status``."""
 
     token: Token
     cluster: ClusterName

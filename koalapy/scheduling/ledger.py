@@ -18,7 +18,7 @@ from koalapy.model.job import (
     Token,
     parse_token,
 )
-from koalapy.scheduling.commands import Command, Effects
+from koalapy.scheduling.effects import Command, Effects
 
 
 class Ledger:

@@ -17,27 +17,27 @@ from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName, Request
 from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
-from koalapy.scheduling.advising import Advising
-from koalapy.scheduling.asking import Asking
-from koalapy.scheduling.claiming import Claiming, Nonces
-from koalapy.scheduling.commands import Effects
-from koalapy.scheduling.components import Components
-from koalapy.scheduling.deadlines import Deadlines
-from koalapy.scheduling.doubts import Doubts
-from koalapy.scheduling.earlier import as_of
-from koalapy.scheduling.endings import Endings
-from koalapy.scheduling.experience import Experience
-from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.advisor.advising import Advising
+from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.claiming.claiming import Claiming, Nonces
+from koalapy.scheduling.claiming.relocation import Relocation
+from koalapy.scheduling.claiming.transfers import Transfers
+from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.grid import ClusterBook, GridBook, Links
 from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.news import News
-from koalapy.scheduling.placing import Placer
-from koalapy.scheduling.relocation import Relocation
+from koalapy.scheduling.lifecycle.components import Components
+from koalapy.scheduling.lifecycle.deadlines import Deadlines
+from koalapy.scheduling.lifecycle.doubts import Doubts
+from koalapy.scheduling.lifecycle.earlier import as_of
+from koalapy.scheduling.lifecycle.endings import Endings
+from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.lifecycle.news import News
+from koalapy.scheduling.lifecycle.waits import Waits
+from koalapy.scheduling.queueing.asking import Asking
+from koalapy.scheduling.queueing.placing import Placer
+from koalapy.scheduling.queueing.waiting import Waiting
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
-from koalapy.scheduling.transfers import Transfers
-from koalapy.scheduling.waiting import Waiting
-from koalapy.scheduling.waits import Waits
 
 MOST_GONE = 1000
 """Files that nobody may want any more."""

@@ -7,7 +7,7 @@ from koalapy.model.advice import Advised
 from koalapy.placement.belief import Belief
 from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
 from koalapy.ports import AdviceStore
-from koalapy.scheduling.experience import Experience, Seen
+from koalapy.scheduling.advisor.experience import Experience, Seen
 from koalapy.service.database import asked
 
 LEARNED_FROM = 5000

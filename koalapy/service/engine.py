@@ -17,7 +17,7 @@ from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
-from koalapy.scheduling.commands import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
+from koalapy.scheduling.effects import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.catalogue import Catalogue

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from koalapy.agents.protocol import Found
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, SiteRejected, SiteUnavailable, UsageError
 from koalapy.model.inputs import ADD, Known, fill_in, name_problem, near_names
 from koalapy.model.job import JobSpec
@@ -16,6 +15,7 @@ from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
 from koalapy.model.wording import known_names, listed
 from koalapy.ports import FileStore, Verified
+from koalapy.protocol.messages import Found
 from koalapy.scheduling.events import Event, ReplicasChanged
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine, Item

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import structlog
 from pydantic import ValidationError
 
-from koalapy.agents import protocol as wire
 from koalapy.model.disk import Disk
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId, of_one_attempt
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
+from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import (
     ClusterConfirmed,
     ClusterDisconnected,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from koalapy.agents.protocol import KnownDaemon, Welcome
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
+from koalapy.protocol.messages import KnownDaemon, Welcome
 from koalapy.service.engine import Engine, Item
 
 log = structlog.get_logger()

@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from koalapy.agents.protocol import Answer, Ask
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.request import ClusterName
+from koalapy.protocol.messages import Answer, Ask
 
 PATIENCE = 30.0
 """Seconds."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import count
 from typing import Any, Protocol
 
-from koalapy.agents import protocol as wire
+from koalapy.protocol import messages as wire
 
 LOOKS = 4
 """How often, in the time after which silence means that an agent is gone, it is seen whether it is silent."""

@@ -3,11 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-from koalapy.agents.protocol import Forget, PlanContext, PlanNode, Stage, StageBundle, StageFile, Stop, Submit, Unstage
 from koalapy.model.job import Component, Job, JobId, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ClusterName, InputFile
-from koalapy.scheduling.commands import (
+from koalapy.protocol.messages import (
+    Forget,
+    PlanContext,
+    PlanNode,
+    Stage,
+    StageBundle,
+    StageFile,
+    Stop,
+    Submit,
+    Unstage,
+)
+from koalapy.scheduling.effects import (
     Command,
     ForgetComponent,
     OpenBarrier,

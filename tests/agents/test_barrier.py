@@ -8,11 +8,11 @@ from typing import Any, cast
 from koalapy.agents.barrier import AT_ONCE, Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.lrm_jobs import LrmJobs
-from koalapy.agents.protocol import Hello
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import Guests, RunnerConnection
 from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
+from koalapy.protocol.messages import Hello
 
 NODES = 3 * AT_ONCE
 

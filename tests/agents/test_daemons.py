@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.agents.daemons import MOST_TOLD, Daemons
-from koalapy.agents.protocol import Hello, KnownDaemon, from_agent
+from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 
 
 def told(directory: Path) -> list[tuple[str, int, str, int]]:

@@ -13,11 +13,11 @@ from koalapy.agents.agent import AgentSettings, run_agent
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
-from koalapy.agents.protocol import Hello
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.protocol.messages import Hello
 from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 

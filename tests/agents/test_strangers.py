@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents import runner_messages, runners, uplink
 from koalapy.agents.agent import AgentSettings, run_agent
-from koalapy.agents.protocol import Relay, from_agent
+from koalapy.protocol.messages import Relay, from_agent
 from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 

@@ -19,7 +19,7 @@ from koalapy.model.advice import Run, Size
 from koalapy.model.cluster import Link
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
-from koalapy.scheduling.experience import Experience
+from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.files.depot import Depot
-from koalapy.agents.protocol import StageBundle
+from koalapy.protocol.messages import StageBundle
 from tests.agents.files.conftest import INSTANCE, FileSite, Wire
 from tests.agents.files.depots import FakeDepot
 from tests.needs import RSYNC, needs

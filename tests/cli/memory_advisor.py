@@ -1,7 +1,7 @@
 """An advisor in memory: the test says what ran, and what was advised."""
 
 from koalapy.model.advice import Advised, Run
-from koalapy.scheduling.experience import Experience
+from koalapy.scheduling.advisor.experience import Experience
 from koalapy.service.advisor import Advisor
 
 

@@ -16,7 +16,7 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, 
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.placing import Placer
+from koalapy.scheduling.queueing.placing import Placer
 from tests.placement.grids import (
     NAMES,
     fixed,

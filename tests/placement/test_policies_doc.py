@@ -15,7 +15,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.communication_aware import OPTIONS
 from koalapy.placement.registry import DEFAULTS, builtin
-from koalapy.scheduling.placing import Placer
+from koalapy.scheduling.queueing.placing import Placer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^\$ koala submit (.*) -- \./a\.out +# (.*)$", PAGE, re.MULTILINE)

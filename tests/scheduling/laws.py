@@ -21,7 +21,7 @@ from koalapy.model.job import (
 )
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
-from koalapy.scheduling.commands import Effects, OpenBarrier, SubmitComponent
+from koalapy.scheduling.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduling.grid import ClusterBook
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from koalapy.model.job import Token
-from koalapy.scheduling.commands import (
+from koalapy.scheduling.effects import (
     Command,
     ForgetComponent,
     OpenBarrier,

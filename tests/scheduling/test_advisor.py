@@ -10,8 +10,8 @@ from koalapy.model.job import JobId, JobSpec, JobState, Token, parse_token
 from koalapy.placement.auto import Auto
 from koalapy.placement.knowledge import Knowledge
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.commands import Effects
-from koalapy.scheduling.explaining import explain
+from koalapy.scheduling.effects import Effects
+from koalapy.scheduling.explain.explaining import explain
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.sites import Site

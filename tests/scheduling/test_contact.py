@@ -4,9 +4,9 @@ import pytest
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
-from koalapy.scheduling import components
-from koalapy.scheduling.commands import ForgetComponent, StopComponent
+from koalapy.scheduling.effects import ForgetComponent, StopComponent
 from koalapy.scheduling.events import ClusterReported, ComponentUpdated, InventoryReceived, JobHeld
+from koalapy.scheduling.lifecycle import components
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed

@@ -3,7 +3,7 @@
 import pytest
 
 from koalapy.model.job import ComponentState, JobState
-from koalapy.scheduling.commands import ForgetComponent, StopComponent
+from koalapy.scheduling.effects import ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
-from koalapy.scheduling.doubts import DOUBT_PAUSE, LONGEST_DOUBT_PAUSE
 from koalapy.scheduling.events import ClusterCleared
-from koalapy.scheduling.explaining import explain
+from koalapy.scheduling.explain.explaining import explain
+from koalapy.scheduling.lifecycle.doubts import DOUBT_PAUSE, LONGEST_DOUBT_PAUSE
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed

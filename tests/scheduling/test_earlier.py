@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.earlier import as_of
 from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.lifecycle.earlier import as_of
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from koalapy.model.advice import Run, Size
 from koalapy.model.job import JobSpec
 from koalapy.placement.knowledge import HOPELESS, SURE, prior_slowdown
-from koalapy.scheduling.experience import KEPT_APPLICATIONS, KEPT_GROUPS, KEPT_RUNS, Experience
+from koalapy.scheduling.advisor.experience import KEPT_APPLICATIONS, KEPT_GROUPS, KEPT_RUNS, Experience
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.world import World
 

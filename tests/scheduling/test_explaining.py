@@ -14,11 +14,11 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.scheduling.changes import MOST_ASKS
 from koalapy.scheduling.events import ClusterDrained, ClusterReported, JobSubmitted, ReplicasChanged
-from koalapy.scheduling.explaining import explain, explain_submission
+from koalapy.scheduling.explain.changes import MOST_ASKS
+from koalapy.scheduling.explain.explaining import explain, explain_submission
+from koalapy.scheduling.explain.trial import Trial
 from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.trial import Trial
 from tests.scheduling.world import Program, World
 
 TWO = {"north": 4, "south": 4}

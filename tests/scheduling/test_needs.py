@@ -9,7 +9,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import Request
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.needs import Needs, Room, needs_of
+from koalapy.scheduling.queueing.needs import Needs, Room, needs_of
 from tests.placement.grids import NAMES, grids, linked
 from tests.scheduling.requests import fixed, flexible, nonfixed
 

@@ -16,7 +16,7 @@ from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.events import ClusterReported, PeriodicScan
-from koalapy.scheduling.placing import BrokenPolicy, Placer
+from koalapy.scheduling.queueing.placing import BrokenPolicy, Placer
 from koalapy.scheduling.rules import Rules
 from tests.placement.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduling.requests import fixed, flexible, nonfixed

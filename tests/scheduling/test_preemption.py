@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest
-from koalapy.scheduling.preemption import Preemption
+from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.scheduling.queue import ANY_CLUSTER, Entry, Group, PlacementQueue
+from koalapy.scheduling.queueing.queue import ANY_CLUSTER, Entry, Group, PlacementQueue
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Jobs = list[tuple[int, int, int]]

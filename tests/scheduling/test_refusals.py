@@ -7,8 +7,8 @@ import pytest
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduling.events import ClusterCleared
-from koalapy.scheduling.faults import LIMIT_PAUSE, LONGEST_LIMIT_PAUSE
-from koalapy.scheduling.standing import standing
+from koalapy.scheduling.explain.standing import standing
+from koalapy.scheduling.lifecycle.faults import LIMIT_PAUSE, LONGEST_LIMIT_PAUSE
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.world import World

@@ -7,8 +7,9 @@ import pytest
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduling import scheduler, transfers
-from koalapy.scheduling.commands import UnstageComponent
+from koalapy.scheduling import scheduler
+from koalapy.scheduling.claiming import transfers
+from koalapy.scheduling.effects import UnstageComponent
 from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, StageFault, StageUpdated
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet

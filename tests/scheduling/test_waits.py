@@ -6,9 +6,9 @@ import pytest
 
 from koalapy.model.job import JobState
 from koalapy.scheduling.events import ClusterConfirmed, ClusterReported, ComponentUpdated, InventoryReceived
-from koalapy.scheduling.explaining import explain
+from koalapy.scheduling.explain.explaining import explain
+from koalapy.scheduling.lifecycle.waits import Waits
 from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.waits import Waits
 from tests.scheduling.requests import fixed
 from tests.scheduling.world import World
 

@@ -14,7 +14,7 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority,
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.placement.registry import Registry, builtin
-from koalapy.scheduling.commands import (
+from koalapy.scheduling.effects import (
     Command,
     Effects,
     ForgetComponent,

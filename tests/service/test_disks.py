@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import protocol as wire
 from koalapy.model.disk import Disk, DiskLimits
+from koalapy.protocol import messages as wire
 from koalapy.service import disks
 from koalapy.service.disks import DiskWatch
 from koalapy.service.jobs import Jobs

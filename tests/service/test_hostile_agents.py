@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from koalapy.agents import protocol as wire
 from koalapy.agents import runner_messages
-from koalapy.agents.bounds import LONGEST_WORDS
+from koalapy.protocol import messages as wire
+from koalapy.protocol.bounds import LONGEST_WORDS
 from koalapy.service.engine import Item
 from tests.service.test_hub import Daemon, report, running, until
 from tests.service.test_trust import COUPLED, DEADLINE, Grid, when

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents import protocol as wire
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.profile import ClusterProfile
@@ -20,6 +19,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.model.text import is_utf8
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
+from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobCancelled, JobSubmitted
 from koalapy.scheduling.grid import ClusterBook
 from koalapy.scheduling.rules import Rules

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import protocol as wire
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import JobRecord
+from koalapy.protocol import messages as wire
 from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until

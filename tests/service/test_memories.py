@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import protocol as wire
+from koalapy.protocol import messages as wire
 from koalapy.service.jobs import Jobs
 from koalapy.service.memories import EPOCHS_AHEAD, JOBS_AHEAD
 from tests.service.test_hub import Agent, Daemon, report, running, until

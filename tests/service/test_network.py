@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents import protocol as wire
 from koalapy.model.cluster import Link
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState
 from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.protocol import messages as wire
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import ClusterDrained
 from koalapy.service import network

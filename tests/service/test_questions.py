@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from koalapy.agents.protocol import Answer, Ask
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.protocol.messages import Answer, Ask
 from koalapy.service.questions import Questions
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import protocol as wire
 from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
+from koalapy.protocol import messages as wire
 from koalapy.service.tally import Tally
 from tests.service.test_hub import DEADLINE
 from tests.service.test_jobs import SPEC, job_when, north_and_jobs

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents import protocol as wire
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
+from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobSubmitted
 from koalapy.service import engine, session
 from koalapy.service.engine import Item

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from koalapy.agents.protocol import Open, Probe, commands_frame, from_daemon
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduling.commands import OpenBarrier, StageComponent, SubmitComponent
+from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
+from koalapy.scheduling.effects import OpenBarrier, StageComponent, SubmitComponent
 from koalapy.service.catalogue import Catalogue
 from koalapy.service.wire import Plans, message
 

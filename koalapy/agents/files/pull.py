@@ -18,9 +18,9 @@ from koalapy.agents.files.digest import Content, GrowingDigest, measure
 from koalapy.agents.files.exports import Way
 from koalapy.agents.files.trouble import Fault, StageTrouble, of_site
 from koalapy.agents.files.turns import Turns
-from koalapy.agents.protocol import StageFile
 from koalapy.agents.questions import Questions
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.protocol.messages import StageFile
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from koalapy.agents.files.trouble import StageTrouble
-from koalapy.agents.protocol import StageFile
+from koalapy.protocol.messages import StageFile
 
 Content = tuple[str, str, str | None, str, int]
 """A replica, or an entry of it, as the catalogue has it. The checksum alone would not do: empty files have that of

@@ -27,11 +27,11 @@ from koalapy.agents.files.sharing import Errands, content_of
 from koalapy.agents.files.trees import copy_tree, remove_tree
 from koalapy.agents.files.trouble import StageTrouble, of_site
 from koalapy.agents.files.turns import Turns
-from koalapy.agents.protocol import Moved, Stage, StageBundle, StageFile, StageStatus
 from koalapy.agents.questions import Questions
 from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.protocol.messages import Moved, Stage, StageBundle, StageFile, StageStatus
 
 log = structlog.get_logger()
 Made = TypeVar("Made")

@@ -16,10 +16,10 @@ from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.sharing import Errands
 from koalapy.agents.files.stage import Means, StageRun
 from koalapy.agents.files.turns import Turns
-from koalapy.agents.protocol import Stage, StageFile, StageStatus
 from koalapy.agents.questions import Questions
 from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
+from koalapy.protocol.messages import Stage, StageFile, StageStatus
 
 log = structlog.get_logger()
 

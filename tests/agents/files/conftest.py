@@ -19,8 +19,8 @@ from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
-from koalapy.agents.protocol import Answer, Ask, Stage, StageBundle, StageFile, StageStatus
 from koalapy.agents.questions import Questions
+from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile, StageStatus
 from tests.agents.files.depots import FakeDepot
 from tests.needs import RSYNC, needs
 

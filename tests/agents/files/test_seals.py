@@ -9,7 +9,7 @@ import pytest
 from koalapy.agents.files import replicas
 from koalapy.agents.files.digest import Content, measure
 from koalapy.agents.files.seals import KEPT, Seals
-from koalapy.agents.protocol import StageFile
+from koalapy.protocol.messages import StageFile
 from tests.agents.files.conftest import INSTANCE, FileSite, T, content_of, needs_rsync
 
 U, V = "8.1.0", "9.1.0"

@@ -18,8 +18,8 @@ from koalapy.agents.files.bundle import BadBundle, unpack
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.stage import StageRun
 from koalapy.agents.files.trees import remove_tree
-from koalapy.agents.protocol import Stage, StageBundle
 from koalapy.model.errors import SiteRejected
+from koalapy.protocol.messages import Stage, StageBundle
 from tests.agents.files.conftest import INSTANCE, FileSite, T
 from tests.agents.files.depots import FakeDepot
 from tests.needs import ROOT, needs

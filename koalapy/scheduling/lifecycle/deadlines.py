@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.model.wording import nodes
-from koalapy.scheduling.claiming import Claiming
-from koalapy.scheduling.components import Components
-from koalapy.scheduling.doubts import Doubts
-from koalapy.scheduling.endings import Endings
-from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.news import News
+from koalapy.scheduling.lifecycle.components import Components
+from koalapy.scheduling.lifecycle.doubts import Doubts
+from koalapy.scheduling.lifecycle.endings import Endings
+from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.lifecycle.news import News
+from koalapy.scheduling.queueing.waiting import Waiting
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
-from koalapy.scheduling.waiting import Waiting
 
 RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""

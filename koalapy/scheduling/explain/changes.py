@@ -14,10 +14,10 @@ from koalapy.model.job import JobSpec, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.wording import nodes
 from koalapy.placement.registry import DEFAULTS
+from koalapy.scheduling.explain.smaller import smaller
+from koalapy.scheduling.explain.steps import Candidate, Steps, one
+from koalapy.scheduling.explain.trial import Trial
 from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.smaller import smaller
-from koalapy.scheduling.steps import Candidate, Steps, one
-from koalapy.scheduling.trial import Trial
 
 MOST_ASKS = 200
 FOR_FEWER_NODES = 90

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.claiming import Claiming
-from koalapy.scheduling.commands import StageComponent, UnstageComponent
+from koalapy.scheduling.claiming.claiming import Claiming
+from koalapy.scheduling.effects import StageComponent, UnstageComponent
 from koalapy.scheduling.events import InventoryReceived, StageUpdated
-from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.lifecycle.faults import Faults
 
 MOST_REMEMBERED = 1000
 """Of a cluster: nobody says when such a stage is gone. How many orders there are at a time, the outbox bounds."""

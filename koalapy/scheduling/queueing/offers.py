@@ -6,7 +6,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Priority
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.grid import ClusterBook, GridBook
-from koalapy.scheduling.needs import Needs, Room
+from koalapy.scheduling.queueing.needs import Needs, Room
 from koalapy.scheduling.rules import Rules
 
 

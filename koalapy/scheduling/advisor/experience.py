@@ -12,7 +12,7 @@ from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.placement.belief import Belief, combine, separate, spread_of
 from koalapy.placement.knowledge import BETWEEN_APPLICATIONS, RunTimes, Slowdowns, Where, assumed
-from koalapy.scheduling.estimating import ALONE, KNOWN_WITHIN, Fit, Ran, fit
+from koalapy.scheduling.advisor.estimating import ALONE, KNOWN_WITHIN, Fit, Ran, fit
 
 KEPT_RUNS = 50
 """So many of the last runs of an application count, for each size and set of clusters."""

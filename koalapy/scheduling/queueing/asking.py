@@ -13,10 +13,10 @@ from koalapy.model.request import Request, shape_of
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry
-from koalapy.scheduling.advising import Advising
-from koalapy.scheduling.answers import informed
+from koalapy.scheduling.advisor.advising import Advising
 from koalapy.scheduling.grid import GridBook
-from koalapy.scheduling.placing import BrokenPolicy, Placer
+from koalapy.scheduling.queueing.answers import informed
+from koalapy.scheduling.queueing.placing import BrokenPolicy, Placer
 
 Shape = tuple[object, ...]
 LOOK_AHEAD = 50

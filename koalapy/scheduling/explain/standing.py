@@ -8,10 +8,10 @@ from koalapy.model.moment import clock
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed, nodes
-from koalapy.scheduling.findings import finding_of
+from koalapy.scheduling.explain.findings import finding_of
 from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.lifecycle.waits import Waits
 from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.waits import Waits
 
 
 def standing(

@@ -14,14 +14,14 @@ from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, 
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName
 from koalapy.model.transfer import Transfer, transfer_to
-from koalapy.scheduling import staging
-from koalapy.scheduling.commands import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduling.claiming import staging
+from koalapy.scheduling.claiming.preemption import Preemption
+from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.preemption import Preemption
+from koalapy.scheduling.queueing.tries import may_not_be_claimed, tries_used_up
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
-from koalapy.scheduling.tries import may_not_be_claimed, tries_used_up
 
 END_GRACE = 2.0
 """Seconds that components have to end by themselves after the program succeeded."""

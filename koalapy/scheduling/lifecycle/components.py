@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.claiming import Claiming, derived_state, is_launched, program_result, telling
-from koalapy.scheduling.commands import MOST_STRAYS, ForgetComponent, StopComponent
-from koalapy.scheduling.doubts import Doubts
+from koalapy.scheduling.claiming.claiming import Claiming, derived_state, is_launched, program_result, telling
+from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
-from koalapy.scheduling.faults import Faults
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.waits import Waits
+from koalapy.scheduling.lifecycle.doubts import Doubts
+from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.lifecycle.waits import Waits
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 

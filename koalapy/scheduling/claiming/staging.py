@@ -3,7 +3,7 @@
 from koalapy.model.job import Attempt, Component, Job
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
-from koalapy.scheduling.commands import StageComponent, UnstageComponent
+from koalapy.scheduling.effects import StageComponent, UnstageComponent
 from koalapy.scheduling.ledger import Ledger
 
 TELLING = 0.5

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from koalapy.model.job import Component, Job, JobState
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.claiming import Claiming
+from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.grid import GridBook, Limit
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.rules import Rules

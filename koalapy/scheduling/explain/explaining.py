@@ -8,11 +8,11 @@ from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
-from koalapy.scheduling.changes import smallest_change
-from koalapy.scheduling.findings import Kept, findings, listed_where, sufficient
+from koalapy.scheduling.explain.changes import smallest_change
+from koalapy.scheduling.explain.findings import Kept, findings, listed_where, sufficient
+from koalapy.scheduling.explain.standing import standing
+from koalapy.scheduling.explain.trial import Trial
 from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.standing import standing
-from koalapy.scheduling.trial import Trial
 
 LONGEST_HISTORY = 50
 MOST_CLUSTERS = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName, Request
-from koalapy.scheduling.needs import Needs, needs_of
+from koalapy.scheduling.queueing.needs import Needs, needs_of
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Key = tuple[int, int]

@@ -11,15 +11,15 @@ from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName, Request
-from koalapy.scheduling.aging import Aging
-from koalapy.scheduling.asking import Asking, Shape
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
-from koalapy.scheduling.needs import needs_of
-from koalapy.scheduling.offers import Offers
-from koalapy.scheduling.queue import ANY_CLUSTER, PlacementQueue
+from koalapy.scheduling.queueing.aging import Aging
+from koalapy.scheduling.queueing.asking import Asking, Shape
+from koalapy.scheduling.queueing.needs import needs_of
+from koalapy.scheduling.queueing.offers import Offers
+from koalapy.scheduling.queueing.queue import ANY_CLUSTER, PlacementQueue
+from koalapy.scheduling.queueing.tries import placement_limit
 from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.tries import placement_limit
 
 SHARED_REQUESTS = 10_000
 

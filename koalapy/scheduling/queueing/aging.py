@@ -7,11 +7,11 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import JobId, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.asking import Asking
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger
-from koalapy.scheduling.needs import Room
-from koalapy.scheduling.queue import PlacementQueue
+from koalapy.scheduling.queueing.asking import Asking
+from koalapy.scheduling.queueing.needs import Room
+from koalapy.scheduling.queueing.queue import PlacementQueue
 from koalapy.scheduling.rules import Rules
 
 

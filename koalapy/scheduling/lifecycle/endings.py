@@ -1,14 +1,14 @@
 """The end of an attempt, and what its job becomes then."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
-from koalapy.scheduling import staging
-from koalapy.scheduling.claiming import Claiming
-from koalapy.scheduling.experience import Experience
-from koalapy.scheduling.faults import Faults
+from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.claiming import staging
+from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.grid import GridBook
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.queueing.waiting import Waiting
 from koalapy.scheduling.timers import Deadline, Timers
-from koalapy.scheduling.waiting import Waiting
 
 
 class Endings:

@@ -13,7 +13,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName, Request
 from koalapy.placement.knowledge import SURE, Knowledge, Release, Room
-from koalapy.scheduling.experience import Experience
+from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger
 

@@ -8,7 +8,7 @@ from koalapy.model.transfer import Transfer
 from koalapy.placement.close_to_files import closest_site
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.placing import Placer
+from koalapy.scheduling.queueing.placing import Placer
 
 
 class Relocation:

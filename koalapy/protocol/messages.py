@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict
 
-from koalapy.agents.bounds import (
+from koalapy.protocol.bounds import (
     MOST_LISTED,
     MOST_NODES,
     Bytes,

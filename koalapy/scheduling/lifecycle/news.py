@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from koalapy.model.job import Component, ComponentState, Job
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.claiming import telling
+from koalapy.scheduling.claiming.claiming import telling
 from koalapy.scheduling.events import ComponentUpdated
 from koalapy.scheduling.grid import ClusterBook, GridBook
 from koalapy.scheduling.ledger import Ledger, live

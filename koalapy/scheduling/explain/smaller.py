@@ -7,7 +7,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.wording import listed, nodes
-from koalapy.scheduling.steps import Candidate, Steps, one
+from koalapy.scheduling.explain.steps import Candidate, Steps, one
 
 
 def smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
