@@ -31,7 +31,7 @@ from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.events import AgentFailed
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
@@ -220,7 +220,7 @@ def _scheduler(
     experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
     saved = stores.saved
     scheduler = Scheduler(
-        settings.rules.build(), policies, _books(settings, saved), links.links(), experience, nonces=_nonce
+        settings.rules.build(), policies, _cluster_statuses(settings, saved), links.links(), experience, nonces=_nonce
     )
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
@@ -233,21 +233,21 @@ def _nonce() -> str:
     return secrets.token_hex(8)
 
 
-def _books(settings: Settings, saved: Saved) -> list[ClusterBook]:
-    """A book for each configured cluster, with the errors it had counted before."""
+def _cluster_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
+    """The status of each configured cluster, with the errors it had counted before."""
     known = {record.name: record for record in saved.clusters}
-    books = []
+    clusters = []
     for name, section in settings.clusters.items():
-        book = ClusterBook(name, section.speed, _profile(section))
+        cluster = ClusterStatus(name, section.speed, _profile(section))
         before = known.get(name)
         if before is not None:
-            book.total, book.errors = before.total, before.errors
-            book.unusable, book.note, book.trials = before.unusable, before.note, before.trials
-            book.drained = before.drained
-        books.append(book)
-    # A cluster that left the configuration may still have jobs: it stays in the books, never to be placed on.
+            cluster.total, cluster.errors = before.total, before.errors
+            cluster.unusable, cluster.note, cluster.trials = before.unusable, before.note, before.trials
+            cluster.drained = before.drained
+        clusters.append(cluster)
+    # A cluster that left the configuration may still have jobs: it stays known, never to be placed on.
     gone = {c.cluster for job in saved.jobs if job.attempt for c in job.attempt.components} - settings.clusters.keys()
-    return books + [ClusterBook(name) for name in sorted(gone)]
+    return clusters + [ClusterStatus(name) for name in sorted(gone)]
 
 
 def _profile(section: ClusterSection) -> ClusterProfile:
@@ -255,35 +255,35 @@ def _profile(section: ClusterSection) -> ClusterProfile:
     return ClusterProfile(section.processes_per_node, section.scratch, home, section.paths, section.mpi.series)
 
 
-def _describer(settings: Settings, book_of: Callable[[str], ClusterBook], data_dir: Path) -> Describe:
+def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], data_dir: Path) -> Describe:
     def describe(name: str) -> ClusterRecord:
-        book = book_of(name)
+        cluster = status_of(name)
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
         details: dict[str, object] = {}
         if section.kind == "local":
             directory = _local_directory(data_dir, name)
             details["directory"] = str(directory)
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
-        if book.disks:
-            details["disks"] = [asdict(disk) for disk in book.disks]
+        if cluster.disks:
+            details["disks"] = [asdict(disk) for disk in cluster.disks]
         return ClusterRecord(
             name=name,
             kind=section.kind,
-            state=str(book.state),
-            total=book.total,
-            idle=book.idle,
-            used=book.used,
-            background=book.background,
-            down=book.down,
-            errors=book.errors,
-            reason=book.said,
-            last_heard=book.last_heard,
+            state=str(cluster.state),
+            total=cluster.total,
+            idle=cluster.idle,
+            used=cluster.used,
+            background=cluster.background,
+            down=cluster.down,
+            errors=cluster.errors,
+            reason=cluster.said,
+            last_heard=cluster.last_heard,
             processes_per_node=section.processes_per_node,
             speed=section.speed,
-            unusable=book.unusable,
-            note=book.note,
-            trials=book.trials,
-            drained=book.drained,
+            unusable=cluster.unusable,
+            note=cluster.note,
+            trials=cluster.trials,
+            drained=cluster.drained,
             details=details,
         )
 

@@ -1,4 +1,4 @@
-"""The scheduler's book of each cluster: what it reported, what was promised since, how often it failed."""
+"""What is known of each cluster: what it reported, what was promised since, how often it failed."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Doubt:
         return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)} was in vain"
 
 
-class ClusterBook:
+class ClusterStatus:
     """One cluster. Nodes are counted; which ones a component gets is the cluster's own business."""
 
     def __init__(self, name: ClusterName, speed: float = 1.0, profile: ClusterProfile | None = None) -> None:
@@ -98,7 +98,7 @@ class ClusterBook:
         """Size in nodes of each component that may hold nodes here."""
         self.delivering: set[Token] = set()
         """Components that have given back their nodes here and still send what they have."""
-        self.grew = False
+        self.capacity_gained = False
         """Whether nodes became available here since the grid was last asked."""
         self.departs = False
         """Whether more nodes will be available than was expected when the grid was last asked."""
@@ -125,7 +125,7 @@ class ClusterBook:
         notices: tuple[str, ...] = (),
         lacks: frozenset[str] = frozenset(),
     ) -> None:
-        self.grew |= bool(self.lacks - lacks)
+        self.capacity_gained |= bool(self.lacks - lacks)
         self.lacks = lacks
         before, expected = (self.available if not self.problem or problem else 0), self.expected
         self.problem, self.notices = problem, notices
@@ -142,7 +142,7 @@ class ClusterBook:
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
         for token in [token for token in self._leaving if token not in self.live and token not in holding]:
             del self._leaving[token]
-        self.grew |= self.available > before
+        self.capacity_gained |= self.available > before
         self.departs |= self.expected > expected
 
     def promise(self, token: Token, size: int) -> None:
@@ -161,7 +161,7 @@ class ClusterBook:
         """A claim has shown what it could, or never will: the next may."""
         if token in self._proofs:
             self._proofs.remove(token)
-            self.grew |= not self._proofs
+            self.capacity_gained |= not self._proofs
 
     def forget_trials(self) -> None:
         """What was tried here before is no trial of what comes next, however long it goes on."""
@@ -197,9 +197,9 @@ class ClusterBook:
             self._leaving[token] = size
         if token in self._trials:
             self._trials.remove(token)
-            self.grew |= not self._trials
+            self.capacity_gained |= not self._trials
         self.shown(token)
-        self.grew |= self.available > before
+        self.capacity_gained |= self.available > before
         self.departs |= self.expected > expected
 
     # Nodes
@@ -354,52 +354,52 @@ class ClusterBook:
 Links = Mapping[tuple[ClusterName, ClusterName], Link]
 
 
-class GridBook:
+class GridStatus:
     """All clusters by name, and the links between them."""
 
-    def __init__(self, clusters: Iterable[ClusterBook], links: Links | None = None) -> None:
-        self._books = {book.name: book for book in sorted(clusters, key=lambda b: b.name)}
+    def __init__(self, clusters: Iterable[ClusterStatus], links: Links | None = None) -> None:
+        self._clusters = {cluster.name: cluster for cluster in sorted(clusters, key=lambda b: b.name)}
         self._links = dict(links or {})
         self._replicas: dict[str, tuple[ClusterName, ...]] = {}
-        self.grew = False
+        self.capacity_gained = False
         """Whether a link or a replica became known that may open a way for a job."""
 
-    def __getitem__(self, name: ClusterName) -> ClusterBook:
-        return self._books[name]
+    def __getitem__(self, name: ClusterName) -> ClusterStatus:
+        return self._clusters[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._books
+        return name in self._clusters
 
-    def books(self) -> list[ClusterBook]:
-        return list(self._books.values())
+    def clusters(self) -> list[ClusterStatus]:
+        return list(self._clusters.values())
 
     @property
     def is_all_on_trial(self) -> bool:
         """Whether no cluster is trusted: then trials may have more than one component, lest wide jobs wait for ever."""
-        return not any(book.state is ClusterState.USABLE for book in self._books.values())
+        return not any(cluster.state is ClusterState.USABLE for cluster in self._clusters.values())
 
-    def take_growth(self) -> bool:
+    def take_capacity_gained(self) -> bool:
         """Whether there may be more room anywhere than when this was last asked."""
-        grown = [book for book in self._books.values() if book.grew]
-        for book in grown:
-            book.grew = False
-        learned, self.grew = self.grew, False
+        grown = [cluster for cluster in self._clusters.values() if cluster.capacity_gained]
+        for cluster in grown:
+            cluster.capacity_gained = False
+        learned, self.capacity_gained = self.capacity_gained, False
         return bool(grown) or learned
 
     def take_departures(self) -> bool:
         """Whether there may be more room soon than was expected when this was last asked."""
-        departing = [book for book in self._books.values() if book.departs]
-        for book in departing:
-            book.departs = False
+        departing = [cluster for cluster in self._clusters.values() if cluster.departs]
+        for cluster in departing:
+            cluster.departs = False
         return bool(departing)
 
-    def view(self, idle: Callable[[ClusterBook], int] | None = None) -> GridView:
+    def view(self, idle: Callable[[ClusterStatus], int] | None = None) -> GridView:
         """The grid as policies see it; ``idle`` says how many nodes of a cluster count, by default the available."""
         if idle is None:
-            clusters = tuple(book.view(book.available) for book in self._books.values())
+            clusters = tuple(cluster.view(cluster.available) for cluster in self._clusters.values())
         else:
-            clusters = tuple(book.view(max(0, idle(book))) for book in self._books.values())
-        cut_off = frozenset(book.name for book in self._books.values() if not book.moves_files)
+            clusters = tuple(cluster.view(max(0, idle(cluster))) for cluster in self._clusters.values())
+        cut_off = frozenset(cluster.name for cluster in self._clusters.values() if not cluster.moves_files)
         return GridView(clusters, self._links, replicas=self._replicas, cut_off=cut_off)
 
     # What is known beside the clusters; views of before keep what they were made of

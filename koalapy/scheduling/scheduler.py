@@ -23,7 +23,7 @@ from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.grid import ClusterBook, GridBook, Links
+from koalapy.scheduling.grid import ClusterStatus, GridStatus, Links
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.deadlines import Deadlines
@@ -50,7 +50,7 @@ class Scheduler:
         self,
         rules: Rules,
         policies: Registry,
-        clusters: Iterable[ClusterBook],
+        clusters: Iterable[ClusterStatus],
         links: Links | None = None,
         experience: Experience | None = None,
         *,
@@ -58,13 +58,13 @@ class Scheduler:
     ) -> None:
         self.rules = rules
         self.policies = policies
-        self.grid = GridBook(clusters, links)
+        self.grid = GridStatus(clusters, links)
         self._latest = 0.0
         self._gone = 0
         """How many files were said to be nowhere since it was last looked who wants such files."""
         self._ledger = Ledger()
         self._timers = Timers()
-        placer = Placer({book.name: book.profile for book in self.grid.books()})
+        placer = Placer({cluster.name: cluster.profile for cluster in self.grid.clusters()})
         relocation = Relocation(placer, policies, rules.assumed_bandwidth)
         self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, relocation, nonces)
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
@@ -72,7 +72,7 @@ class Scheduler:
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults, doubts)
         self._news = News(rules, self._ledger, self.grid, self._timers)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
-        self.experience = experience or Experience({book.name: book.speed for book in self.grid.books()})
+        self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
         self._advising = Advising(self.experience, self._ledger, self.grid, self._requests, lambda: self._latest)
         self._asking = Asking(policies, placer, self.grid, self._requests, self._ledger.warn, self._advising)
         room = self._claiming.preemption.room
@@ -121,10 +121,10 @@ class Scheduler:
             elif job.retry_at is not None:
                 self._endings.pause(job, job.retry_at)
         self._restore_nodes()
-        for book in self.grid.books():
-            self._lose_contact(book, now, now)
-            if book.unusable:
-                self._faults.plan_probation(book.name, now)
+        for cluster in self.grid.clusters():
+            self._lose_contact(cluster, now, now)
+            if cluster.unusable:
+                self._faults.plan_probation(cluster.name, now)
 
     def next_wakeup(self) -> float | None:
         """When ``step`` must be called at the latest, even if nothing happens."""
@@ -227,7 +227,7 @@ class Scheduler:
     def apply(self, event: ev.Event, now: float) -> None:
         """Take in one event; what follows from it is decided later, in ``decide``."""
         now = self._monotonic(now)
-        self._something_happened()
+        self._invalidate()
         match event:
             case ev.JobSubmitted():
                 job = replace(event.job, submitted_at=min(event.job.submitted_at, now))
@@ -251,14 +251,14 @@ class Scheduler:
                 self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._faults.clear(event.cluster)
-                self.grid[event.cluster].grew = True
+                self.grid[event.cluster].capacity_gained = True
             case ev.ClusterDrained():
                 if event.reason or self.grid[event.cluster].drained is None:
                     self.grid[event.cluster].drained = Drain(now, event.by, event.reason)
                     self._ledger.cluster_changed(event.cluster)
             case ev.ClusterResumed():
-                book = self.grid[event.cluster]
-                book.drained, book.grew = None, True
+                cluster = self.grid[event.cluster]
+                cluster.drained, cluster.capacity_gained = None, True
                 self._ledger.cluster_changed(event.cluster)
             case ev.ComponentUpdated():
                 self._news.told(event)
@@ -273,7 +273,7 @@ class Scheduler:
                 self._replicas_changed(event)
             case ev.LinkMeasured():
                 self.grid.set_link(event.one, event.other, event.link)
-                self.grid.grew = True
+                self.grid.capacity_gained = True
             case ev.PeriodicScan():
                 self._waiting.scan_periodically(now)
             case _:
@@ -284,15 +284,15 @@ class Scheduler:
         now = self._monotonic(now)
         for timer in self._timers.due(now):
             self._deadlines.fire(timer, now)
-        self._advising.something_happened()
+        self._advising.invalidate()
         self._tell_apart()
         self._waiting.place(now)
-        self._something_happened()
+        self._invalidate()
 
-    def _something_happened(self) -> None:
+    def _invalidate(self) -> None:
         """What was worked out for those who ask may no longer hold."""
-        self._waiting.something_happened()
-        self._advising.something_happened()
+        self._waiting.invalidate()
+        self._advising.invalidate()
 
     def _monotonic(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
@@ -301,12 +301,12 @@ class Scheduler:
         return self._latest
 
     def _report(self, event: ev.ClusterReported) -> None:
-        book = self.grid[event.cluster]
+        cluster = self.grid[event.cluster]
         told = event.total, event.problem, event.notices, event.lacks
-        if told != (book.total, book.problem, book.notices, book.lacks) or not book.reported:
-            self._ledger.cluster_changed(book.name)
-        book.disks, doubt = event.disks, book.doubt
-        book.report(
+        if told != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
+            self._ledger.cluster_changed(cluster.name)
+        cluster.disks, doubt = event.disks, cluster.doubt
+        cluster.report(
             event.total,
             event.idle,
             event.background,
@@ -316,29 +316,29 @@ class Scheduler:
             event.notices,
             event.lacks,
         )
-        if book.doubt != doubt:
-            self._ledger.cluster_changed(book.name)
+        if cluster.doubt != doubt:
+            self._ledger.cluster_changed(cluster.name)
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
-        book = self.grid[event.cluster]
-        if book.connected or book.problem:
-            book.disconnected_because, book.problem = event.reason, ""
-            self._lose_contact(book, now if event.heard is None else min(event.heard, now), now)
+        cluster = self.grid[event.cluster]
+        if cluster.connected or cluster.problem:
+            cluster.disconnected_because, cluster.problem = event.reason, ""
+            self._lose_contact(cluster, now if event.heard is None else min(event.heard, now), now)
 
-    def _lose_contact(self, book: ClusterBook, heard: float, now: float) -> None:
+    def _lose_contact(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """Nothing is placed on a cluster that is not connected; its components count as unknown a little later."""
-        self._news.contact_lost(book, heard, now)
-        self._ledger.cluster_changed(book.name)
+        self._news.contact_lost(cluster, heard, now)
+        self._ledger.cluster_changed(cluster.name)
 
     def _inventory(self, event: ev.InventoryReceived, now: float) -> None:
-        book = self.grid[event.cluster]
-        self._news.contact_made(book, now)
-        book.agent_failed = ""
-        book.grew = True
-        self._ledger.cluster_changed(book.name)
+        cluster = self.grid[event.cluster]
+        self._news.contact_made(cluster, now)
+        cluster.agent_failed = ""
+        cluster.capacity_gained = True
+        self._ledger.cluster_changed(cluster.name)
         for told in event.components:
             self._news.told(told)
-        with self._faults.one_event(book.name):
+        with self._faults.one_event(cluster.name):
             for token in self._components.reconcile(event, now):
                 self._endings.settle(token, now)
             self._transfers.reconcile(event, self.jobs(), now)
@@ -347,7 +347,7 @@ class Scheduler:
 
     def _replicas_changed(self, event: ev.ReplicasChanged) -> None:
         self.grid.set_replicas({event.file: event.sites})
-        self.grid.grew |= bool(event.sites)
+        self.grid.capacity_gained |= bool(event.sites)
         self._gone += not event.sites
         if self._gone > MOST_GONE:
             self._gone = 0
@@ -383,19 +383,19 @@ class Scheduler:
 
     def _restore_nodes(self) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""
-        held: list[tuple[ClusterBook, Token, int]] = []
+        held: list[tuple[ClusterStatus, Token, int]] = []
         for job in (job for job in self.jobs() if job.state.is_active):
             for component in live(job).components:
-                book, token = self.grid[component.cluster], job.token(component.index)
+                cluster, token = self.grid[component.cluster], job.token(component.index)
                 if component.state is ComponentState.DELIVERING:
-                    book.deliver(token)
+                    cluster.deliver(token)
                 elif component.state is ComponentState.STOPPING:
-                    book.promise(token, component.size)
-                    book.leave(token)
+                    cluster.promise(token, component.size)
+                    cluster.leave(token)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
-                    held.append((book, token, component.size))
-        for book, token, size in held:
-            book.promise(token, size)
+                    held.append((cluster, token, component.size))
+        for cluster, token, size in held:
+            cluster.promise(token, size)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

@@ -104,7 +104,7 @@ class Engine:
         self.stored = Tally(scheduler.jobs())
         """The jobs as they are stored, which those who ask next may look at; the scheduler is ahead of it."""
         self._store = store
-        self._profiles = {book.name: book.profile for book in scheduler.grid.books()}
+        self._profiles = {cluster.name: cluster.profile for cluster in scheduler.grid.clusters()}
         self._describe = describe
         self._items: deque[Item] = deque()
         self._wake = asyncio.Event()

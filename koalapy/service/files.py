@@ -138,7 +138,7 @@ class Files:
     def _check_cluster(self, cluster: ClusterName) -> None:
         grid = self._engine.scheduler.grid
         if cluster not in grid:
-            hint = known_names(cluster, (book.name for book in grid.books()))
+            hint = known_names(cluster, (status.name for status in grid.clusters()))
             raise UsageError(
                 f"cluster is {cluster}, and there is no such cluster", field="cluster", value=cluster, hint=hint
             )

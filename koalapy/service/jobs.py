@@ -123,8 +123,10 @@ class Jobs:
         return spec
 
     def _limits(self) -> list[ClusterLimits]:
-        books = self._engine.scheduler.grid.books()
-        return [ClusterLimits(book.name, book.total or None, book.profile, book.speed) for book in books]
+        clusters = self._engine.scheduler.grid.clusters()
+        return [
+            ClusterLimits(cluster.name, cluster.total or None, cluster.profile, cluster.speed) for cluster in clusters
+        ]
 
     async def cancel(self, job: JobId, reason: str) -> JobRecord:
         return await self._act(job, JobCancelled(job, reason or "cancelled"))
@@ -296,13 +298,13 @@ class Jobs:
             self._engine.unwatch(job, changed)
 
     def clusters(self) -> Sequence[ClusterRecord]:
-        return [self._describe(book.name) for book in self._engine.scheduler.grid.books()]
+        return [self._describe(cluster.name) for cluster in self._engine.scheduler.grid.clusters()]
 
     def policies(self) -> Sequence[dict[str, object]]:
         return self._engine.scheduler.policies.describe()
 
     def health(self) -> dict[str, object]:
-        states = {book.name: str(book.state) for book in self._engine.scheduler.grid.books()}
+        states = {cluster.name: str(cluster.state) for cluster in self._engine.scheduler.grid.clusters()}
         database = self._engine.database.problem
         problems = [*([database] if database else []), *(self.disks.problems if self.disks else ())]
         fine = not problems and all(state in ("usable", "drained") for state in states.values())

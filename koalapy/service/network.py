@@ -147,9 +147,9 @@ class Network:
     async def agents_had_their_chance(self) -> None:
         """Until all agents have connected, or have had the time for it since the daemon's start."""
         time = asyncio.get_running_loop().time
-        books = list(self._engine.scheduler.grid.books())
+        clusters = self._engine.scheduler.grid.clusters()
         # It is asked for a few times in a daemon's life at most, in its first seconds: that is worth no event.
-        while time() < self._chance_until and not all(book.connected for book in books):  # noqa: ASYNC110
+        while time() < self._chance_until and not all(cluster.connected for cluster in clusters):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     def measure(
@@ -207,9 +207,9 @@ class Network:
 
     def _why_not_now(self, pair: Pair) -> str:
         for name in dict.fromkeys(pair):
-            book = self._engine.scheduler.grid[name]
-            if book.state not in (ClusterState.USABLE, ClusterState.PROBATION):
-                return f"{name} is {book.state}: {book.why}"
+            cluster = self._engine.scheduler.grid[name]
+            if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
+                return f"{name} is {cluster.state}: {cluster.why}"
         if pair[0] == pair[1] and self._engine.scheduler.grid[pair[0]].total == 1:
             return f"{pair[0]} has 1 node, and it takes 2 to measure within a cluster"
         return ""

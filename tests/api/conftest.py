@@ -20,7 +20,7 @@ from koalapy.model.cluster import Link
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import Advisor
@@ -59,32 +59,32 @@ async def serving(
     database = make_engine(f"sqlite:///{path}")
     migrate(database)
     store = SqlStore(database, 0.0)
-    books = [ClusterBook("north"), ClusterBook("south")]
-    for book in books:
-        book.total = 4
+    clusters = [ClusterStatus("north"), ClusterStatus("south")]
+    for cluster in clusters:
+        cluster.total = 4
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
-    scheduler = Scheduler(rules, builtin(), books, experience=experience, nonces=str)
+    scheduler = Scheduler(rules, builtin(), clusters, experience=experience, nonces=str)
     saved = store.load()
     scheduler.restore(saved.jobs, time.time(), saved.scans)
 
     def describe(name: str) -> ClusterRecord:
-        book = scheduler.grid[name]
+        cluster = scheduler.grid[name]
         return ClusterRecord(
             name,
             "local",
-            str(book.state),
-            book.total,
+            str(cluster.state),
+            cluster.total,
             0,
             0,
             0,
             0,
             0,
-            book.why,
+            cluster.why,
             None,
             1,
             1.0,
-            unusable=book.unusable,
-            drained=book.drained,
+            unusable=cluster.unusable,
+            drained=cluster.drained,
         )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)

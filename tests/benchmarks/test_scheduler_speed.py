@@ -18,7 +18,7 @@ from koalapy.api.schemas import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.events import ClusterReported, Event, InventoryReceived, JobSubmitted, PeriodicScan
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 
@@ -79,7 +79,7 @@ def report(cluster: str, idle: int) -> ClusterReported:
 
 def empty_scheduler(idle: list[int]) -> Scheduler:
     rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
-    scheduler = Scheduler(rules, builtin(), [ClusterBook(name) for name in CLUSTERS], nonces=str)
+    scheduler = Scheduler(rules, builtin(), [ClusterStatus(name) for name in CLUSTERS], nonces=str)
     for name, nodes in zip(CLUSTERS, idle, strict=True):
         scheduler.step([InventoryReceived(name, ()), report(name, nodes)], 0.0)
     return scheduler

@@ -22,7 +22,7 @@ from koalapy.model.job import (
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.effects import Effects, OpenBarrier, SubmitComponent
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 
 if TYPE_CHECKING:
     from tests.scheduling.world import World
@@ -155,7 +155,7 @@ def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
 
 
 def check_books(world: "World") -> None:
-    """The scheduler's books, after each step."""
+    """What the scheduler knows, after each step."""
     scheduler = world.scheduler
     active = {job.id: job for job in scheduler.jobs()}
     unfinished = {ident for ident, job in world.jobs.items() if not job.state.is_final}
@@ -174,14 +174,16 @@ def check_books(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
-    for book in scheduler.grid.books():
-        assert book.live == held[book.name], "the book and the jobs disagree on who has nodes"
-        assert book.delivering == sending[book.name], "the book and the jobs disagree on who still sends"
-        if book.reported:
-            counts = book.used + book.idle + book.background + book.down
-            assert counts == book.total, "a node is two things, or nothing"
-        assert book.used - book.leaving <= world.sites[book.name].total, "a node is promised twice"
-        assert book.available == 0 or book.available + book.used <= book.total - book.background
+    for cluster in scheduler.grid.clusters():
+        assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"
+        assert cluster.delivering == sending[cluster.name], (
+            "the cluster's status and the jobs disagree on who still sends"
+        )
+        if cluster.reported:
+            counts = cluster.used + cluster.idle + cluster.background + cluster.down
+            assert counts == cluster.total, "a node is two things, or nothing"
+        assert cluster.used - cluster.leaving <= world.sites[cluster.name].total, "a node is promised twice"
+        assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
 
 
 def _job_is_sound(job: Job, now: float) -> None:
@@ -246,9 +248,9 @@ def check_reservation(world: "World") -> None:
     what resource managers take of us now."""
     scheduler, rules = world.scheduler, world.rules
 
-    def room(book: ClusterBook) -> int:
-        free = book.total - book.background - book.down - book.doubted
-        return min(free, book.limit.size - 1) if book.limit else free
+    def room(cluster: ClusterStatus) -> int:
+        free = cluster.total - cluster.background - cluster.down - cluster.doubted
+        return min(free, cluster.limit.size - 1) if cluster.limit else free
 
     empty = scheduler.grid.view(room)
     for priority in Priority:

@@ -477,11 +477,11 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
         world.restart()
         world.scheduler.grid["north"].total = 4  # as it is stored
     world.step([ClusterReported("north", 0, 0, 0, 0, frozenset(), "not answering")])
-    book = world.scheduler.grid["north"]
-    assert (book.total, book.used, book.why) == (4, 3, "not answering")
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.total, cluster.used, cluster.why) == (4, 3, "not answering")
     world.connect("north")
     world.advance(1)
-    assert (book.total, book.used, book.why, world.state(job)) == (4, 3, "", JobState.RUNNING)
+    assert (cluster.total, cluster.used, cluster.why, world.state(job)) == (4, 3, "", JobState.RUNNING)
 
 
 @pytest.mark.parametrize("told", ["in an inventory", "by a long silence"])
@@ -495,10 +495,10 @@ def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
     if told == "by a long silence":
         world.advance(61)
     world.connect("north")
-    book = world.scheduler.grid["north"]
+    cluster = world.scheduler.grid["north"]
     assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
-    assert (book.errors, book.state) == (1, ClusterState.USABLE)
+    assert (cluster.errors, cluster.state) == (1, ClusterState.USABLE)
     world.disconnect("north")
     world.sites["north"].vanishes("1.2.0")
     world.connect("north")
-    assert book.errors == 2, "another moment is another one"
+    assert cluster.errors == 2, "another moment is another one"

@@ -63,9 +63,9 @@ def test_the_doubt_is_of_nodes_and_not_of_the_cluster() -> None:
     world = with_hole(other=1)
     world.submit(fixed(hole=4))
     world.advance(11)
-    book = world.scheduler.grid["hole"]
-    assert (book.available, book.idle, book.used) == (3, 16, 0)
-    assert book.said == (
+    cluster = world.scheduler.grid["hole"]
+    assert (cluster.available, cluster.idle, cluster.used) == (3, 16, 0)
+    assert cluster.said == (
         f"has 13 idle nodes in doubt until 00:00:{10 + DOUBT_PAUSE:.0f}: a claim for 4 nodes was in vain"
     )
     smaller = world.submit(fixed(hole=3))
@@ -84,8 +84,8 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     world.sites["hole"].mend()
     world.advance(LONGEST_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
-    book = world.scheduler.grid["hole"]
-    assert (book.doubt, book.doubts, book.available) == (None, 0, 16)
+    cluster = world.scheduler.grid["hole"]
+    assert (cluster.doubt, cluster.doubts, cluster.available) == (None, 0, 16)
     world.sites["hole"].is_black_hole = True
     again = world.submit(flexible(16))
     world.advance(12 + DOUBT_PAUSE)
@@ -119,15 +119,15 @@ def test_idle_nodes_behind_a_wide_local_job_are_in_doubt_until_somebody_takes_th
     site.local_user(8)
     job = world.submit(fixed(north=4), lasts=5)
     world.advance(11)
-    book = world.scheduler.grid["north"]
-    assert (book.idle, book.available) == (6, 3)
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.idle, cluster.available) == (6, 3)
     site.local_user_leaves(first)
     effects = world.step([site.look()])
-    assert book.doubt is None, "all eight are taken: these were there"
+    assert cluster.doubt is None, "all eight are taken: these were there"
     assert "north" in effects.clusters, "operators are shown that"
     site.local_user_leaves("user-2")
     world.settle()
-    assert (book.available, world.state(job)) == (4, JobState.CLAIMING)
+    assert (cluster.available, world.state(job)) == (4, JobState.CLAIMING)
 
 
 def test_a_runner_behind_our_own_wide_one_proves_nothing() -> None:
@@ -151,11 +151,11 @@ def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
     small = world.submit(flexible(2), lasts=5)
     world.advance(5)
     assert world.state(small) is JobState.RUNNING
-    book = world.scheduler.grid["hole"]
-    assert book.doubts == 1
+    cluster = world.scheduler.grid["hole"]
+    assert cluster.doubts == 1
     world.advance(DOUBT_PAUSE + 10)
     assert world.state(job) is JobState.SUCCEEDED
-    assert (book.doubt, book.doubts) == (None, 0)
+    assert (cluster.doubt, cluster.doubts) == (None, 0)
 
 
 def test_who_waits_is_told_of_the_doubt_and_an_operator_ends_it() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.lifecycle.earlier import as_of
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -22,7 +22,7 @@ PLANNED = ("start_estimate", "claim_at", "retry_at")
 
 
 def restored(job: Job) -> Scheduler:
-    scheduler = Scheduler(RULES, builtin(), [ClusterBook("north")], nonces=iter("abc").__next__)
+    scheduler = Scheduler(RULES, builtin(), [ClusterStatus("north")], nonces=iter("abc").__next__)
     scheduler.restore([job], NOW)
     return scheduler
 

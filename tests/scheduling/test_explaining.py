@@ -406,10 +406,10 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
 
     def with_more_idle(name: str, count: int) -> bool:
         """As an agent would report it."""
-        book, before = scheduler.grid[name], world.sites[name].look()
-        book.report(before.total, before.idle + count, before.background - count, 0, before.holding)
+        status, before = scheduler.grid[name], world.sites[name].look()
+        status.report(before.total, before.idle + count, before.background - count, 0, before.holding)
         answer = fits()
-        book.report(before.total, before.idle, before.background, 0, before.holding)
+        status.report(before.total, before.idle, before.background, 0, before.holding)
         return answer
 
     for cluster in found.clusters:

@@ -74,9 +74,9 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     job = world.submit(fixed(north=4))
     for _ in range(3):
         break_component(world, world.tokens(job)[0], "no fork")
-    book = world.scheduler.grid["north"]
-    assert (book.state, book.errors) == (ClusterState.UNUSABLE, 3)
-    assert book.why == "3 errors in a row, the last: no fork"
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.state, cluster.errors) == (ClusterState.UNUSABLE, 3)
+    assert cluster.why == "3 errors in a row, the last: no fork"
     assert world.state(job) is JobState.QUEUED
     assert "unusable" in world.scheduler.waiting_reason(world.job(job)) or "north" in world.job(job).reason
     other = world.submit(flexible(2))
@@ -84,7 +84,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     assert world.state(other) is JobState.SUCCEEDED, "the other cluster serves on"
     assert world.state(job) is JobState.QUEUED
     world.step([ClusterCleared("north")])
-    assert (book.state, book.errors, book.why) == (ClusterState.USABLE, 0, "")
+    assert (cluster.state, cluster.errors, cluster.why) == (ClusterState.USABLE, 0, "")
     assert world.state(job) is JobState.CLAIMING
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED

@@ -62,7 +62,7 @@ def test_claiming_begins_at_the_first_jct_and_the_barrier_opens_at_the_jst() -> 
     assert {(c.file_site, c.transfer_time) for c in attempt.components} == {("files", 16)}
     world.advance(11)
     assert world.commands(job) == [], "nothing holds nodes while files are on their way"
-    assert all(book.available == book.total for book in world.scheduler.grid.books())
+    assert all(cluster.available == cluster.total for cluster in world.scheduler.grid.clusters())
     world.advance(2)
     assert world.state(job) is JobState.CLAIMING
     assert all(site.in_phase("claimed") for name, site in world.sites.items() if name != "files")
@@ -87,7 +87,9 @@ def test_the_jct_series_of_the_paper() -> None:
     assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
     assert world.job(job).claim_factor == 0.625
     assert world.job(job).restarts == 0
-    assert all(book.available == book.reported_idle for book in world.scheduler.grid.books()), "all is given back"
+    assert all(cluster.available == cluster.reported_idle for cluster in world.scheduler.grid.clusters()), (
+        "all is given back"
+    )
     check_quiet(world)
 
 
@@ -278,7 +280,7 @@ def test_a_job_cancelled_while_it_is_claimed_for(when: float) -> None:
     world.cancel(job)
     world.settle()
     assert world.state(job) is JobState.CANCELLED
-    assert all(book.available == book.total for book in world.scheduler.grid.books())
+    assert all(cluster.available == cluster.total for cluster in world.scheduler.grid.clusters())
     check_quiet(world)
 
 
@@ -331,8 +333,8 @@ def test_one_component_at_a_time_is_re_placed_on_a_cluster_on_probation(trusted:
         world.sites[name].local_user(4)
     world.step([ClusterResumed("west")])
     for name in names if not trusted else ("west",):
-        book = world.scheduler.grid[name]
-        book.unusable = book.probation = True
+        cluster = world.scheduler.grid[name]
+        cluster.unusable = cluster.probation = True
     world.advance(12.05)
     moved = [c.cluster for c in world.job(job).attempt.gang if c.cluster == "west"]  # type: ignore[union-attr]
     assert len(moved) == (1 if trusted else 2)

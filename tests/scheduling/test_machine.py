@@ -384,8 +384,8 @@ class Grid(RuleBasedStateMachine):
 
     @rule(name=names)
     def drain_or_resume(self, name: str) -> None:
-        book = self.world.scheduler.grid[name]
-        self.world.step([ClusterResumed(name) if book.drained else ClusterDrained(name, "ops", "for a reason")])
+        cluster = self.world.scheduler.grid[name]
+        self.world.step([ClusterResumed(name) if cluster.drained else ClusterDrained(name, "ops", "for a reason")])
 
     @rule(seconds=st.sampled_from([0.5, 3600.0]))
     def clock_goes_back(self, seconds: float) -> None:
@@ -415,12 +415,12 @@ class Grid(RuleBasedStateMachine):
     @invariant()
     def clusters_are_never_overbooked(self) -> None:
         """What the scheduler takes for free is free, once all promises are kept, as far as it has been told."""
-        for book in self.world.scheduler.grid.books():
-            site = self.world.sites[book.name]
-            told = not site.stream and not site.inbox and site.connected and book.connected
-            if told and site.look() == site.last_report and book.available:
-                promised = sum(size for token, size in book.live.items() if token not in site.held)
-                assert book.available + promised <= site.idle
+        for cluster in self.world.scheduler.grid.clusters():
+            site = self.world.sites[cluster.name]
+            told = not site.stream and not site.inbox and site.connected and cluster.connected
+            if told and site.look() == site.last_report and cluster.available:
+                promised = sum(size for token, size in cluster.live.items() if token not in site.held)
+                assert cluster.available + promised <= site.idle
 
     # The end
 
@@ -444,7 +444,7 @@ class Grid(RuleBasedStateMachine):
         assert not world.scheduler.jobs(), "with everybody well and everything free, some still wait"
         laws.check_quiet(world)
         assert all(site.idle == site.total for site in world.sites.values())
-        assert all(book.available == book.total for book in world.scheduler.grid.books())
+        assert all(cluster.available == cluster.total for cluster in world.scheduler.grid.clusters())
 
     def mend(self) -> None:
         """What was broken is taken away by its resource manager, agents come back, operators see to their clusters."""

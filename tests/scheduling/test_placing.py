@@ -356,15 +356,15 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
     seen = world.sites["north"].look()
     away = ClusterReported("north", seen.total, seen.idle, 0, 0, seen.holding, "squeue did not answer")
     effects = world.step([away])
-    book = world.scheduler.grid["north"]
+    cluster = world.scheduler.grid["north"]
     assert effects.clusters == {"north"}
-    assert (book.state, book.why) == (ClusterState.UNREACHABLE, "squeue did not answer")
+    assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "squeue did not answer")
     job = world.submit(fixed(north=1))
     assert world.state(job) is JobState.QUEUED
     assert "unreachable: squeue did not answer" in world.scheduler.waiting_reason(world.job(job))
     assert world.step([away]).clusters == set(), "it is not news"
     world.step([seen])
-    assert (book.state, book.why) == (ClusterState.USABLE, "")
+    assert (cluster.state, cluster.why) == (ClusterState.USABLE, "")
     assert world.state(job) is JobState.CLAIMING
     assert world.state(running) is JobState.RUNNING
 
@@ -372,18 +372,18 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
 def test_one_that_could_never_be_asked_says_why() -> None:
     world = World({"north": 4})
     world.disconnect("north")
-    book = world.scheduler.grid["north"]
+    cluster = world.scheduler.grid["north"]
     world.step([ClusterReported("north", 0, 0, problem="there is no queue long.q")])
-    assert (book.state, book.why) == (ClusterState.UNREACHABLE, "there is no queue long.q")
+    assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "there is no queue long.q")
     world.disconnect("north", "its agent has gone")
-    assert book.why == "its agent has gone"
+    assert cluster.why == "its agent has gone"
     world.connect("north")
-    assert (book.state, book.why, book.total) == (ClusterState.USABLE, "", 4)
+    assert (cluster.state, cluster.why, cluster.total) == (ClusterState.USABLE, "", 4)
 
 
 def test_errors_counted_are_shown_before_a_resource_manager_that_cannot_be_asked() -> None:
     world = World({"north": 4})
-    book = world.scheduler.grid["north"]
-    book.unusable, book.note = True, "3 errors in a row"
+    cluster = world.scheduler.grid["north"]
+    cluster.unusable, cluster.note = True, "3 errors in a row"
     world.step([ClusterReported("north", 4, 4, problem="squeue did not answer")])
-    assert (book.state, book.why) == (ClusterState.UNUSABLE, "3 errors in a row")
+    assert (cluster.state, cluster.why) == (ClusterState.UNUSABLE, "3 errors in a row")

@@ -85,7 +85,10 @@ def test_wide_jobs_do_not_wait_for_ever_when_no_cluster_is_trusted() -> None:
     wide = [world.submit(nonfixed(2, 1, 1), lasts=50) for _ in range(2)]
     world.advance(200)
     assert all(world.state(job) is JobState.SUCCEEDED for job in wide)
-    assert {book.state for book in world.scheduler.grid.books()} <= {ClusterState.USABLE, ClusterState.PROBATION}
+    assert {cluster.state for cluster in world.scheduler.grid.clusters()} <= {
+        ClusterState.USABLE,
+        ClusterState.PROBATION,
+    }
 
 
 def test_each_trial_that_fails_doubles_the_pause_up_to_a_bound() -> None:
@@ -140,10 +143,10 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     running = world.submit(fixed(north=2), lasts=50)
     world.advance(1)
     world.step([ClusterDrained("north", "ops", "new disks")])
-    book = world.scheduler.grid["north"]
-    assert (book.state, book.why) == (ClusterState.DRAINED, "by ops: new disks")
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.state, cluster.why) == (ClusterState.DRAINED, "by ops: new disks")
     world.step([ClusterDrained("north", "somebody", "")])
-    assert book.why == "by ops: new disks", "an order that gives no reason takes none away"
+    assert cluster.why == "by ops: new disks", "an order that gives no reason takes none away"
     waiting = world.submit(fixed(north=1))
     elsewhere = world.submit(flexible(2))
     world.advance(60)

@@ -22,8 +22,8 @@ def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
         world.advance(5)
         done = world.job(job)
         assert (done.state, done.restarts, done.reason) == (JobState.FAILED, 0, "north refused it: not 2 nodes")
-    book = world.scheduler.grid["north"]
-    assert (book.errors, book.state) == (0, ClusterState.USABLE)
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.errors, cluster.state) == (0, ClusterState.USABLE)
     check_quiet(world)
 
 
@@ -33,8 +33,8 @@ def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
     job = world.submit(flexible(3, most=1))
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
-    book = world.scheduler.grid["north"]
-    assert (book.errors, book.unusable) == (world.rules.error_threshold, True)
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.errors, cluster.unusable) == (world.rules.error_threshold, True)
 
 
 def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
@@ -55,9 +55,9 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
     large = world.submit(flexible(5), lasts=1)
     world.advance(1)
-    book = world.scheduler.grid["north"]
-    assert (book.available, book.idle, book.used, book.state) == (4, 8, 0, ClusterState.USABLE)
-    assert "takes nothing of 5 nodes or more until" in book.said
+    cluster = world.scheduler.grid["north"]
+    assert (cluster.available, cluster.idle, cluster.used, cluster.state) == (4, 8, 0, ClusterState.USABLE)
+    assert "takes nothing of 5 nodes or more until" in cluster.said
     small = [world.submit(flexible(2), lasts=1) for _ in range(4)]
     world.advance(5)
     assert {world.state(job) for job in small} == {JobState.SUCCEEDED}
@@ -70,7 +70,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     world.advance(LONGEST_LIMIT_PAUSE + 10)
     done = world.job(large)
     assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
-    assert (book.limit, book.limits, book.errors) == (None, 0, 0)
+    assert (cluster.limit, cluster.limits, cluster.errors) == (None, 0, 0)
     check_quiet(world)
 
 

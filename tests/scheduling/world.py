@@ -32,14 +32,14 @@ from koalapy.scheduling.events import (
     JobSubmitted,
     PeriodicScan,
 )
-from koalapy.scheduling.grid import ClusterBook, Links
+from koalapy.scheduling.grid import ClusterStatus, Links
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from tests.scheduling import laws
 from tests.scheduling.sites import STAGE_SIZE, Ack, Confirm, Site
 
 KEPT = ("errors", "unusable", "trials", "drained", "note")
-"""What of a cluster's book outlives the daemon."""
+"""What of a cluster's status outlives the daemon."""
 START_DELAY = 0.125
 """Seconds from an allocation until all runners have reported."""
 
@@ -86,8 +86,8 @@ class World:
         self._clusters: dict[str, dict[str, Any]] = {}
         self.links = links
         self.speeds = speeds or {}
-        books = [self._book(name) for name in sizes]
-        self.scheduler = Scheduler(self.rules, self.policies, books, links, nonces=nonces)
+        clusters = [self._cluster(name) for name in sizes]
+        self.scheduler = Scheduler(self.rules, self.policies, clusters, links, nonces=nonces)
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
@@ -198,8 +198,8 @@ class World:
         self.timeline += effects.timeline
         self.warnings += effects.warnings
         for name in effects.clusters:
-            book = self.scheduler.grid[name]
-            self._clusters[name] = {field: getattr(book, field) for field in KEPT}
+            cluster = self.scheduler.grid[name]
+            self._clusters[name] = {field: getattr(cluster, field) for field in KEPT}
         for command in effects.commands:
             self._send(command)
         self._unasked |= effects.confirm
@@ -233,21 +233,21 @@ class World:
 
     def restart(self) -> None:
         """The daemon dies and another takes over with nothing but what was written."""
-        books = []
+        clusters = []
         for name, site in self.sites.items():
             self._goes_away(site)
-            books.append(self._book(name))
+            clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
-        self.scheduler = Scheduler(self.rules, self.policies, books, self.links, nonces=self.nonces)
+        self.scheduler = Scheduler(self.rules, self.policies, clusters, self.links, nonces=self.nonces)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
         self.step()
 
-    def _book(self, name: str) -> ClusterBook:
-        book = ClusterBook(name, self.speeds.get(name, 1.0), self.profiles.get(name))
+    def _cluster(self, name: str) -> ClusterStatus:
+        cluster = ClusterStatus(name, self.speeds.get(name, 1.0), self.profiles.get(name))
         for field, value in self._clusters.get(name, {}).items():
-            setattr(book, field, value)
-        return book
+            setattr(cluster, field, value)
+        return cluster
 
     # What clusters and the network do
 

@@ -21,7 +21,7 @@ from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobCancelled, JobSubmitted
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service import hub
@@ -71,8 +71,8 @@ class Daemon:
         migrate(database)
         self.store = SqlStore(database, 0.0)
         nonces = count(0xFA)
-        books = [ClusterBook(name, profile=ClusterProfile()) for name in ("north", "south")]
-        self.scheduler = Scheduler(Rules(), builtin(), books, nonces=lambda: f"{next(nonces):x}")
+        clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
+        self.scheduler = Scheduler(Rules(), builtin(), clusters, nonces=lambda: f"{next(nonces):x}")
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.store, self.kept)
@@ -88,9 +88,9 @@ class Daemon:
         self.engine.dispatcher = self.hub
 
     def describe(self, name: str) -> ClusterRecord:
-        book = self.scheduler.grid[name]
+        cluster = self.scheduler.grid[name]
         return ClusterRecord(
-            name, "slurm", str(book.state), book.total, book.available, 0, 0, 0, 0, book.why, None, 1, 1.0
+            name, "slurm", str(cluster.state), cluster.total, cluster.available, 0, 0, 0, 0, cluster.why, None, 1, 1.0
         )
 
     def seen(self, name: str) -> tuple[str, int, str]:
@@ -271,13 +271,13 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
                 await asyncio.sleep(0.005)
         assert [probe["look"] for probe in probes] == [True]
         asked = daemon.engine.clock()
-        book = daemon.scheduler.grid["north"]
+        cluster = daemon.scheduler.grid["north"]
         north.says(wire.Confirmed(sequence=probes[0]["sequence"] + 1), report(3))
         await until(daemon, "north", ("usable", 3, ""))
-        assert book.confirmed_at < before, "that answers nothing"
+        assert cluster.confirmed_at < before, "that answers nothing"
         north.says(wire.Confirmed(sequence=probes[0]["sequence"]), report(2))
         await until(daemon, "north", ("usable", 2, ""))
-        assert before <= book.confirmed_at <= asked
+        assert before <= cluster.confirmed_at <= asked
 
 
 async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) -> None:

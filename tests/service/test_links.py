@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkBook, LinkState, pair_of
 
 NAMES = ("north", "south")
@@ -92,16 +92,16 @@ def test_a_daemon_that_starts_knows_what_the_one_before_had_told_the_scheduler(
     configured: Link | None, history: list[Measurement]
 ) -> None:
     live = book(configured)
-    grid = GridBook([ClusterBook(name) for name in NAMES], live.links())
+    grid = GridStatus([ClusterStatus(name) for name in NAMES], live.links())
     for measurement in history:
         live.learn(measurement)
         grid.set_link(*PAIR, live[PAIR].link)
         grid.set_link(*PAIR[::-1], live[PAIR].link_back)
     again = book(configured, *newest_of_each_sort(history))
     assert again[PAIR] == live[PAIR]
-    assert GridBook([], again.links()).link(*PAIR) == grid.link(*PAIR) == live[PAIR].link
+    assert GridStatus([], again.links()).link(*PAIR) == grid.link(*PAIR) == live[PAIR].link
     back = PAIR[::-1]
-    assert GridBook([], again.links()).link(*back) == grid.link(*back) == live[PAIR].link_back
+    assert GridStatus([], again.links()).link(*back) == grid.link(*back) == live[PAIR].link_back
 
 
 @given(st.lists(st.tuples(st.integers(0, 10 * SMALLEST_TRANSFER), st.floats(0, 1e4)), max_size=20), st.booleans())
@@ -217,6 +217,6 @@ def test_the_two_ways_of_a_link_are_two_numbers() -> None:
     known.moved(PAIR[::-1], 40 * 10**9, 10_000.0, 1.0)
     assert known[PAIR].link == Link(1.0, 1e9)
     assert known[PAIR].link_back.bandwidth == pytest.approx(4e6, rel=0.05)
-    grid = GridBook([], known.links())
+    grid = GridStatus([], known.links())
     assert grid.link(*PAIR).bandwidth == 1e9
     assert grid.link(*PAIR[::-1]).bandwidth == known[PAIR].link_back.bandwidth

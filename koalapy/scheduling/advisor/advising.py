@@ -14,7 +14,7 @@ from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName, Request
 from koalapy.placement.knowledge import SURE, Knowledge, Release, Room
 from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.scheduling.ledger import Ledger
 
 KEPT_WAITS = 10_000
@@ -41,22 +41,22 @@ class Wait:
 class Rooms(Mapping[ClusterName, Room]):
     """The rooms of a view, each worked out when somebody asks for it: a job that fits now does not."""
 
-    def __init__(self, grid: GridBook, room_of: Callable[[ClusterBook], Room]) -> None:
-        self._books = {book.name: book for book in grid.books()}
+    def __init__(self, grid: GridStatus, room_of: Callable[[ClusterStatus], Room]) -> None:
+        self._clusters = {cluster.name: cluster for cluster in grid.clusters()}
         self._room_of = room_of
         self._known: dict[ClusterName, Room] = {}
 
     def __getitem__(self, name: ClusterName) -> Room:
         room = self._known.get(name)
         if room is None:
-            room = self._known[name] = self._room_of(self._books[name])
+            room = self._known[name] = self._room_of(self._clusters[name])
         return room
 
     def __iter__(self) -> Iterator[ClusterName]:
-        return iter(self._books)
+        return iter(self._clusters)
 
     def __len__(self) -> int:
-        return len(self._books)
+        return len(self._clusters)
 
 
 class Advising:
@@ -66,7 +66,7 @@ class Advising:
         self,
         experience: Experience,
         ledger: Ledger,
-        grid: GridBook,
+        grid: GridStatus,
         waiting: Callable[[], Iterable[Request]],
         now: Callable[[], float],
     ) -> None:
@@ -79,7 +79,7 @@ class Advising:
         self._rooms: dict[ClusterName, tuple[dict[Token, int], int, Room]] = {}
         """As worked out since something last happened, with the components there then, and what of them was leaving."""
 
-    def something_happened(self) -> None:
+    def invalidate(self) -> None:
         """Times have passed, and jobs may stand differently."""
         self._rooms.clear()
 
@@ -122,14 +122,14 @@ class Advising:
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
         if self.experience.alone_since(application) < between:
             return False
-        total = sum(book.total for book in self._grid.books())
+        total = sum(cluster.total for cluster in self._grid.clusters())
         return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
 
     def _probes(self) -> dict[str, list[int]]:
         """The nodes of each job that is co-allocated and of whose application it is not known whether that harms."""
         found: dict[str, list[int]] = {}
-        largest = max((book.total for book in self._grid.books()), default=0)
-        jobs = {parse_token(token).job for book in self._grid.books() for token in book.live}
+        largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
+        jobs = {parse_token(token).job for cluster in self._grid.clusters() for token in cluster.live}
         for ident in jobs:
             job = self._ledger.get(ident)
             if job is None or job.attempt is None or job.spec.request.total_size > largest:
@@ -154,24 +154,24 @@ class Advising:
                 self._waits.popitem(last=False)
         if wait.had_room:
             wait.seconds += min(now - wait.asked, LONGEST_GAP)
-        idle = sum(book.available for book in self._grid.books() if book.is_open)
+        idle = sum(cluster.available for cluster in self._grid.clusters() if cluster.is_open)
         wait.asked, wait.had_room = now, spec.request.total_size <= min(idle, view.usable_idle)
         self._waits.move_to_end(id(spec))
         return wait.seconds
 
-    def _room(self, book: ClusterBook) -> Room:
+    def _room(self, cluster: ClusterStatus) -> Room:
         """Of one cluster; worked out again only if components came or left: a scan that places many jobs asks often."""
-        known = self._rooms.get(book.name)
-        if known is not None and known[:2] == (book.live, book.leaving):
+        known = self._rooms.get(cluster.name)
+        if known is not None and known[:2] == (cluster.live, cluster.leaving):
             return known[2]
         now, releases = self._now(), []
-        for token, size in book.live.items():
+        for token, size in cluster.live.items():
             job = self._ledger.get(parse_token(token).job)
             left, age = (None, 0.0) if job is None else self._left(job, now)
             releases.append(Release(left, size, age))
         releases.sort(key=_rank)
-        room = Room(max(0, book.total - book.background - book.down), tuple(releases))
-        self._rooms[book.name] = dict(book.live), book.leaving, room
+        room = Room(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
+        self._rooms[cluster.name] = dict(cluster.live), cluster.leaving, room
         return room
 
     def _left(self, job: Job, now: float) -> tuple[float | None, float]:

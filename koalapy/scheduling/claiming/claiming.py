@@ -17,7 +17,7 @@ from koalapy.model.transfer import Transfer, transfer_to
 from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.queueing.tries import may_not_be_claimed, tries_used_up
 from koalapy.scheduling.rules import Rules
@@ -67,7 +67,7 @@ class Claiming:
     """Gives nodes to placed jobs and takes them back."""
 
     def __init__(
-        self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, relocate: Relocate, nonces: Nonces
+        self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers, relocate: Relocate, nonces: Nonces
     ) -> None:
         self._rules = rules
         self._ledger = ledger
@@ -196,9 +196,9 @@ class Claiming:
 
     def _look(self, job: Job) -> Try:
         """Which components could start where they are; for a job of high priority also by preemption."""
-        books = [book for book in self._grid.books() if book.is_open]
-        on_trial = () if self._grid.is_all_on_trial else (book.name for book in books if book.probation)
-        this = Try({book.name: book.available for book in books}, one_each=frozenset(on_trial))
+        clusters = [cluster for cluster in self._grid.clusters() if cluster.is_open]
+        on_trial = () if self._grid.is_all_on_trial else (cluster.name for cluster in clusters if cluster.probation)
+        this = Try({cluster.name: cluster.available for cluster in clusters}, one_each=frozenset(on_trial))
         waiting = [component for component in live(job).gang if component.state is ComponentState.PLACED]
         for component in sorted(waiting, key=lambda c: (-c.size, c.rank)):
             room = this.room(component.cluster)
@@ -215,9 +215,9 @@ class Claiming:
         return job.spec.priority is Priority.HIGH and self._rules.preemption != "never"
 
     def _could_preempt(self, this: Try, component: Component) -> bool:
-        book = self._grid[component.cluster]
-        taken = book.available - this.free[component.cluster]
-        return component.size + taken <= self.preemption.room(book)
+        cluster = self._grid[component.cluster]
+        taken = cluster.available - this.free[component.cluster]
+        return component.size + taken <= self.preemption.room(cluster)
 
     def _preempt_for(self, job: Job, this: Try, cluster: ClusterName, now: float) -> None:
         """Make room for all components that are about to start on a cluster."""
@@ -235,7 +235,7 @@ class Claiming:
         attempt = live(job)
         left = max(0.0, (attempt.start_estimate or now) - now)
         for component in wanted:
-            view = self._grid.view(lambda book: this.room(book.name) or 0)
+            view = self._grid.view(lambda status: this.room(status.name) or 0)
             found = self._relocate(job, component, view, left)
             if found is None:
                 continue

@@ -2,21 +2,21 @@
 
 from koalapy.model.job import ComponentState, Job, JobId, Priority
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.scheduling.ledger import Ledger, live
 
 
 class Preemption:
     """Chooses victims; to end them is the claiming's business."""
 
-    def __init__(self, ledger: Ledger, grid: GridBook) -> None:
+    def __init__(self, ledger: Ledger, grid: GridStatus) -> None:
         self._ledger = ledger
         self._grid = grid
 
-    def room(self, book: ClusterBook) -> int:
+    def room(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
-        room = book.expected + sum(self._held(book).values())
-        return room if book.limit is None else min(room, book.limit.size - 1)
+        room = cluster.expected + sum(self._held(cluster).values())
+        return room if cluster.limit is None else min(room, cluster.limit.size - 1)
 
     def victims(self, cluster: ClusterName, size: int) -> list[Job] | None:
         """The low-priority jobs to preempt for ``size`` nodes; none when nodes are about to be free, None if too few.
@@ -24,11 +24,11 @@ class Preemption:
         In descending order of their JST, and no more than needed: those that turn out to be superfluous once the
         others are chosen are spared, the one that has run longest first.
         """
-        book = self._grid[cluster]
-        lacking = size - book.expected
+        status = self._grid[cluster]
+        lacking = size - status.expected
         if lacking <= 0:
             return []
-        held = self._held(book)
+        held = self._held(status)
         order = sorted(held, key=lambda job: (-(live(self._ledger.jobs[job]).start_estimate or 0.0), -job))
         chosen: list[JobId] = []
         for job in order:
@@ -44,10 +44,10 @@ class Preemption:
                 lacking += held[job]
         return [self._ledger.jobs[job] for job in chosen]
 
-    def _held(self, book: ClusterBook) -> dict[JobId, int]:
+    def _held(self, cluster: ClusterStatus) -> dict[JobId, int]:
         """The nodes of each low-priority job there that is not ending anyway."""
         held: dict[JobId, int] = {}
-        for token, size in book.live.items():
+        for token, size in cluster.live.items():
             found = self._ledger.find(token)
             if found is None or found[0].spec.priority is not Priority.LOW:
                 continue

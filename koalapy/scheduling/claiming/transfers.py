@@ -51,7 +51,7 @@ class Transfers:
             self._claiming.foresee(job, now)
 
     def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
-        """Hold a cluster's inventory against the book: what it does not know of is ordered again."""
+        """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""
         told = {update.token for update in event.stages}
         self._strays.pop(event.cluster, None)
         for update in event.stages:

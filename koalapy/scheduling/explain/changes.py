@@ -76,7 +76,7 @@ def _tried(candidate: Candidate, trial: Trial) -> Change | None:
 def _with_the_same_nodes(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> Iterator[Steps]:
     yield one("", None, "submit it again: a new job is tried at once", spec)
     if isinstance(spec.request, FlexibleRequest):
-        yield from _looser(spec.request, spec, len(scheduler.grid.books()))
+        yield from _looser(spec.request, spec, len(scheduler.grid.clusters()))
     elif isinstance(spec.request, FixedRequest):
         yield from _elsewhere(spec.request, spec, trial.view(spec.priority))
     yield from _other_policies(scheduler, spec)
@@ -163,14 +163,14 @@ def _other_policies(scheduler: Scheduler, spec: JobSpec) -> Iterator[Steps]:
 
 def _other_combinations(scheduler: Scheduler, spec: JobSpec) -> Iterator[Steps]:
     """More clusters together, or less alike ones."""
-    books = scheduler.grid.books()
+    clusters = scheduler.grid.clusters()
     if spec.coallocation is not None:
         yield Steps(
-            range(spec.coallocation + 1, len(books) + 1),
+            range(spec.coallocation + 1, len(clusters) + 1),
             lambda n: Candidate("coallocation", n, f"allow {n} clusters together", replace(spec, coallocation=n)),
         )
     if spec.speed_ratio_min is not None:
-        speeds = {book.speed for book in books}
+        speeds = {cluster.speed for cluster in clusters}
         ratios = {slow / fast for slow in speeds for fast in speeds if slow < fast}
         lower = sorted((ratio for ratio in ratios if ratio < spec.speed_ratio_min), reverse=True)
         yield Steps(lower, lambda r: _slower(spec, r))

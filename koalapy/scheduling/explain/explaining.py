@@ -116,10 +116,10 @@ def _clusters(
     """Cluster by cluster, and what was said of none of them."""
     view = trial.view(spec.priority)
     refused = () if placement is not None else scheduler.reasons(spec, view)
-    books = scheduler.grid.books()
-    kept = {book.name: trial.kept(book.name, spec.priority) for book in books}
-    found = findings(spec.request, books, view, placement, refused, Kept(scheduler.reservation, kept), now)
-    names = {book.name for book in books}
+    clusters = scheduler.grid.clusters()
+    kept = {cluster.name: trial.kept(cluster.name, spec.priority) for cluster in clusters}
+    found = findings(spec.request, clusters, view, placement, refused, Kept(scheduler.reservation, kept), now)
+    names = {cluster.name for cluster in clusters}
     return tuple(found), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
 
@@ -155,24 +155,26 @@ def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:
 def _if_usable_again(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> list[str]:
     """The clusters whose return, each alone, would do."""
     view = trial.view(spec.priority)
-    closed = [book for book in scheduler.grid.books() if not book.is_open or book.doubted][:MOST_CLUSTERS]
+    closed = [cluster for cluster in scheduler.grid.clusters() if not cluster.is_open or cluster.doubted][
+        :MOST_CLUSTERS
+    ]
     texts = []
-    for book in closed:
-        idle = max(0, book.trusted_available - trial.kept(book.name, spec.priority))
+    for cluster in closed:
+        idle = max(0, cluster.trusted_available - trial.kept(cluster.name, spec.priority))
         opened = tuple(
-            replace(c, state=ClusterState.USABLE, idle=idle) if c.name == book.name else c for c in view.clusters
+            replace(c, state=ClusterState.USABLE, idle=idle) if c.name == cluster.name else c for c in view.clusters
         )
         if isinstance(trial.ask(spec, replace(view, clusters=opened)), Placement):
-            if book.state is ClusterState.DRAINED:
-                texts.append(f"{book.name} resumed (koala clusters resume {book.name})")
-            elif book.state is ClusterState.UNUSABLE:
-                texts.append(f"{book.name} mended (koala clusters clear {book.name})")
-            elif book.state is ClusterState.UNREACHABLE:
-                texts.append(f"{book.name} in reach again")
-            elif book.doubted:
-                texts.append(f"{book.name} giving nodes that it says are idle, which is tried again")
+            if cluster.state is ClusterState.DRAINED:
+                texts.append(f"{cluster.name} resumed (koala clusters resume {cluster.name})")
+            elif cluster.state is ClusterState.UNUSABLE:
+                texts.append(f"{cluster.name} mended (koala clusters clear {cluster.name})")
+            elif cluster.state is ClusterState.UNREACHABLE:
+                texts.append(f"{cluster.name} in reach again")
+            elif cluster.doubted:
+                texts.append(f"{cluster.name} giving nodes that it says are idle, which is tried again")
             else:
-                texts.append(f"the component that is tried on {book.name} started")
+                texts.append(f"the component that is tried on {cluster.name} started")
     return texts
 
 

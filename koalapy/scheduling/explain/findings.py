@@ -10,7 +10,7 @@ from koalapy.model.moment import clock
 from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import listed, nodes
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,25 @@ class Kept:
 
 
 def finding_of(
-    book: ClusterBook, idle: int, *, gives: int = 0, reason: str = "", missing: int | None = None
+    cluster: ClusterStatus, idle: int, *, gives: int = 0, reason: str = "", missing: int | None = None
 ) -> ClusterFinding:
     return ClusterFinding(
-        book.name, book.state, book.total, idle, book.used, book.background, book.down, gives, reason, missing
+        cluster.name,
+        cluster.state,
+        cluster.total,
+        idle,
+        cluster.used,
+        cluster.background,
+        cluster.down,
+        gives,
+        reason,
+        missing,
     )
 
 
 def findings(
     request: Request,
-    books: Sequence[ClusterBook],
+    clusters: Sequence[ClusterStatus],
     view: GridView,
     placement: Placement | None,
     refused: Sequence[ClusterReason],
@@ -41,43 +50,43 @@ def findings(
     """Of every cluster that the request could have to do with; ``kept``: what is kept from it."""
     reasons = {reason.cluster: reason for reason in refused}
     named = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
-    for book in books:
-        if named is not None and book.name not in named:
+    for cluster in clusters:
+        if named is not None and cluster.name not in named:
             continue
-        seen = view.get(book.name)
+        seen = view.get(cluster.name)
         idle = seen.idle if seen is not None else 0
-        gives = placement.nodes_on(book.name) if placement is not None else 0
-        said = reasons.get(book.name)
-        why = not_usable(book, now) or (said.reason if said is not None else "") or _when_placed(placement, gives)
-        if book.is_open and (holders := _holders(book, idle, kept.by)):
-            why = f"{why or f'{idle} of {book.total} nodes idle'} ({holders})"
-        missing = said.missing if said is not None and book.is_open else None
+        gives = placement.nodes_on(cluster.name) if placement is not None else 0
+        said = reasons.get(cluster.name)
+        why = not_usable(cluster, now) or (said.reason if said is not None else "") or _when_placed(placement, gives)
+        if cluster.is_open and (holders := _holders(cluster, idle, kept.by)):
+            why = f"{why or f'{idle} of {cluster.total} nodes idle'} ({holders})"
+        missing = said.missing if said is not None and cluster.is_open else None
         if missing is not None:
-            missing = _more_idle(book, idle + missing + kept.nodes.get(book.name, 0))
-        yield finding_of(book, idle, gives=gives, reason=why, missing=missing)
+            missing = _more_idle(cluster, idle + missing + kept.nodes.get(cluster.name, 0))
+        yield finding_of(cluster, idle, gives=gives, reason=why, missing=missing)
 
 
-def _more_idle(book: ClusterBook, available: int) -> int | None:
+def _more_idle(cluster: ClusterStatus, available: int) -> int | None:
     """How many more nodes would have to be idle for so many to be available; None where they cannot come: those that
     are idle already, kept for another job or in doubt, do not, and a limit stays."""
-    more = available - book.surplus
-    may_come = book.idle + more <= book.total and (book.limit is None or available < book.limit.size)
+    more = available - cluster.surplus
+    may_come = cluster.idle + more <= cluster.total and (cluster.limit is None or available < cluster.limit.size)
     return more if may_come else None
 
 
-def not_usable(book: ClusterBook, now: float) -> str:
+def not_usable(cluster: ClusterStatus, now: float) -> str:
     """Why nothing is placed on a cluster, with since when; empty when it may be used."""
-    if book.state is ClusterState.USABLE:
+    if cluster.state is ClusterState.USABLE:
         return ""
-    if book.drained is not None:
-        return f"drained since {clock(book.drained.at, now)} {book.why}"
-    if book.state is ClusterState.UNREACHABLE:
-        since = "" if book.connected or book.last_heard is None else f" since {clock(book.last_heard, now)}"
-        return f"unreachable{since}: {book.why}"
-    if book.state is ClusterState.UNUSABLE:
-        again = "" if book.probation_at is None else f"; to be tried again at {clock(book.probation_at, now)}"
-        return f"{book.why}{again}"
-    return book.why
+    if cluster.drained is not None:
+        return f"drained since {clock(cluster.drained.at, now)} {cluster.why}"
+    if cluster.state is ClusterState.UNREACHABLE:
+        since = "" if cluster.connected or cluster.last_heard is None else f" since {clock(cluster.last_heard, now)}"
+        return f"unreachable{since}: {cluster.why}"
+    if cluster.state is ClusterState.UNUSABLE:
+        again = "" if cluster.probation_at is None else f"; to be tried again at {clock(cluster.probation_at, now)}"
+        return f"{cluster.why}{again}"
+    return cluster.why
 
 
 def _when_placed(placement: Placement | None, gives: int) -> str:
@@ -86,18 +95,18 @@ def _when_placed(placement: Placement | None, gives: int) -> str:
     return f"{nodes(gives)} would be taken here" if gives else "not needed"
 
 
-def _holders(book: ClusterBook, idle: int, kept_for: JobId | None) -> str:
+def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     """Who has the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
     texts: list[str] = []
-    for who, count in (("local users", book.background), ("our jobs", book.used)):
+    for who, count in (("local users", cluster.background), ("our jobs", cluster.used)):
         if count:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
-    if book.down:
-        texts.append(f"{book.down} {'is' if book.down == 1 else 'are'} down")
-    texts += [f"{book.name} {each}" for each in (book.limit, book.doubt) if each is not None]
-    texts += book.notices
-    if idle < book.available and kept_for is not None:
-        texts.append(f"{book.available - idle} kept for job {kept_for}")
+    if cluster.down:
+        texts.append(f"{cluster.down} {'is' if cluster.down == 1 else 'are'} down")
+    texts += [f"{cluster.name} {each}" for each in (cluster.limit, cluster.doubt) if each is not None]
+    texts += cluster.notices
+    if idle < cluster.available and kept_for is not None:
+        texts.append(f"{cluster.available - idle} kept for job {kept_for}")
     return ", ".join(texts)
 
 

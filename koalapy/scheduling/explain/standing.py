@@ -9,13 +9,13 @@ from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.explain.findings import finding_of
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.lifecycle.waits import Waits
 from koalapy.scheduling.rules import Rules
 
 
 def standing(
-    job: Job, timeline: Sequence[TimelineEntry], grid: GridBook, waits: Waits, rules: Rules, now: float
+    job: Job, timeline: Sequence[TimelineEntry], grid: GridStatus, waits: Waits, rules: Rules, now: float
 ) -> Explanation:
     """Of a job that is active, held or over; what came before is left to the caller."""
     attempt = job.attempt
@@ -38,7 +38,7 @@ def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement
     return Placement(components, said[-1] if said else "")
 
 
-def _headline(job: Job, attempt: Attempt | None, grid: GridBook, waits: Waits, rules: Rules, now: float) -> str:
+def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: Waits, rules: Rules, now: float) -> str:
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -83,7 +83,7 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
     return f"{listed(names)} {are} out of reach since {clock(since, now)}: what runs there is not known"
 
 
-def _trouble(attempt: Attempt, grid: GridBook) -> str:
+def _trouble(attempt: Attempt, grid: GridStatus) -> str:
     """What the clusters of a gang that is not complete say is the matter with their resource managers."""
     awaited = {c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED}
     return "".join(f"; {name}: {grid[name].problem}" for name in sorted(awaited) if name in grid and grid[name].problem)
@@ -147,7 +147,7 @@ DOING = {
 }
 
 
-def _findings(attempt: Attempt, grid: GridBook, now: float) -> Iterator[ClusterFinding]:
+def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[ClusterFinding]:
     """The clusters of the gang, and how its components stand there."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
         there = [c for c in attempt.gang if c.cluster == name]

@@ -15,7 +15,7 @@ class Trial:
     def __init__(self, scheduler: Scheduler, instead_of: Job | None = None) -> None:
         self._scheduler = scheduler
         self._job = instead_of
-        self._limits = [ClusterLimits(b.name, b.total or None, b.profile, b.speed) for b in scheduler.grid.books()]
+        self._limits = [ClusterLimits(b.name, b.total or None, b.profile, b.speed) for b in scheduler.grid.clusters()]
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None

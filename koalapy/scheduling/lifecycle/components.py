@@ -8,7 +8,7 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.lifecycle.doubts import Doubts
 from koalapy.scheduling.lifecycle.faults import Faults
@@ -20,7 +20,7 @@ BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(self, ledger: Ledger, grid: GridBook, claiming: Claiming, faults: Faults, doubts: Doubts) -> None:
+    def __init__(self, ledger: Ledger, grid: GridStatus, claiming: Claiming, faults: Faults, doubts: Doubts) -> None:
         self._ledger = ledger
         self._grid = grid
         self._doubts = doubts
@@ -49,7 +49,7 @@ class Components:
         self._claiming.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
-        """Hold a cluster's whole inventory against the book; yields the tokens whose jobs may have to be settled."""
+        """Hold a cluster's whole inventory against what is known; yields the tokens whose jobs may have to be settled."""
         told = {update.token for update in event.components}
         if event.whole:
             self._strays.pop(event.cluster, None)

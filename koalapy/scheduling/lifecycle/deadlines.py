@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.doubts import Doubts
@@ -27,7 +27,7 @@ class Deadlines:
         self,
         rules: Rules,
         ledger: Ledger,
-        grid: GridBook,
+        grid: GridStatus,
         timers: Timers,
         news: News,
         claiming: Claiming,
@@ -81,11 +81,11 @@ class Deadlines:
         """Whether a runner waits for local users: not for the jobs whose nodes it was promised, unless those never
         let go, nor on its own nodes, from where it has not been heard; that has limits of its own."""
         component = live(job).components[timer.component]
-        book, token = self._grid[component.cluster], job.token(component.index)
+        cluster, token = self._grid[component.cluster], job.token(component.index)
         waited = now - (component.submitted_at or now)
         last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
         starting = (self._components.waits.up_by(token) or 0.0) > now
-        return not starting and not book.holds(token) and (last or not book.still_to_leave(token))
+        return not starting and not cluster.holds(token) and (last or not cluster.still_to_leave(token))
 
     def _started_nodes_are_due(self, job: Job) -> float:
         """When the nodes of a gang that had to be started first should have reported: as long after they are up as
@@ -141,25 +141,25 @@ class Deadlines:
         return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
 
     def _contact_is_overdue(self, timer: Timer, now: float) -> None:
-        book = self._grid[timer.cluster]
-        if self._news.has_given_up_asking(book, now):
-            self._news.look_again(book.name)
-        heard = book.last_heard
+        cluster = self._grid[timer.cluster]
+        if self._news.has_given_up_asking(cluster, now):
+            self._news.look_again(cluster.name)
+        heard = cluster.last_heard
         span = self._rules.lost_after if timer.kind is Deadline.LOST else self._rules.unreachable_after
-        if heard is None or not self._news.is_silent_for(book, span, now):
+        if heard is None or not self._news.is_silent_for(cluster, span, now):
             return
         if timer.kind is Deadline.LOST:
-            book.asked_in_vain_since = None  # whatever of it is asked about next is new
-        with self._faults.one_event(book.name):
-            for token in book.awaited:
+            cluster.asked_in_vain_since = None  # whatever of it is asked about next is new
+        with self._faults.one_event(cluster.name):
+            for token in cluster.awaited:
                 if timer.kind is Deadline.LOST:
                     self._components.lose(token, f"not heard of for {self._rules.lost_after:g} s", now)
                 else:
                     self._components.lose_sight(token, heard, now)
                 self._endings.settle(token, now)
-        self._news.look_again(book.name)
+        self._news.look_again(cluster.name)
         if timer.kind is Deadline.UNREACHABLE:
-            self._news.go_on_watching(book, now)
+            self._news.go_on_watching(cluster, now)
 
 
 def _is_moot(timer: Timer, job: Job) -> bool:

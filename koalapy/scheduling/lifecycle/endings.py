@@ -4,7 +4,7 @@ from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.lifecycle.faults import Faults
 from koalapy.scheduling.queueing.waiting import Waiting
@@ -17,7 +17,7 @@ class Endings:
     def __init__(
         self,
         ledger: Ledger,
-        grid: GridBook,
+        grid: GridStatus,
         timers: Timers,
         claiming: Claiming,
         faults: Faults,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from koalapy.model.job import Component, Job, JobState
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.grid import GridBook, Limit
+from koalapy.scheduling.grid import GridStatus, Limit
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Deadline, Timers
@@ -21,7 +21,7 @@ LONGEST_LIMIT_PAUSE = 120.0
 class Faults:
     """Counts consecutive errors of clusters and decides whether a job is tried again."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers, claiming: Claiming) -> None:
+    def __init__(self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers, claiming: Claiming) -> None:
         self._rules = rules
         self._timers = timers
         self._ledger = ledger
@@ -49,26 +49,26 @@ class Faults:
 
     def limit_reached(self, cluster: str, size: int, error: str, now: float) -> None:
         """So many nodes were too many there: for a while fewer are tried at most."""
-        book = self._grid[cluster]
-        pause = _doubled(LIMIT_PAUSE, book.limits, LONGEST_LIMIT_PAUSE)
-        book.limits += 1
-        size = size if book.limit is None else min(size, book.limit.size)
-        book.limit = Limit(max(1, size), now + pause, error)
-        self._timers.add(book.limit.until, Deadline.LIMIT, cluster=cluster)
+        status = self._grid[cluster]
+        pause = _doubled(LIMIT_PAUSE, status.limits, LONGEST_LIMIT_PAUSE)
+        status.limits += 1
+        size = size if status.limit is None else min(size, status.limit.size)
+        status.limit = Limit(max(1, size), now + pause, error)
+        self._timers.add(status.limit.until, Deadline.LIMIT, cluster=cluster)
         self._ledger.cluster_changed(cluster)
 
     def lift_limit(self, cluster: str, at: float) -> None:
         """The pause after a limit is over: what was refused may be tried again."""
-        book = self._grid[cluster]
-        if book.limit is not None and book.limit.until == at:
-            book.limit, book.grew = None, True
+        status = self._grid[cluster]
+        if status.limit is not None and status.limit.until == at:
+            status.limit, status.capacity_gained = None, True
             self._ledger.cluster_changed(cluster)
 
     def count_taken(self, cluster: str) -> None:
         """A resource manager has taken a component: the next limit is a new one."""
-        book = self._grid[cluster]
-        if book.limit is None:
-            book.limits = 0
+        status = self._grid[cluster]
+        if status.limit is None:
+            status.limits = 0
 
     def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
         """End the attempt and try the job again, unless it has been tried too often; the first time at once, then
@@ -104,52 +104,52 @@ class Faults:
             return
         if cluster in self._counted:
             self._counted[cluster] = True
-        book = self._grid[cluster]
-        book.errors += 1
-        if book.probation:
-            book.trials += 1
-        if book.probation or (book.errors >= self._rules.error_threshold and not book.unusable):
-            book.unusable, book.probation = True, False
-            book.note = f"{errors_in_a_row(book.errors)}, the last: {error}"
+        status = self._grid[cluster]
+        status.errors += 1
+        if status.probation:
+            status.trials += 1
+        if status.probation or (status.errors >= self._rules.error_threshold and not status.unusable):
+            status.unusable, status.probation = True, False
+            status.note = f"{errors_in_a_row(status.errors)}, the last: {error}"
             self.plan_probation(cluster, now)
         self._ledger.cluster_changed(cluster)
 
     def plan_probation(self, cluster: str, now: float) -> None:
         """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
         if self._rules.probation:
-            book = self._grid[cluster]
-            pause = _doubled(self._rules.probation_pause, book.trials, self._rules.probation_pause_max)
-            book.probation_at = now + pause
-            self._timers.add(book.probation_at, Deadline.PROBATION, cluster=cluster)
+            status = self._grid[cluster]
+            pause = _doubled(self._rules.probation_pause, status.trials, self._rules.probation_pause_max)
+            status.probation_at = now + pause
+            self._timers.add(status.probation_at, Deadline.PROBATION, cluster=cluster)
 
     def begin_probation(self, cluster: str, at: float) -> None:
         """The pause is over: components may be tried there, one at a time."""
-        book = self._grid[cluster]
-        if book.unusable and book.probation_at == at:
-            book.forget_trials()
-            book.probation, book.grew = True, True
+        status = self._grid[cluster]
+        if status.unusable and status.probation_at == at:
+            status.forget_trials()
+            status.probation, status.capacity_gained = True, True
             self._ledger.cluster_changed(cluster)
 
     def trial_succeeded(self, cluster: str) -> None:
         """A program was started on a cluster: if it is on probation, that was its trial."""
         if self._grid[cluster].probation:
             self.clear(cluster)
-            self._grid[cluster].grew = True
+            self._grid[cluster].capacity_gained = True
 
     def count_success(self, cluster: str) -> None:
-        book = self._grid[cluster]
-        if book.errors and not book.unusable:
-            book.errors = 0
+        status = self._grid[cluster]
+        if status.errors and not status.unusable:
+            status.errors = 0
             self._ledger.cluster_changed(cluster)
 
     def clear(self, cluster: str) -> None:
         """An operator says that the cluster is mended."""
-        book = self._grid[cluster]
-        book.errors, book.unusable, book.probation, book.trials, book.note = 0, False, False, 0, ""
-        book.probation_at = None
-        book.forget_trials()
-        book.limit, book.limits = None, 0
-        book.doubt, book.doubts = None, 0
+        status = self._grid[cluster]
+        status.errors, status.unusable, status.probation, status.trials, status.note = 0, False, False, 0, ""
+        status.probation_at = None
+        status.forget_trials()
+        status.limit, status.limits = None, 0
+        status.doubt, status.doubts = None, 0
         self._ledger.cluster_changed(cluster)
 
 

@@ -10,7 +10,7 @@ from koalapy.model.job import Component, ComponentState, Job
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import telling
 from koalapy.scheduling.events import ComponentUpdated
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.scheduling.ledger import Ledger, live
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
@@ -26,7 +26,7 @@ NAP = 1.0
 class News:
     """What clusters have confirmed, which deadlines wait for that, and for how long clusters have been silent."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridBook, timers: Timers) -> None:
+    def __init__(self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers) -> None:
         self._rules, self._ledger, self._grid, self._timers = rules, ledger, grid, timers
         self._waiting: defaultdict[ClusterName, list[Timer]] = defaultdict(list)
 
@@ -46,9 +46,9 @@ class News:
 
     def confirmed(self, cluster: ClusterName, as_of: float) -> None:
         """A cluster has told all that it knew at a moment."""
-        book = self._grid[cluster]
-        book.asked, book.asked_in_vain_since = False, None
-        book.confirmed_at = max(book.confirmed_at, as_of)
+        status = self._grid[cluster]
+        status.asked, status.asked_in_vain_since = False, None
+        status.confirmed_at = max(status.confirmed_at, as_of)
         self.look_again(cluster)
 
     def look_again(self, cluster: ClusterName) -> None:
@@ -56,40 +56,40 @@ class News:
         for timer in self._waiting.pop(cluster, ()):
             self._timers.postpone(timer, timer.at)
 
-    def has_given_up_asking(self, book: ClusterBook, now: float) -> bool:
+    def has_given_up_asking(self, cluster: ClusterStatus, now: float) -> bool:
         """Whether a cluster is heard of, maybe, but has not once confirmed what it knows for as long as a silent one
         is waited for; one that comes back at the end of that has some time more."""
-        since, patience = book.asked_in_vain_since, self._rules.lost_after + self._rules.unreachable_after
+        since, patience = cluster.asked_in_vain_since, self._rules.lost_after + self._rules.unreachable_after
         return since is not None and now >= since + patience
 
     def _has_told(self, timer: Timer, component: Component, now: float) -> bool:
-        book = self._grid[component.cluster]
-        if book.confirmed_at >= timer.at or self.has_given_up_asking(book, now):
+        cluster = self._grid[component.cluster]
+        if cluster.confirmed_at >= timer.at or self.has_given_up_asking(cluster, now):
             return True
-        return timer.kind in EVEN_OUT_OF_REACH and not book.connected and component.unknown_since is not None
+        return timer.kind in EVEN_OUT_OF_REACH and not cluster.connected and component.unknown_since is not None
 
     def _ask(self, cluster: ClusterName, now: float) -> None:
-        book = self._grid[cluster]
-        if book.connected and not book.asked:
-            book.asked = True
+        status = self._grid[cluster]
+        if status.connected and not status.asked:
+            status.asked = True
             self._ledger.confirm(cluster)
-            if book.asked_in_vain_since is None:
-                book.asked_in_vain_since = now
-                self._watch_answer(book)
+            if status.asked_in_vain_since is None:
+                status.asked_in_vain_since = now
+                self._watch_answer(status)
 
-    def _watch_answer(self, book: ClusterBook) -> None:
+    def _watch_answer(self, cluster: ClusterStatus) -> None:
         """Be woken when it has been asked in vain for too long."""
-        if book.asked_in_vain_since is not None:
-            at = book.asked_in_vain_since + self._rules.lost_after + self._rules.unreachable_after
-            self._timers.add(at, Deadline.LOST, cluster=book.name)
+        if cluster.asked_in_vain_since is not None:
+            at = cluster.asked_in_vain_since + self._rules.lost_after + self._rules.unreachable_after
+            self._timers.add(at, Deadline.LOST, cluster=cluster.name)
 
     # What is on its way
 
     def told(self, update: ComponentUpdated) -> None:
         """A cluster has told of a component."""
-        book = self._grid[update.cluster]
-        if update.over and update.token in book.live:
-            book.over.add(update.token)
+        cluster = self._grid[update.cluster]
+        if update.over and update.token in cluster.live:
+            cluster.over.add(update.token)
 
     def is_over(self, job: Job) -> bool:
         """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
@@ -97,19 +97,19 @@ class News:
 
     # Contact
 
-    def contact_made(self, book: ClusterBook, now: float) -> None:
+    def contact_made(self, cluster: ClusterStatus, now: float) -> None:
         """A cluster has told everything; whether that was still so when it did is another question."""
-        book.connected, book.asked = True, False
-        book.last_heard = book.silent_since = now
-        self.look_again(book.name)
-        if book.asked_in_vain_since is not None:
-            self._ask(book.name, now)  # else it would have been asked in vain for ever, with nothing to wait for
+        cluster.connected, cluster.asked = True, False
+        cluster.last_heard = cluster.silent_since = now
+        self.look_again(cluster.name)
+        if cluster.asked_in_vain_since is not None:
+            self._ask(cluster.name, now)  # else it would have been asked in vain for ever, with nothing to wait for
 
-    def contact_lost(self, book: ClusterBook, heard: float, now: float) -> None:
+    def contact_lost(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """A cluster was last heard of at that time."""
-        book.connected, book.asked = False, False
-        book.last_heard = book.silent_since = heard
-        self._watch(book, now)
+        cluster.connected, cluster.asked = False, False
+        cluster.last_heard = cluster.silent_since = heard
+        self._watch(cluster, now)
 
     def slept(self, now: float, before: float) -> None:
         """Called at last, after ``before``: what we did not hear while we slept is nobody's silence.
@@ -119,34 +119,34 @@ class News:
         wakeup = self._timers.next_at()
         late = 0.0 if wakeup is None else now - max(wakeup, before)
         if late > NAP:
-            for book in self._grid.books():
-                if book.asked_in_vain_since is not None:
-                    book.asked_in_vain_since += late
-                    self._watch_answer(book)
-                if not book.connected and book.silent_since is not None:
-                    book.silent_since += late
-                    book.patience_until = now + self._rules.unreachable_after
-                    self._watch(book, now)
+            for cluster in self._grid.clusters():
+                if cluster.asked_in_vain_since is not None:
+                    cluster.asked_in_vain_since += late
+                    self._watch_answer(cluster)
+                if not cluster.connected and cluster.silent_since is not None:
+                    cluster.silent_since += late
+                    cluster.patience_until = now + self._rules.unreachable_after
+                    self._watch(cluster, now)
 
-    def is_silent_for(self, book: ClusterBook, span: float, now: float) -> bool:
+    def is_silent_for(self, cluster: ClusterStatus, span: float, now: float) -> bool:
         """Whether a cluster has been out of reach for so many seconds, as far as we listened."""
-        if book.connected or book.silent_since is None:
+        if cluster.connected or cluster.silent_since is None:
             return False
-        return now >= max(book.silent_since + span, book.patience_until)
+        return now >= max(cluster.silent_since + span, cluster.patience_until)
 
-    def go_on_watching(self, book: ClusterBook, now: float) -> None:
+    def go_on_watching(self, cluster: ClusterStatus, now: float) -> None:
         """Be woken while a cluster is away, so that it shows when we were not."""
-        if not book.connected and not self.is_silent_for(book, self._rules.lost_after, now):
+        if not cluster.connected and not self.is_silent_for(cluster, self._rules.lost_after, now):
             at = now + max(self._rules.unreachable_after, SHORTEST_PAUSE)
-            self._timers.add(at, Deadline.UNREACHABLE, cluster=book.name)
+            self._timers.add(at, Deadline.UNREACHABLE, cluster=cluster.name)
 
-    def _watch(self, book: ClusterBook, now: float) -> None:
-        since = now if book.silent_since is None else book.silent_since
+    def _watch(self, cluster: ClusterStatus, now: float) -> None:
+        since = now if cluster.silent_since is None else cluster.silent_since
         for kind, span in (
             (Deadline.UNREACHABLE, self._rules.unreachable_after),
             (Deadline.LOST, self._rules.lost_after),
         ):
-            self._timers.add(max(now, since + span, book.patience_until), kind, cluster=book.name)
+            self._timers.add(max(now, since + span, cluster.patience_until), kind, cluster=cluster.name)
 
 
 def _concerned(timer: Timer, job: Job) -> tuple[Component, ...]:

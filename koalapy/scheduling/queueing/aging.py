@@ -7,7 +7,7 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import JobId, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.queueing.asking import Asking
 from koalapy.scheduling.queueing.needs import Room
@@ -25,7 +25,7 @@ class Aging:
     """
 
     def __init__(
-        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridBook, asking: Asking
+        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridStatus, asking: Asking
     ) -> None:
         self._rules = rules
         self._queues = queues
@@ -84,7 +84,7 @@ class Aging:
 
     def _look(self) -> Room:
         """Look at the grid without our jobs; who was refused there is refused while it stays as it is."""
-        empty = self._grid.view(lambda book: book.without_ours)
+        empty = self._grid.view(lambda cluster: cluster.without_ours)
         if empty != self._empty:
             self._empty = empty
             self._grids += 1
@@ -98,4 +98,4 @@ class Aging:
         """What jobs of low priority are offered."""
         if self.job is None:
             return self._grid.view()
-        return self._grid.view(lambda book: book.available - self._kept[book.name])
+        return self._grid.view(lambda cluster: cluster.available - self._kept[cluster.name])

@@ -14,7 +14,7 @@ from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.advising import Advising
-from koalapy.scheduling.grid import GridBook
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.queueing.answers import informed
 from koalapy.scheduling.queueing.placing import BrokenPolicy, Placer
 
@@ -30,7 +30,7 @@ class Asking:
         self,
         policies: Registry,
         placer: Placer,
-        grid: GridBook,
+        grid: GridStatus,
         waiting: Callable[[], Iterable[Request]],
         warn: Callable[[str], None],
         advising: Advising,

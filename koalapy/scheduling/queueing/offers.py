@@ -5,7 +5,7 @@ from typing import Protocol
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Priority
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.scheduling.queueing.needs import Needs, Room
 from koalapy.scheduling.rules import Rules
 
@@ -14,13 +14,13 @@ class Grids(Protocol):
     """Where the views come from; made anew each time."""
 
     rules: Rules
-    grid: GridBook
+    grid: GridStatus
 
     def view(self, priority: Priority) -> GridView: ...
 
     def view_with_preemption(self) -> GridView: ...
 
-    def room_with_preemption(self, book: ClusterBook) -> int: ...
+    def room_with_preemption(self, cluster: ClusterStatus) -> int: ...
 
 
 class Offers:
@@ -67,7 +67,11 @@ class Offers:
         return self._room.may_fit(needs)
 
     def _idle(self) -> dict[ClusterName, int]:
-        books, preemption = self._grids.grid.books(), self._may_preempt
+        clusters, preemption = self._grids.grid.clusters(), self._may_preempt
         if preemption:
-            return {book.name: max(0, self._grids.room_with_preemption(book)) for book in books if book.is_open}
-        return {book.name: book.available for book in books if book.is_open}
+            return {
+                cluster.name: max(0, self._grids.room_with_preemption(cluster))
+                for cluster in clusters
+                if cluster.is_open
+            }
+        return {cluster.name: cluster.available for cluster in clusters if cluster.is_open}

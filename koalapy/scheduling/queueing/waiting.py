@@ -11,7 +11,7 @@ from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName, Request
-from koalapy.scheduling.grid import ClusterBook, GridBook
+from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.queueing.aging import Aging
 from koalapy.scheduling.queueing.asking import Asking, Shape
@@ -31,9 +31,9 @@ class Waiting:
         self,
         rules: Rules,
         ledger: Ledger,
-        grid: GridBook,
+        grid: GridStatus,
         asking: Asking,
-        room_with_preemption: Callable[[ClusterBook], int],
+        room_with_preemption: Callable[[ClusterStatus], int],
         begin: Callable[[Job, Placement, float], None],
     ) -> None:
         self.rules = rules
@@ -71,7 +71,7 @@ class Waiting:
     def awaited_clusters(self) -> frozenset[ClusterName]:
         """Where a job that waits might be placed, as far as its request says."""
         named = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
-        return frozenset(book.name for book in self.grid.books()) if ANY_CLUSTER in named else named
+        return frozenset(cluster.name for cluster in self.grid.clusters()) if ANY_CLUSTER in named else named
 
     def arrive(self, job: Job) -> None:
         """A new job. Equal requests become one object: a full queue is mostly requests."""
@@ -199,7 +199,7 @@ class Waiting:
             return f"nodes are kept for job {self.reservation}, which has waited longer"
         return "fits, and waits for the next scan"
 
-    def something_happened(self) -> None:
+    def invalidate(self) -> None:
         """Reasons that were told may no longer hold."""
         self._answers.clear()
 
@@ -236,7 +236,7 @@ class Waiting:
 
     def _wake(self) -> None:
         """Whom may help what has changed of the grid."""
-        grown, departing = self.grid.take_growth(), self.grid.take_departures()
+        grown, departing = self.grid.take_capacity_gained(), self.grid.take_departures()
         if self._ledger.changed_clusters:
             self._aging.reconsider()
         if grown or self._ledger.changed_clusters:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from koalapy.bootstrap.assembly import _books, _describer
+from koalapy.bootstrap.assembly import _cluster_statuses, _describer
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.registry import builtin
 from koalapy.ports import Batch, ClusterRecord, Saved
 from koalapy.scheduling.events import ClusterDrained, ClusterResumed
-from koalapy.scheduling.grid import ClusterBook
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.settings import ClusterSection, Settings
@@ -19,9 +19,9 @@ from koalapy.store.sql import SqlStore, make_engine
 SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection(speed=2.0)})
 
 
-def saved_by(path: Path, *books: ClusterBook) -> Saved:
+def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     """Through the database, as the daemon writes it."""
-    known = {book.name: book for book in books}
+    known = {cluster.name: cluster for cluster in clusters}
     describe = _describer(SETTINGS, known.__getitem__, path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
@@ -33,32 +33,32 @@ def saved_by(path: Path, *books: ClusterBook) -> Saved:
     return saved
 
 
-def known(book: ClusterBook) -> tuple[object, ...]:
-    return book.total, book.errors, book.unusable, book.note, book.trials, book.drained
+def known(cluster: ClusterStatus) -> tuple[object, ...]:
+    return cluster.total, cluster.errors, cluster.unusable, cluster.note, cluster.trials, cluster.drained
 
 
 def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Path) -> None:
-    north = ClusterBook("north")
+    north = ClusterStatus("north")
     north.total, north.errors, north.unusable, north.trials = 4, 5, True, 2
     north.note, north.connected = "unusable after 5 errors in a row, the last: no shell", False
     assert north.state is ClusterState.UNREACHABLE
-    again, south = _books(SETTINGS, saved_by(tmp_path, north))
+    again, south = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))
     assert known(again) == known(north)
     again.connected = True
     assert (again.state, again.why) == (ClusterState.UNUSABLE, north.note)
-    assert known(south) == known(ClusterBook("south"))
+    assert known(south) == known(ClusterStatus("south"))
 
 
 def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
-    scheduler = Scheduler(Rules(), builtin(), [north := ClusterBook("north")], nonces=str)
+    scheduler = Scheduler(Rules(), builtin(), [north := ClusterStatus("north")], nonces=str)
     north.errors, north.unusable, north.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
-    again = _books(SETTINGS, saved_by(tmp_path, north))[0]
+    again = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))[0]
     assert known(again) == known(north)
     assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
     successor = Scheduler(Rules(), builtin(), [again], nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
-    resumed = _books(SETTINGS, saved_by(tmp_path, again))[0]
+    resumed = _cluster_statuses(SETTINGS, saved_by(tmp_path, again))[0]
     assert (resumed.drained, resumed.note) == (None, "three errors")
 
 
@@ -66,8 +66,8 @@ def test_a_cluster_that_left_the_configuration_stays_while_it_has_jobs() -> None
     attempt = Attempt(1, (Component(0, "west", 1),), placed_at=1.0)
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.CLAIMING, generation=1, attempt=attempt)
     record = ClusterRecord("east", "local", "usable", 4, 0, 0, 0, 0, 0, "", None, 1, 1.0)
-    books = _books(SETTINGS, Saved((job,), (), (record,), 2))
-    assert [book.name for book in books] == ["north", "south", "west"]
+    clusters = _cluster_statuses(SETTINGS, Saved((job,), (), (record,), 2))
+    assert [cluster.name for cluster in clusters] == ["north", "south", "west"]
 
 
 def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> None:
@@ -76,7 +76,7 @@ def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> N
     attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
     rules = Rules(unreachable_after=10.0, lost_after=20.0)
-    scheduler = Scheduler(rules, builtin(), _books(SETTINGS, Saved((job,), (), (), 2)), nonces=str)
+    scheduler = Scheduler(rules, builtin(), _cluster_statuses(SETTINGS, Saved((job,), (), (), 2)), nonces=str)
     scheduler.restore([job], 100.0)
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
     again = scheduler.step([], 121.0).jobs[1]
