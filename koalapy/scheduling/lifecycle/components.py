@@ -49,7 +49,7 @@ class Components:
         self._claiming.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
-        """Hold a cluster's whole inventory against what is known; yields the tokens whose jobs may have to be settled."""
+        """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
         told = {update.token for update in event.components}
         if event.whole:
             self._strays.pop(event.cluster, None)
