@@ -1,14 +1,37 @@
 """Clusters, the links between them, and the grid as a policy sees it."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
+from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.request import ClusterName, InputFile, Request
+from koalapy.model.wording import known_names
 
 T = TypeVar("T")
+
+ClusterPair = tuple[ClusterName, ClusterName]
+"""Two clusters, or one and itself: in order of their names, unless it says from which to which."""
+
+
+def pair_of(one: ClusterName, other: ClusterName) -> ClusterPair:
+    """The pair in order of its names."""
+    return (one, other) if one <= other else (other, one)
+
+
+def check_cluster(name: ClusterName, known: Collection[ClusterName], field: str = "") -> None:
+    """``NotFoundError`` for a cluster that there is not, with the nearest name.
+
+    ``UsageError`` where the name is a ``field`` of what was sent.
+    """
+    if name in known:
+        return
+    hint = known_names(name, known)
+    if not field:
+        raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
+    raise UsageError(f"{field} is {name}, and there is no such cluster", field=field, value=name, hint=hint)
 
 
 class ClusterState(StrEnum):
@@ -63,7 +86,7 @@ class GridView:
     """All clusters at one moment, in order of name, and the measured links between them."""
 
     clusters: tuple[ClusterView, ...]
-    links: Mapping[tuple[ClusterName, ClusterName], Link] = field(default_factory=dict)
+    links: Mapping[ClusterPair, Link] = field(default_factory=dict)
     waiting: tuple[Request, ...] = ()
     """The requests of other waiting jobs, in the order of their queue: only for policies that look ahead."""
     replicas: Mapping[str, tuple[ClusterName, ...]] = field(default_factory=dict)

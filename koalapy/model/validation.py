@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import NoReturn
 
+from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import UsageError
 from koalapy.model.fitting import ClusterLimits, Totals, check_fits, refuse
 from koalapy.model.inputs import pattern_problem
@@ -17,7 +18,6 @@ from koalapy.model.request import (
     FlexibleRequest,
     NonFixedRequest,
 )
-from koalapy.model.wording import known_names
 
 __all__ = ["ClusterLimits", "check", "check_size"]
 
@@ -179,8 +179,8 @@ def _check_clusters_named(request: FixedRequest | NonFixedRequest, totals: Total
                 refuse(field, name, f"is {name}, but the request is nonfixed", hint)
         elif not name:
             refuse(field, name, "is missing", "a fixed request names the cluster of each component")
-        elif name not in totals:
-            refuse(field, name, f"is {name}, and there is no such cluster", known_names(name, totals))
+        else:
+            check_cluster(name, totals, field)
 
 
 # Flexible requests
