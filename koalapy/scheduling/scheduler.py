@@ -25,14 +25,14 @@ from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.grid import ClusterStatus, GridStatus, Links
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
+from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.lifecycle.components import Components
+from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.deadlines import Deadlines
-from koalapy.scheduling.lifecycle.doubts import Doubts
-from koalapy.scheduling.lifecycle.earlier import as_of
-from koalapy.scheduling.lifecycle.endings import Endings
+from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
-from koalapy.scheduling.lifecycle.news import News
-from koalapy.scheduling.lifecycle.waits import Waits
+from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.queueing.asking import Asking
 from koalapy.scheduling.queueing.placing import Placer
 from koalapy.scheduling.queueing.waiting import Waiting
@@ -68,16 +68,16 @@ class Scheduler:
         relocation = Relocation(placer, policies, rules.assumed_bandwidth)
         self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, relocation, nonces)
         self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
-        doubts = Doubts(self._ledger, self.grid, self._timers)
+        doubts = DoubtfulNodes(self._ledger, self.grid, self._timers)
         self._components = Components(self._ledger, self.grid, self._claiming, self._faults, doubts)
-        self._news = News(rules, self._ledger, self.grid, self._timers)
+        self._news = Confirmations(rules, self._ledger, self.grid, self._timers)
         self._transfers = Transfers(self._ledger, self._claiming, self._faults)
         self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
         self._advising = Advising(self.experience, self._ledger, self.grid, self._requests, lambda: self._latest)
         self._asking = Asking(policies, placer, self.grid, self._requests, self._ledger.warn, self._advising)
         room = self._claiming.preemption.room
         self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
-        self._endings = Endings(
+        self._endings = AttemptEndings(
             self._ledger, self.grid, self._timers, self._claiming, self._faults, self._waiting, self.experience
         )
         self._deadlines = Deadlines(
@@ -113,7 +113,7 @@ class Scheduler:
         self._waiting.restore_scans(scans or {})
         for job in sorted(jobs, key=lambda j: j.queue_seq):
             self._ledger.jobs[job.id] = job
-            if (told := as_of(job, now, self.rules.restart_pause_max)) != job:
+            if (told := corrected(job, now, self.rules.restart_pause_max)) != job:
                 job = self._ledger.put(told)
             self._waiting.restore(job)
             if job.state.is_active:
@@ -149,7 +149,7 @@ class Scheduler:
         return list(self._ledger.jobs.values())
 
     @property
-    def waits(self) -> Waits:
+    def waits(self) -> LrmWaits:
         """What components wait for in their resource managers."""
         return self._components.waits
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobSpec
 from koalapy.ports import Store
-from koalapy.scheduling.explain.explaining import explain, explain_submission
+from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.service.database import asked
 from koalapy.service.engine import Engine
 

@@ -11,7 +11,7 @@ from koalapy.placement.auto import Auto
 from koalapy.placement.knowledge import Knowledge
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.explain.explaining import explain
+from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.sites import Site

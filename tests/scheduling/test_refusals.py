@@ -7,7 +7,7 @@ import pytest
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduling.events import ClusterCleared
-from koalapy.scheduling.explain.standing import standing
+from koalapy.scheduling.explain.current_state import current_state
 from koalapy.scheduling.lifecycle.faults import LIMIT_PAUSE, LONGEST_LIMIT_PAUSE
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
@@ -117,7 +117,7 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
     world.obey("north")
     site.report(replace(site.look(), problem="not answering since 10:00:00"))
     world.deliver("north")
-    explanation = standing(
+    explanation = current_state(
         world.job(job), world.timeline, world.scheduler.grid, world.scheduler.waits, world.rules, world.now
     )
     assert explanation.headline.endswith("; north: not answering since 10:00:00")

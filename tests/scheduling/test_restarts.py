@@ -3,7 +3,7 @@
 import pytest
 
 from koalapy.model.job import Job, JobState
-from koalapy.scheduling.explain.explaining import explain
+from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed

@@ -10,9 +10,9 @@ from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopCompone
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.lifecycle.doubts import Doubts
+from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
-from koalapy.scheduling.lifecycle.waits import Waits
+from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 
@@ -20,13 +20,15 @@ BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(self, ledger: Ledger, grid: GridStatus, claiming: Claiming, faults: Faults, doubts: Doubts) -> None:
+    def __init__(
+        self, ledger: Ledger, grid: GridStatus, claiming: Claiming, faults: Faults, doubts: DoubtfulNodes
+    ) -> None:
         self._ledger = ledger
         self._grid = grid
         self._doubts = doubts
         self._claiming = claiming
         self._faults = faults
-        self.waits = Waits()
+        self.waits = LrmWaits()
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 

@@ -7,11 +7,11 @@ from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
 from koalapy.scheduling.lifecycle.components import Components
-from koalapy.scheduling.lifecycle.doubts import Doubts
-from koalapy.scheduling.lifecycle.endings import Endings
+from koalapy.scheduling.lifecycle.confirmations import Confirmations
+from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
-from koalapy.scheduling.lifecycle.news import News
 from koalapy.scheduling.queueing.waiting import Waiting
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
@@ -29,13 +29,13 @@ class Deadlines:
         ledger: Ledger,
         grid: GridStatus,
         timers: Timers,
-        news: News,
+        news: Confirmations,
         claiming: Claiming,
         faults: Faults,
-        doubts: Doubts,
+        doubts: DoubtfulNodes,
         components: Components,
         waiting: Waiting,
-        endings: Endings,
+        endings: AttemptEndings,
     ) -> None:
         self._rules, self._ledger, self._grid, self._timers, self._news = rules, ledger, grid, timers, news
         self._claiming, self._faults, self._doubts, self._components = claiming, faults, doubts, components

@@ -16,8 +16,8 @@ from koalapy.model.transfer import immovable
 from koalapy.placement.constraints import Constraints
 from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import not_usable
-from koalapy.scheduling.explain.answer_reasons import Reasons, explained, explained_where_named
 from koalapy.scheduling.queueing.answers import BrokenPolicy, checked, constrained
+from koalapy.scheduling.queueing.policy_reasons import Reasons, explained, explained_where_named
 
 __all__ = ["BrokenPolicy", "Demands", "Placer"]
 

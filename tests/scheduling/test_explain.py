@@ -15,9 +15,9 @@ from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduling.events import ClusterDrained, ClusterReported, JobSubmitted, ReplicasChanged
-from koalapy.scheduling.explain.changes import MOST_ASKS
-from koalapy.scheduling.explain.explaining import explain, explain_submission
-from koalapy.scheduling.explain.trial import Trial
+from koalapy.scheduling.explain.dry_run import DryRun
+from koalapy.scheduling.explain.explain import explain, explain_submission
+from koalapy.scheduling.explain.smallest_change import MAX_QUESTIONS
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.world import Program, World
 
@@ -598,7 +598,7 @@ def test_the_search_is_bounded(request_: Request, more: dict[str, Any]) -> None:
     world.scheduler.ask = counted  # type: ignore[method-assign]
     found = explain_submission(world.scheduler, JobSpec(request_, ("program",), **more), world.now)
     assert found.state is JobState.QUEUED
-    assert len(asked) <= MOST_ASKS + 20
+    assert len(asked) <= MAX_QUESTIONS + 20
     assert found.smallest_change is not None
 
 
@@ -690,4 +690,4 @@ def test_any_job_is_explained(
         assert world.state(submit(world, found.smallest_change.spec)).is_active
     else:
         one = replace(spec, request=FlexibleRequest(1), coallocation=None, speed_ratio_min=None, policy="")
-        assert Trial(world.scheduler, world.job(job)).placed_at_once(one) is None
+        assert DryRun(world.scheduler, world.job(job)).placed_at_once(one) is None

@@ -18,7 +18,7 @@ DOUBT_PAUSE = 30.0
 LONGEST_DOUBT_PAUSE = 1800.0
 
 
-class Doubts:
+class DoubtfulNodes:
     """Raises doubts about idle nodes when claims fail, and ends them when claims hold."""
 
     def __init__(self, ledger: Ledger, grid: GridStatus, timers: Timers) -> None:

@@ -8,14 +8,14 @@ from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
-from koalapy.scheduling.explain.changes import smallest_change
-from koalapy.scheduling.explain.findings import Kept, findings, listed_where, sufficient
-from koalapy.scheduling.explain.standing import standing
-from koalapy.scheduling.explain.trial import Trial
+from koalapy.scheduling.explain.cluster_findings import Kept, cluster_findings, enough_idle, listed_where
+from koalapy.scheduling.explain.current_state import current_state
+from koalapy.scheduling.explain.dry_run import DryRun
+from koalapy.scheduling.explain.smallest_change import smallest_change
 from koalapy.scheduling.scheduler import Scheduler
 
-LONGEST_HISTORY = 50
-MOST_CLUSTERS = 10
+MAX_HISTORY_LENGTH = 50
+MAX_CLOSED_CLUSTERS = 10
 """Of so many clusters that are not usable it is worked out whether their return would do."""
 
 
@@ -23,120 +23,117 @@ def explain(scheduler: Scheduler, job: Job, timeline: Sequence[TimelineEntry], n
     """Why a job is where it is; ``now`` in seconds since the epoch."""
     known = scheduler.job(job.id) is not None
     if job.state is JobState.QUEUED and known:
-        found = _waiting(scheduler, job, timeline, now)
+        explanation = _queued_job(DryRun(scheduler, job), job, timeline, now)
     else:
-        found = standing(job, timeline, scheduler.grid, scheduler.waits, scheduler.rules, now)
+        explanation = current_state(job, timeline, scheduler.grid, scheduler.waits, scheduler.rules, now)
         if job.state is JobState.HELD:
-            found = replace(
-                found, notes=(_if_released(scheduler, job),), suffices=(f"its release (koala release {job.id})",)
-            )
+            answer = DryRun(scheduler, job).answer(job.spec)
+            if isinstance(answer, Placement):
+                note = f"there is room for it on {listed_where(answer)}"
+            else:
+                note = f"released now it would wait: {answer.summary}"
+            explanation = replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
     tries = scheduler.tries(job.id) if known else job.placement_tries
-    return replace(found, tries=tries, reasons=_history(timeline))
-
-
-def _if_released(scheduler: Scheduler, job: Job) -> str:
-    answer = Trial(scheduler, job).answer(job.spec)
-    if isinstance(answer, Placement):
-        return f"there is room for it on {listed_where(answer)}"
-    return f"released now it would wait: {answer.summary}"
+    return replace(explanation, tries=tries, reasons=_history(timeline))
 
 
 def explain_submission(scheduler: Scheduler, spec: JobSpec, now: float) -> Explanation:
     """Where a job would go if it were submitted now, and why not elsewhere; or why it would wait."""
-    trial = Trial(scheduler)
-    answer = trial.answer(spec)
-    tried = trial.is_tried_at_once(spec.priority)
+    dry_run = DryRun(scheduler)
+    answer = dry_run.answer(spec)
+    tried = dry_run.is_tried_at_once(spec.priority)
     if isinstance(answer, Placement) and tried:
-        clusters, notes = _clusters(scheduler, spec, trial, answer, None, now)
-        others = ", where it would preempt others" if trial.preempts(spec, answer) else ""
+        clusters, notes = _clusters(dry_run, spec, answer, now)
+        others = ", where it would preempt others" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
     if not tried:
         headline = f"would wait behind job {_head(scheduler, spec.priority)}"
-    elif _kept(scheduler, spec, trial, None):
+    elif _is_reservation_in_the_way(dry_run, spec):
         headline = f"nodes are kept for job {scheduler.reservation}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    found = _refused(scheduler, spec, None, trial, answer, headline, now)
     position = 1 + sum(1 for _ in _queued(scheduler, spec.priority))
-    return replace(found, position=position, ahead=position - 1)
+    return replace(_waiting(dry_run, spec, answer, headline, now), position=position, ahead=position - 1)
 
 
 # A job that waits
 
 
-def _waiting(scheduler: Scheduler, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
-    trial = Trial(scheduler, job)
-    answer = trial.answer(job.spec)
-    found = _refused(scheduler, job.spec, job, trial, answer, scheduler.waiting_reason(job), now)
-    again = [e for e in timeline if e.event in ("requeued", "released")]
-    notes = found.notes
-    if again and again[-1].event == "requeued":
-        notes = (f"queued again at {clock(again[-1].at, now, exact=True)}: {again[-1].reason}", *notes)
+def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
+    scheduler = dry_run.scheduler
+    explanation = _waiting(dry_run, job.spec, dry_run.answer(job.spec), scheduler.waiting_reason(job), now)
+    returns = [e for e in timeline if e.event in ("requeued", "released")]
+    notes = explanation.notes
+    if returns and returns[-1].event == "requeued":
+        notes = (f"queued again at {clock(returns[-1].at, now, exact=True)}: {returns[-1].reason}", *notes)
     position = scheduler.position(job.id)
-    return replace(found, notes=notes, position=position, ahead=(position or 1) - 1)
+    return replace(explanation, notes=notes, position=position, ahead=(position or 1) - 1)
 
 
-def _refused(
-    scheduler: Scheduler,
-    spec: JobSpec,
-    job: Job | None,
-    trial: Trial,
-    answer: Placement | Refusal,
-    headline: str,
-    now: float,
-) -> Explanation:
+def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headline: str, now: float) -> Explanation:
     """What is common to a job that waits and to a submission that would."""
+    scheduler, job = dry_run.scheduler, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
-    clusters, notes = _clusters(scheduler, spec, trial, placement, job, now)
+    clusters, notes = _clusters(dry_run, spec, placement, now)
     if placement is not None:
         notes = (f"there is room for it on {listed_where(placement)}", *notes)
         if job is not None and not scheduler.rules.event_driven:
             notes = (*notes, f"scans come every {scheduler.rules.scan_interval:g} s: event_driven is off")
     elif isinstance(answer, Refusal) and answer.summary != headline:
         notes = (answer.summary, *notes)
-    suffices = sufficient(clusters) if placement is None else []
-    suffices += _if_usable_again(scheduler, spec, trial) if placement is None else []
-    if _kept(scheduler, spec, trial, job):
+    suffices = []
+    if placement is None:
+        suffices = [*enough_idle(clusters), *_enough_if_usable(dry_run, spec)]
+    if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
         reserved = scheduler.reservation
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
-    elif (before := _before(scheduler, job, spec.priority)) is not None:
-        suffices.append(f"job {before} placed before it")
-    change = smallest_change(scheduler, spec, trial)
-    ident, state = (job.id, job.state) if job is not None else (None, JobState.QUEUED)
+    elif (first := _must_be_placed_first(dry_run, spec.priority)) is not None:
+        suffices.append(f"job {first} placed before it")
     return Explanation(
-        ident, state, headline, clusters, notes, tuple(suffices), smallest_change=change, placement=placement
+        job.id if job is not None else None,
+        job.state if job is not None else JobState.QUEUED,
+        headline,
+        clusters,
+        notes,
+        tuple(suffices),
+        smallest_change=smallest_change(spec, dry_run),
+        placement=placement,
     )
 
 
 def _clusters(
-    scheduler: Scheduler, spec: JobSpec, trial: Trial, placement: Placement | None, job: Job | None, now: float
+    dry_run: DryRun, spec: JobSpec, placement: Placement | None, now: float
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
-    """Cluster by cluster, and what was said of none of them."""
-    view = trial.view(spec.priority)
+    """Cluster by cluster, and the reasons that are of none of them."""
+    scheduler = dry_run.scheduler
+    view = dry_run.view(spec.priority)
     refused = () if placement is not None else scheduler.reasons(spec, view)
     clusters = scheduler.grid.clusters()
-    kept = {cluster.name: trial.kept(cluster.name, spec.priority) for cluster in clusters}
-    found = findings(spec.request, clusters, view, placement, refused, Kept(scheduler.reservation, kept), now)
+    kept = {cluster.name: dry_run.kept(cluster.name, spec.priority) for cluster in clusters}
+    findings = cluster_findings(
+        spec.request, clusters, view, placement, refused, Kept(scheduler.reservation, kept), now
+    )
     names = {cluster.name for cluster in clusters}
-    return tuple(found), tuple(reason.reason for reason in refused if reason.cluster not in names)
+    return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
 
-def _kept(scheduler: Scheduler, spec: JobSpec, trial: Trial, job: Job | None) -> bool:
-    """Whether only the nodes kept for another job are in the way."""
+def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
+    """Whether only the nodes kept for another job keep it from being placed."""
+    scheduler, job = dry_run.scheduler, dry_run.job
     reserved = scheduler.reservation
     if reserved is None or spec.priority is not Priority.LOW or (job is not None and job.id == reserved):
         return False
-    return isinstance(trial.ask(spec, scheduler.grid.view()), Placement)
+    return isinstance(dry_run.ask(spec, scheduler.grid.view()), Placement)
 
 
-def _before(scheduler: Scheduler, job: Job | None, priority: Priority) -> JobId | None:
+def _must_be_placed_first(dry_run: DryRun, priority: Priority) -> JobId | None:
     """The one job that has to be placed first."""
-    mode = scheduler.rules.queue
+    job, mode = dry_run.job, dry_run.scheduler.rules.queue
     if mode == "scan" or (job is None and mode == "head"):
         return None
-    head = _head(scheduler, priority)
+    head = _head(dry_run.scheduler, priority)
     return head if head != (job.id if job is not None else None) else None
 
 
@@ -152,19 +149,17 @@ def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:
     return min(queued)[2] if queued else None
 
 
-def _if_usable_again(scheduler: Scheduler, spec: JobSpec, trial: Trial) -> list[str]:
+def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:
     """The clusters whose return, each alone, would do."""
-    view = trial.view(spec.priority)
-    closed = [cluster for cluster in scheduler.grid.clusters() if not cluster.is_open or cluster.doubted][
-        :MOST_CLUSTERS
-    ]
+    view = dry_run.view(spec.priority)
+    closed = [cluster for cluster in dry_run.scheduler.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
-    for cluster in closed:
-        idle = max(0, cluster.trusted_available - trial.kept(cluster.name, spec.priority))
+    for cluster in closed[:MAX_CLOSED_CLUSTERS]:
+        idle = max(0, cluster.trusted_available - dry_run.kept(cluster.name, spec.priority))
         opened = tuple(
             replace(c, state=ClusterState.USABLE, idle=idle) if c.name == cluster.name else c for c in view.clusters
         )
-        if isinstance(trial.ask(spec, replace(view, clusters=opened)), Placement):
+        if isinstance(dry_run.ask(spec, replace(view, clusters=opened)), Placement):
             if cluster.state is ClusterState.DRAINED:
                 texts.append(f"{cluster.name} resumed (koala clusters resume {cluster.name})")
             elif cluster.state is ClusterState.UNUSABLE:
@@ -186,4 +181,4 @@ def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:
             past.pop()
         if entry.reason:
             past.append(PastReason(entry.at, entry.event, entry.reason))
-    return tuple(past[-LONGEST_HISTORY:])
+    return tuple(past[-MAX_HISTORY_LENGTH:])

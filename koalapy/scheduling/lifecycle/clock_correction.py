@@ -5,7 +5,7 @@ from dataclasses import replace
 from koalapy.model.job import Attempt, Component, Job
 
 
-def as_of(job: Job, now: float, longest_pause: float) -> Job:
+def corrected(job: Job, now: float, longest_pause: float) -> Job:
     """A job without anything that has happened later than now, and with what is planned no farther ahead than it was.
 
     Else what is counted from there would come as much too late as the clock was set back.

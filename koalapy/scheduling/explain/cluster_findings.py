@@ -38,7 +38,7 @@ def finding_of(
     )
 
 
-def findings(
+def cluster_findings(
     request: Request,
     clusters: Sequence[ClusterStatus],
     view: GridView,
@@ -56,11 +56,11 @@ def findings(
         seen = view.get(cluster.name)
         idle = seen.idle if seen is not None else 0
         gives = placement.nodes_on(cluster.name) if placement is not None else 0
-        said = reasons.get(cluster.name)
-        why = not_usable(cluster, now) or (said.reason if said is not None else "") or _when_placed(placement, gives)
+        refusal = reasons.get(cluster.name)
+        why = not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
         if cluster.is_open and (holders := _holders(cluster, idle, kept.by)):
             why = f"{why or f'{idle} of {cluster.total} nodes idle'} ({holders})"
-        missing = said.missing if said is not None and cluster.is_open else None
+        missing = refusal.missing if refusal is not None and cluster.is_open else None
         if missing is not None:
             missing = _more_idle(cluster, idle + missing + kept.nodes.get(cluster.name, 0))
         yield finding_of(cluster, idle, gives=gives, reason=why, missing=missing)
@@ -89,7 +89,7 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
     return cluster.why
 
 
-def _when_placed(placement: Placement | None, gives: int) -> str:
+def _part_of(placement: Placement | None, gives: int) -> str:
     if placement is None:
         return ""
     return f"{nodes(gives)} would be taken here" if gives else "not needed"
@@ -110,7 +110,7 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     return ", ".join(texts)
 
 
-def sufficient(found: Sequence[ClusterFinding]) -> list[str]:
+def enough_idle(found: Sequence[ClusterFinding]) -> list[str]:
     """What more idle nodes on one cluster would do, the fewest first."""
     lacking: list[tuple[int, ClusterName]] = [(f.missing, f.cluster) for f in found if f.missing]
     return [f"{nodes(count, 'more idle')} in {name}" for count, name in sorted(lacking)]

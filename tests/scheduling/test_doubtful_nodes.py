@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
 from koalapy.scheduling.events import ClusterCleared
-from koalapy.scheduling.explain.explaining import explain
-from koalapy.scheduling.lifecycle.doubts import DOUBT_PAUSE, LONGEST_DOUBT_PAUSE
+from koalapy.scheduling.explain.explain import explain
+from koalapy.scheduling.lifecycle.doubtful_nodes import DOUBT_PAUSE, LONGEST_DOUBT_PAUSE
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed

@@ -23,7 +23,7 @@ NAP = 1.0
 """Called so many seconds later than it had asked for, the scheduler was not listening meanwhile."""
 
 
-class News:
+class Confirmations:
     """What clusters have confirmed, which deadlines wait for that, and for how long clusters have been silent."""
 
     def __init__(self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers) -> None:

@@ -1,4 +1,4 @@
-"""How a job stands that is not queued: where it is and why there, what it waits for, or how it ended."""
+"""The current state of a job that is not queued: where it is and why there, what it waits for, or how it ended."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,14 +8,14 @@ from koalapy.model.moment import clock
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed, nodes
-from koalapy.scheduling.explain.findings import finding_of
+from koalapy.scheduling.explain.cluster_findings import finding_of
 from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.lifecycle.waits import Waits
+from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.rules import Rules
 
 
-def standing(
-    job: Job, timeline: Sequence[TimelineEntry], grid: GridStatus, waits: Waits, rules: Rules, now: float
+def current_state(
+    job: Job, timeline: Sequence[TimelineEntry], grid: GridStatus, waits: LrmWaits, rules: Rules, now: float
 ) -> Explanation:
     """Of a job that is active, held or over; what came before is left to the caller."""
     attempt = job.attempt
@@ -33,12 +33,12 @@ def standing(
 
 def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement:
     """Where the attempt is, and what the policy said when it was placed there."""
-    said = [e.reason for e in timeline if e.event == "placed" and e.generation == attempt.generation]
+    reasons = [e.reason for e in timeline if e.event == "placed" and e.generation == attempt.generation]
     components = tuple(PlacedComponent(c.size, c.cluster, c.request_index) for c in attempt.gang)
-    return Placement(components, said[-1] if said else "")
+    return Placement(components, reasons[-1] if reasons else "")
 
 
-def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: Waits, rules: Rules, now: float) -> str:
+def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWaits, rules: Rules, now: float) -> str:
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
@@ -58,15 +58,15 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: Waits,
     if job.state is JobState.STARTING:
         return "every node has reported, and the program is being launched"
     starting = [c for c in attempt.gang if (waits.up_by(job.token(c.index)) or now) > now]
-    told = {c.cluster: waits.reason(job.token(c.index)) for c in attempt.gang if c.state is ComponentState.WAITING}
+    reasons = {c.cluster: waits.reason(job.token(c.index)) for c in attempt.gang if c.state is ComponentState.WAITING}
     if starting:
         at = max(waits.up_by(job.token(c.index)) or now for c in starting)
         headline = f"the nodes of {_components(starting)} on {_names(starting)} are being started, "
         headline += f"which takes until {clock(at, now, exact=True)} at most"
     else:
         headline = _claiming(attempt, rules, now)
-    said = "".join(f"; {name}: {reason}" for name, reason in sorted(told.items()) if reason)
-    return headline + said + _trouble(attempt, grid)
+    lrm_reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(reasons.items()) if reason)
+    return headline + lrm_reasons + _lrm_problems(attempt, grid)
 
 
 def _where(components: Sequence[Component]) -> str:
@@ -83,7 +83,7 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
     return f"{listed(names)} {are} out of reach since {clock(since, now)}: what runs there is not known"
 
 
-def _trouble(attempt: Attempt, grid: GridStatus) -> str:
+def _lrm_problems(attempt: Attempt, grid: GridStatus) -> str:
     """What the clusters of a gang that is not complete say is the matter with their resource managers."""
     awaited = {c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED}
     return "".join(f"; {name}: {grid[name].problem}" for name in sorted(awaited) if name in grid and grid[name].problem)
@@ -135,7 +135,7 @@ def _names(components: Sequence[Component]) -> str:
     return listed(sorted({component.cluster for component in components}))
 
 
-DOING = {
+STATE_TEXTS = {
     ComponentState.PLACED: "nothing is claimed yet",
     ComponentState.SUBMITTED: "being handed to the resource manager",
     ComponentState.WAITING: "queued in the resource manager",
@@ -151,7 +151,7 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
     """The clusters of the gang, and how its components stand there."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
         there = [c for c in attempt.gang if c.cluster == name]
-        texts = [f"component {c.rank}: {DOING[c.state]}{_since(c, now)}{_from(c)}" for c in there]
+        texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_since(c, now)}{_from(c)}" for c in there]
         if name in grid:
             yield finding_of(
                 grid[name], grid[name].available, gives=sum(c.size for c in there), reason=listed(texts, separator="; ")

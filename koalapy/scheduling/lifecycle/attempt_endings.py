@@ -11,7 +11,7 @@ from koalapy.scheduling.queueing.waiting import Waiting
 from koalapy.scheduling.timers import Deadline, Timers
 
 
-class Endings:
+class AttemptEndings:
     """Brings jobs whose attempts have ended to their final state, or back to the placement queues."""
 
     def __init__(

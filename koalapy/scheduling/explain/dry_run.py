@@ -9,39 +9,40 @@ from koalapy.model.validation import ClusterLimits, check
 from koalapy.scheduling.scheduler import Scheduler
 
 
-class Trial:
+class DryRun:
     """Answers as the scheduler would, in place of one waiting job or beside all of them, and counts what it asks."""
 
     def __init__(self, scheduler: Scheduler, instead_of: Job | None = None) -> None:
-        self._scheduler = scheduler
-        self._job = instead_of
+        self.scheduler = scheduler
+        self.job = instead_of
         self._limits = [ClusterLimits(b.name, b.total or None, b.profile, b.speed) for b in scheduler.grid.clusters()]
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
         self._others_wait: frozenset[Priority] | None = None
         self.asks = 0
+        """How many questions were put to policies."""
 
     def view(self, priority: Priority) -> GridView:
         """What a job of that priority is offered; nodes kept for the job itself are its own."""
         if priority not in self._views:
-            scheduler = self._scheduler
-            self._views[priority] = scheduler.grid.view() if self._is_reserved_for else scheduler.view(priority)
+            scheduler = self.scheduler
+            self._views[priority] = scheduler.grid.view() if self._has_reservation else scheduler.view(priority)
         return self._views[priority]
 
     @property
-    def _is_reserved_for(self) -> bool:
-        return self._job is not None and self._scheduler.reservation == self._job.id
+    def _has_reservation(self) -> bool:
+        return self.job is not None and self.scheduler.reservation == self.job.id
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
         """Nodes that are not offered to such a job there, but kept for another."""
-        offered = priority is Priority.HIGH or self._is_reserved_for
-        return 0 if offered else self._scheduler.kept(cluster)
+        offered = priority is Priority.HIGH or self._has_reservation
+        return 0 if offered else self.scheduler.kept(cluster)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""
         self.asks += 1
-        return self._scheduler.ask(spec, view)
+        return self.scheduler.ask(spec, view)
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:
         """Whether there is room for it now, if need be by preemption."""
@@ -56,14 +57,14 @@ class Trial:
         return answer
 
     def may_preempt(self, spec: JobSpec) -> bool:
-        return spec.priority is Priority.HIGH and self._scheduler.rules.preemption == "placement"
+        return spec.priority is Priority.HIGH and self.scheduler.rules.preemption == "placement"
 
     def widest_view(self, spec: JobSpec) -> GridView:
         """All that the job could be given, if need be by preemption."""
         if not self.may_preempt(spec):
             return self.view(spec.priority)
         if self._preempting is None:
-            self._preempting = self._scheduler.view_with_preemption()
+            self._preempting = self.scheduler.view_with_preemption()
         return self._preempting
 
     def preempts(self, spec: JobSpec, placement: Placement) -> bool:
@@ -81,18 +82,18 @@ class Trial:
 
     def is_tried_at_once(self, priority: Priority) -> bool:
         """Whether a new job is not put behind others without being looked at."""
-        if self._scheduler.rules.queue != "fcfs":
+        if self.scheduler.rules.queue != "fcfs":
             return True
         if self._others_wait is None:
-            own = self._job.id if self._job is not None else None
-            waiting = (j for j in self._scheduler.jobs() if j.waits and j.id != own)
+            own = self.job.id if self.job is not None else None
+            waiting = (j for j in self.scheduler.jobs() if j.waits and j.id != own)
             self._others_wait = frozenset(job.spec.priority for job in waiting)
         return priority not in self._others_wait
 
     def _is_acceptable(self, spec: JobSpec) -> bool:
         try:
             check(spec, self._limits)
-            self._scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options)
+            self.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options)
         except UsageError:
             return False
         return True

@@ -7,7 +7,7 @@ from koalapy.scheduling.events import ComponentUpdated
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class LrmWait:
     """Of a component whose nodes have not all reported."""
 
     reason: str = ""
@@ -20,24 +20,24 @@ class Wait:
     """When nodes that were started first would have been up at the latest: others in their place get no more time."""
 
 
-class Waits:
+class LrmWaits:
     """Why each component waits, and until when that is nobody's fault."""
 
     def __init__(self) -> None:
-        self._told: dict[Token, Wait] = {}
+        self._told: dict[Token, LrmWait] = {}
 
     def tell(self, event: ComponentUpdated, now: float) -> None:
         """Take in what was said last of one component."""
         if event.state not in ("submitted", "waiting"):
             self.forget(event.token)
             return
-        before = self._told.get(event.token, Wait())
+        before = self._told.get(event.token, LrmWait())
         up_by, patience = before.up_by, before.patience_until
         if event.starting and not before.starting:
             up_by = patience = patience or now + event.starting
         elif before.starting and not event.starting:
             up_by = min(now, before.up_by or now)
-        told = Wait(event.pending, up_by, bool(event.starting), patience)
+        told = LrmWait(event.pending, up_by, bool(event.starting), patience)
         if told != before:
             self._told[event.token] = told
 
@@ -47,8 +47,8 @@ class Waits:
 
     def reason(self, token: Token) -> str:
         """Why it waits, in its resource manager's words; empty when that was not said."""
-        return self._told.get(token, Wait()).reason
+        return self._told.get(token, LrmWait()).reason
 
     def up_by(self, token: Token) -> float | None:
         """Since when its nodes have been up, or when they will be at the latest; None where none had to be started."""
-        return self._told.get(token, Wait()).up_by
+        return self._told.get(token, LrmWait()).up_by

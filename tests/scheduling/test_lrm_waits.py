@@ -6,8 +6,8 @@ import pytest
 
 from koalapy.model.job import JobState
 from koalapy.scheduling.events import ClusterConfirmed, ClusterReported, ComponentUpdated, InventoryReceived
-from koalapy.scheduling.explain.explaining import explain
-from koalapy.scheduling.lifecycle.waits import Waits
+from koalapy.scheduling.explain.explain import explain
+from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed
 from tests.scheduling.world import World
@@ -132,7 +132,7 @@ def test_runners_on_nodes_that_came_up_have_as_long_as_others() -> None:
 
 @pytest.mark.parametrize("last", ["claimed", "running", "delivering", "ended"])
 def test_nothing_is_kept_of_what_waits_no_more(last: str) -> None:
-    waits = Waits()
+    waits = LrmWaits()
     waits.tell(told(pending=PRIORITY, starting=5.0), 1.0)
     assert (waits.reason(TOKEN), waits.up_by(TOKEN)) == (PRIORITY, 6.0)
     waits.tell(told(last), 2.0)

@@ -10,7 +10,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.grid import ClusterStatus
-from koalapy.scheduling.lifecycle.earlier import as_of
+from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 
@@ -85,7 +85,7 @@ def test_nothing_has_happened_later_than_now_and_nothing_changes_where_no_clock_
     attempt: Attempt, at: float | None, retry: float | None
 ) -> None:
     job = Job(1, SPEC, attempt.placed_at, attempt=attempt, placed_at=at, started_at=at, ended_at=at, retry_at=retry)
-    found = as_of(job, NOW, RULES.restart_pause_max)
+    found = corrected(job, NOW, RULES.restart_pause_max)
     assert found.attempt is not None
     for thing in (found, found.attempt, *found.attempt.components):
         assert all(moment <= NOW for moment in moments(thing))
@@ -93,7 +93,7 @@ def test_nothing_has_happened_later_than_now_and_nothing_changes_where_no_clock_
     if attempt.claim_at is not None and found.attempt.claim_at is not None:
         ahead = attempt.claim_at - attempt.placed_at
         assert found.attempt.claim_at - found.attempt.placed_at == pytest.approx(ahead)
-    assert as_of(job, 1e6, RULES.restart_pause_max) == job
+    assert corrected(job, 1e6, RULES.restart_pause_max) == job
 
 
 def test_every_moment_of_a_job_is_looked_at() -> None:
