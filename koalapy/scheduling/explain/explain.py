@@ -111,10 +111,8 @@ def _clusters(
     view = dry_run.view(spec.priority)
     refused = () if placement is not None else scheduler.reasons(spec, view)
     clusters = scheduler.grid.clusters()
-    kept = {cluster.name: dry_run.kept(cluster.name, spec.priority) for cluster in clusters}
-    findings = cluster_findings(
-        spec.request, clusters, view, placement, refused, Kept(scheduler.reservation, kept), now
-    )
+    kept = Kept(scheduler.reservation, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
+    findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
