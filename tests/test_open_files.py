@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from koalapy.agents.lrm.commands import run
-from koalapy.agents.lrm.drmaa_process import DrmaaProcess
+from koalapy.agents.lrm.drmaa.process import DrmaaProcess
 from koalapy.agents.runners import RunnerServer
 from koalapy.bootstrap import agents
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError

@@ -17,7 +17,8 @@ import uvloop
 
 from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
 from koalapy.agents.hold import held
-from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.local.adapter import LocalLrm
+from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
@@ -28,7 +29,7 @@ from koalapy.private import private_directory
 from koalapy.settings import ClusterSection, Settings, load
 
 if TYPE_CHECKING:
-    from koalapy.agents.lrm.drmaa import DrmaaControl
+    from koalapy.agents.lrm.drmaa.control import DrmaaControl
 
 PREDECESSOR_ENDS_WITHIN = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
@@ -77,16 +78,16 @@ def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Setti
 
     options = tuple(words(section.native_specification))
     if section.kind == "slurm":
-        from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+        from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
 
         slurm = SlurmSettings(section.partition, section.account, options, section.poll_interval)
         return SlurmLrm(slurm, JOBS, _drmaa(section) if section.library else None)
     if section.kind == "sge":
-        from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
+        from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
 
         sge = SgeSettings(section.queue, section.parallel_environment, options, section.poll_interval)
         return SgeLrm(sge, _drmaa(section), JOBS)
-    from koalapy.agents.lrm.drmaa import DrmaaLrm, DrmaaSettings
+    from koalapy.agents.lrm.drmaa.adapter import DrmaaLrm, DrmaaSettings
 
     own = DrmaaSettings(
         section.nodes, section.native_specification, section.fanout or "none", section.poll_interval, directory
@@ -95,7 +96,7 @@ def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Setti
 
 
 def _drmaa(section: ClusterSection) -> "DrmaaControl":
-    from koalapy.agents.lrm.drmaa import DrmaaControl
+    from koalapy.agents.lrm.drmaa.control import DrmaaControl
 
     return DrmaaControl(section.library)
 

@@ -97,8 +97,8 @@ def local_run(
     """Run something on an embedded cluster as its local users do, past the scheduler."""
     import getpass
 
-    from koalapy.agents.lrm.local_cluster import LocalCluster
-    from koalapy.agents.lrm.local_run import local_run as run
+    from koalapy.agents.lrm.local.cluster import LocalCluster
+    from koalapy.agents.lrm.local.run import local_run as run
     from koalapy.model.errors import KoalaError
 
     found = Client(url, token).cluster(cluster)

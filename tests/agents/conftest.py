@@ -14,7 +14,8 @@ import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
-from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.local.adapter import LocalLrm
+from koalapy.agents.lrm.local.cluster import LocalCluster
 
 DEADLINE = 30.0
 MPI_ENVIRONMENT = {

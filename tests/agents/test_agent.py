@@ -391,7 +391,7 @@ from contextlib import suppress
 from pathlib import Path
 from tests.agents.conftest import FakeDaemon, Site
 from koalapy.agents.agent import run_agent
-from koalapy.agents.lrm.local import LocalLrm
+from koalapy.agents.lrm.local.adapter import LocalLrm
 daemon = FakeDaemon()
 daemon.port = int(sys.argv[2])
 site = Site(Path(sys.argv[1]), daemon)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.background import LONGEST, MOST_AT_ONCE, Background
-from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.local.adapter import LocalLrm
+from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.port import LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
 from tests.agents.lrm.conftest import WITHIN, make_cluster

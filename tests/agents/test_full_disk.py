@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from koalapy.agents import agent as agent_module
 from koalapy.agents import settling
 from koalapy.agents.component import Component
-from koalapy.agents.lrm.local import LocalLrm
+from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder, Spool
 from tests.agents.conftest import FakeDaemon, Site

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents import lrm_jobs
-from koalapy.agents.lrm import slurm
-from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+from koalapy.agents.lrm.slurm import adapter as slurm
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
 from tests.agents.conftest import FakeDaemon
 from tests.agents.test_lrm_trouble import serving
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.local_cluster import LocalCluster
+from koalapy.agents.lrm.local.cluster import LocalCluster
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from koalapy.agents.lrm.local_cluster import LocalCluster, LocalConnection
+from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.model.job import Priority
 from tests.experiments.m05 import CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, Workload, table, workload
 from tests.grid.embedded import Embedded, close

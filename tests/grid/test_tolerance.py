@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.local_failures import FILE
+from koalapy.agents.lrm.local.adapter import START_FAILURES_FILE
 from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
 from tests.grid.testbed import Testbed
@@ -44,7 +44,7 @@ def every_start_fails(grid: World) -> Iterator[None]:
             for node in nodes:
                 node.shell(mend)
         return
-    switch = Path(grid.cluster(BROKEN)["details"]["directory"], FILE)
+    switch = Path(grid.cluster(BROKEN)["details"]["directory"], START_FAILURES_FILE)
     switch.write_text("1")
     try:
         yield

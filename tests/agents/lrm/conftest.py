@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.lrm.local_cluster import LocalCluster, LocalConnection
-from koalapy.agents.lrm.processes import kill_marked, mark_of
+from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agents.lrm.local.processes import kill_marked, mark_of
 
 WITHIN = 60.0
 """Seconds after which something that should happen has failed to."""

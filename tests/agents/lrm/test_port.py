@@ -14,7 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from koalapy.agents.lrm.local import LocalCluster, LocalLrm
+from koalapy.agents.lrm.local.adapter import LocalLrm
+from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.port import Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
 
@@ -55,12 +56,12 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     """An LRM of idle nodes, ours by the prefix ``koala-``."""
     lrm: Lrm
     if KIND == "slurm":
-        from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+        from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
 
         lrm = SlurmLrm(SlurmSettings("batch", poll_interval=1.0))
     elif KIND == "sge":
-        from koalapy.agents.lrm.drmaa import DrmaaControl
-        from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
+        from koalapy.agents.lrm.drmaa.control import DrmaaControl
+        from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
 
         control = DrmaaControl("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
         lrm = SgeLrm(SgeSettings("all.q", "koala", poll_interval=1.0), control)

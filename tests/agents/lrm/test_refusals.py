@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents.lrm import drmaa_words, sge_refusals, slurm_refusals
+from koalapy.agents.lrm.drmaa import codes as drmaa_codes
 from koalapy.agents.lrm.port import Fault
+from koalapy.agents.lrm.sge import refusals as sge_refusals
+from koalapy.agents.lrm.slurm import refusals as slurm_refusals
 
 HERE = Path(__file__).parent
 FAULT_OF: dict[str, Callable[[str], Fault]] = {"slurm": slurm_refusals.fault_of, "sge": sge_refusals.fault_of}
@@ -23,12 +25,12 @@ def recorded(kind: str) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("kind", "fault", "told"), [*recorded("slurm"), *recorded("sge")])
 def test_what_was_said_is_of_one_fault_by_commands_and_library(kind: str, fault: str, told: str) -> None:
     assert FAULT_OF[kind](told) == fault
-    assert drmaa_words.fault_of(f"DRMAA: {told}") == fault
+    assert drmaa_codes.fault_of(f"DRMAA: {told}") == fault
 
 
 @given(st.text())
 def test_any_words_get_an_answer(told: str) -> None:
-    for fault_of in (*FAULT_OF.values(), drmaa_words.fault_of):
+    for fault_of in (*FAULT_OF.values(), drmaa_codes.fault_of):
         assert fault_of(told) in get_args(Fault)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.lrm.drmaa import DrmaaControl
+from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.port import LrmSubmission
 
 PACKAGE = Path(__file__).with_name("package")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm import drmaa, drmaa_process
-from koalapy.agents.lrm.drmaa import DrmaaControl
-from koalapy.agents.lrm.drmaa_process import Unanswered
+from koalapy.agents.lrm.drmaa import control as drmaa_control
+from koalapy.agents.lrm.drmaa import process
+from koalapy.agents.lrm.drmaa.control import DrmaaControl
+from koalapy.agents.lrm.drmaa.process import Unanswered
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.lrm.conftest import eventually, is_alive
 
@@ -87,7 +88,7 @@ async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library
 async def test_a_library_that_dies_is_an_event(
     monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
 ) -> None:
-    monkeypatch.setattr(drmaa_process, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(process, "PAUSES", (0.1, 0.1))
     library.will("runJob", how)
     with pytest.raises(Unanswered, match=said):
         await hand_in(control, tmp_path)
@@ -99,7 +100,7 @@ async def test_a_library_that_dies_is_an_event(
 async def test_a_library_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(drmaa_process, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(process, "PAUSES", (0.1, 0.1))
     control = make_control(library, patience=1.0)
     library.will("runJob", "hang")
     with pytest.raises(Unanswered, match="did not answer within 1 s"):
@@ -123,7 +124,7 @@ async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaC
 async def test_a_master_that_is_away_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(drmaa_process, "REFUSED_PAUSE", 0.1)
+    monkeypatch.setattr(process, "REFUSED_PAUSE", 0.1)
     library.will("initialize", "DrmCommunicationException")
     with pytest.raises(SiteUnavailable, match="DrmCommunicationException it is"):
         await hand_in(control, tmp_path)
@@ -172,7 +173,7 @@ async def test_an_ended_job_is_told_of(
 
 AGENT = """
 import asyncio, os, sys
-from koalapy.agents.lrm.drmaa import DrmaaControl
+from koalapy.agents.lrm.drmaa.control import DrmaaControl
 async def main():
     control = DrmaaControl(None, environment={"PYTHONPATH": sys.argv[1], "FAKE_DRMAA": sys.argv[2]})
     assert (await control.check())[0].ok
@@ -234,7 +235,7 @@ async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library
 async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(
     library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drmaa, "LOOK_WITHIN", 0.05)
+    monkeypatch.setattr(drmaa_control, "LOOK_WITHIN", 0.05)
     library.will("initialize", "hang")
     control = make_control(library, patience=1.0)
     try:

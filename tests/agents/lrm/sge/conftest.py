@@ -9,7 +9,7 @@ import pytest
 
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 
-from .test_xml import ANSWERS
+from .test_qstat import ANSWERS
 
 OWNER = pwd.getpwuid(os.geteuid()).pw_name
 # Answers with the file named after command and arguments, or else after the command; its exit code is in NAME.code.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.lrm.port import Finding
-from koalapy.agents.lrm.sge import SgeLrm, SgeSettings
+from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
 
 from .conftest import FakeGridEngine, RememberingControl
 

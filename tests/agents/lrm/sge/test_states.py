@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.agents.lrm.port import LrmJobState
-from koalapy.agents.lrm.sge_states import (
+from koalapy.agents.lrm.sge.states import (
     QUEUE_STATES,
     End,
     Record,
@@ -16,7 +16,7 @@ from koalapy.agents.lrm.sge_states import (
     standing,
 )
 
-from .test_xml import ANSWERS
+from .test_qstat import ANSWERS
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.agents.lrm.script import write_script
-from koalapy.agents.lrm.sge import counted
-from koalapy.agents.lrm.sge_commands import Layout
-from koalapy.agents.lrm.sge_xml import Instance, Look
+from koalapy.agents.lrm.sge.adapter import counted
+from koalapy.agents.lrm.sge.commands import Layout
+from koalapy.agents.lrm.sge.qstat import Instance, Look
 
 QUEUES = ("long.q", "short.q")
 

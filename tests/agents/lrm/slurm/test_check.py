@@ -5,7 +5,7 @@ import json
 import pytest
 
 from koalapy.agents.lrm.port import Finding
-from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
 
 from .conftest import ANSWERS, FakeSlurm
 

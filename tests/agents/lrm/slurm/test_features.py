@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents.lrm.slurm_features import may_have
+from koalapy.agents.lrm.slurm.offer import may_have
 from koalapy.model.errors import SiteRejected
 
 from .conftest import FakeSlurm
+from .test_adapter import lrm, submission
 from .test_offer import counts, seen
-from .test_slurm import lrm, submission
 
 FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
 

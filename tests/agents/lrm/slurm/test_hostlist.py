@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents.lrm.slurm_hostlist import expand
+from koalapy.agents.lrm.slurm.hostlist import expand
 
 
 @pytest.mark.parametrize(

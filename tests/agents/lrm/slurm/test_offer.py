@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.lrm.slurm import SlurmLrm, SlurmSettings, snapshot_of
-from koalapy.agents.lrm.slurm_json import SlurmNode
-from koalapy.agents.lrm.slurm_offer import Offer, Partition, Reservation, option, read_partitions, read_reservations
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings, snapshot_of
+from koalapy.agents.lrm.slurm.answers import SlurmNode
+from koalapy.agents.lrm.slurm.offer import Offer, Partition, Reservation, option, read_partitions, read_reservations
 from koalapy.model.errors import SiteRejected
 
 from .conftest import ANSWERS, FakeSlurm
-from .test_slurm import submission
+from .test_adapter import submission
 
 # Slurm 22.05.8 said so
 PARTITIONS = "short|up|1|1:00:00\nlong*|up|1-infinite|infinite\nshut|down|1-infinite|infinite\n"

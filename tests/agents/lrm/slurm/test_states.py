@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
-from koalapy.agents.lrm.slurm import snapshot_of
-from koalapy.agents.lrm.slurm_json import SlurmNode
-from koalapy.agents.lrm.slurm_offer import Offer, Partition
-from koalapy.agents.lrm.slurm_states import job_end, job_state, node_standing
+from koalapy.agents.lrm.slurm.adapter import snapshot_of
+from koalapy.agents.lrm.slurm.answers import SlurmNode
+from koalapy.agents.lrm.slurm.offer import Offer, Partition
+from koalapy.agents.lrm.slurm.states import job_end, job_state, node_standing
 
 # squeue(1), "JOB STATE CODES", and the state flags of later releases
 JOB_STATES = {

@@ -1,0 +1,180 @@
+"""Any resource manager with a DRMAA 1.0 library: jobs are handed in, watched and ended through it alone."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from koalapy.agents.lrm.commands import words
+from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, Ending
+from koalapy.agents.lrm.drmaa.control import DrmaaControl
+from koalapy.agents.lrm.drmaa.jobs import Book, Entry
+from koalapy.agents.lrm.drmaa.process import Unanswered
+from koalapy.agents.lrm.polling import Polling
+from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.script import write_script
+from koalapy.agents.lrm.slurm.commands import time_limit
+from koalapy.model.errors import SiteError, SiteRejected
+
+GRACE = 5.0
+"""Seconds in which an ended job's exit code may still arrive."""
+ENDED_SHOWN = 60.0
+"""Seconds for which an ended job stays in our snapshots."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrmaaSettings:
+    """A cluster of which we know what the configuration says; ``poll_interval`` in seconds."""
+
+    nodes: int
+    native_specification: str
+    """Options of the library's own; ``{nodes}`` and ``{walltime}`` stand for a job's: in seconds, or as Slurm has it
+    where its ``srun`` starts the runners."""
+    fanout: Literal["srun", "qrsh", "none"]
+    poll_interval: float
+    directory: Path
+    """Where the names and ids of jobs handed in are written down."""
+
+
+class DrmaaLrm:
+    """Knows of no jobs but ours: whatever they do not hold counts as idle."""
+
+    def __init__(self, control: DrmaaControl, settings: DrmaaSettings) -> None:
+        self._control, self._settings = control, settings
+        self._polling = Polling(settings.poll_interval)
+        self._book = Book(settings.directory / "drmaa-jobs.json")
+        self._gone: dict[str, float] = {}
+        """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._book.load)
+        self._control.on_ended(self._polling.soon)
+        await self._control.open()
+
+    async def close(self) -> None:
+        self._polling.close()
+        await self._control.close()
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        if submission.nodes > self._settings.nodes:
+            raise SiteRejected(
+                f"{submission.nodes} nodes asked for, but the cluster has {self._settings.nodes}",
+                field="size",
+                value=submission.nodes,
+                hint="ask for fewer, or correct the cluster's nodes in the configuration",
+                fault="limit",
+            )
+        native = self._native(submission)
+        script = await asyncio.to_thread(write_script, submission, self._settings.fanout)
+        # Written down first: after a crash in between, nobody may hand it in a second time.
+        await asyncio.to_thread(self._book.intend, submission.name, submission.nodes)
+        try:
+            job = await self._control.submit(script, submission, native)
+        except Unanswered:
+            raise
+        except SiteError:
+            await asyncio.to_thread(self._book.forget, submission.name)
+            raise
+        await asyncio.to_thread(self._book.handed_in, submission.name, job)
+        self._polling.soon()
+        return job
+
+    async def find(self, name: str) -> str | None:
+        entry = self._book.entries.get(name)
+        if entry is not None and entry.job is None:
+            raise SiteRejected(
+                f"whether {name} was handed in is not known: the DRMAA library failed while it was asked to",
+                hint="look for a job of that name in the cluster, and end it",
+                fault="site",
+            )
+        return entry.job if entry else None
+
+    async def settling_time(self) -> float:
+        return 0.0  # what was not answered is never handed in again: it is not known by its name
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+        known = next((each for each in self._book.entries.values() if each.job == job), None)
+        if known is None or known.ended:
+            return
+        if known.name != name:
+            raise SiteRejected(f"job {job} is {known.name}, not {name}: left alone", value=job)
+        await self._control.cancel(job)
+        known.cancelled = True
+        self._polling.soon()
+
+    async def snapshot(self) -> LrmSnapshot:
+        asked = {entry.job: entry for entry in self._book.entries.values() if entry.job and not entry.ended}
+        states = await self._control.status(list(asked)) if asked else {}
+        shown = [self._job(asked[job], state) for job, state in states.items()]
+        running = sum(e.nodes for e, job in zip(asked.values(), shown, strict=True) if job.state in _HOLDING)
+        over = [each for each in shown if each.state is LrmJobState.ENDED]
+        if over:
+            await asyncio.to_thread(self._book.ended, over, time.time())
+        earlier = [e.as_job() for e in self._book.entries.values() if e.ended > time.time() - ENDED_SHOWN]
+        jobs = {each.id: each for each in (*earlier, *shown)}
+        total = self._settings.nodes
+        trouble = await self._control.trouble()
+        return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()), trouble)
+
+    async def check(self) -> Sequence[Finding]:
+        return [
+            *await self._control.check(),
+            Finding("nodes", True, f"{self._settings.nodes} by the configuration, all taken for ours"),
+        ]
+
+    def changes(self) -> AsyncIterator[None]:
+        return self._polling.changes()
+
+    def _native(self, submission: LrmSubmission) -> list[str]:
+        text = self._settings.native_specification
+        if "{walltime}" in text and submission.walltime is None:
+            raise SiteRejected(
+                "this cluster wants a walltime for every job", field="walltime", hint="submit the job with one"
+            )
+        seconds = submission.walltime or 0.0
+        # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.
+        limit = time_limit(seconds) if self._settings.fanout == "srun" else str(max(1, round(seconds)))
+        text = text.replace("{walltime}", limit)
+        return list(words(text.replace("{nodes}", str(submission.nodes))))
+
+    def _job(self, entry: Entry, word: str) -> LrmJob:
+        """As it is now; one that has ended is given a moment for its exit code to arrive."""
+        assert entry.job is not None
+        state = LrmJobState.ENDED if word == NO_SUCH_JOB else STATES.get(word, LrmJobState.UNKNOWN)
+        ending = self._control.ending(entry.job)
+        if state is LrmJobState.UNKNOWN and ending is None:
+            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {word}")
+        if state is not LrmJobState.ENDED and ending is None:
+            self._gone.pop(entry.job, None)
+            return LrmJob(entry.job, entry.name, state)
+        since = self._gone.setdefault(entry.job, time.monotonic())
+        if ending is None and time.monotonic() < since + GRACE:
+            self._polling.soon(1.0)
+            return LrmJob(entry.job, entry.name, LrmJobState.RUNNING)
+        self._gone.pop(entry.job, None)
+        return _ended(entry, word, ending)
+
+
+_HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
+
+
+def _ended(entry: Entry, word: str, ending: Ending | None) -> LrmJob:
+    assert entry.job is not None
+    code = ending.exit_code if ending else None
+    number = ending.signal_number if ending else None
+    lost = True
+    if entry.cancelled:
+        lost, reason = False, "cancelled"
+    elif number is not None:
+        reason = f"ended by signal {number}"
+    elif code is not None:
+        lost, reason = False, ""
+    elif ending is not None and ending.aborted:
+        reason = "aborted by the resource manager"
+    elif word == "failed":
+        reason = "failed, says DRMAA, and no more"
+    else:
+        lost, reason = False, "the resource manager no longer knows how it ended"
+    return LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason)

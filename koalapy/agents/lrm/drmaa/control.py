@@ -1,0 +1,117 @@
+"""The one DRMAA session that an agent has: jobs are handed in and ended through it, and it tells of their ends."""
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, Ending
+from koalapy.agents.lrm.drmaa.process import DrmaaProcess
+from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.model.errors import SiteError, SiteRejected
+
+PATIENCE = 30.0
+"""Seconds that the library has to answer."""
+LOOK_EVERY = 30.0
+"""Seconds between two tries to load a library that cannot be loaded."""
+LOOK_WITHIN = 1.0
+"""Seconds for which its answer is waited for; what it says later is told later."""
+_ENDINGS_KEPT = 1000
+_LIKELY = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
+
+
+class DrmaaControl:
+    """Implements ``JobControl`` over the one session that an agent has."""
+
+    def __init__(
+        self, library: str | None, *, contact: str = "", environment: Mapping[str, str] = {}, patience: float = PATIENCE
+    ) -> None:
+        self.library = library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _LIKELY), None)
+        self._process = DrmaaProcess(self.library, contact, environment, self._ended, patience)
+        self._listeners: list[Callable[[], None]] = []
+        self._endings: dict[str, Ending] = {}
+        self._order: deque[str] = deque()
+        self._trouble = ""
+        self._look_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Nothing is done before the first request: a library that fails now may work later."""
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        await self._process.close()
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        job: str = await self._process.request(
+            "submit",
+            script=str(script),
+            name=submission.name,
+            workdir=str(submission.workdir),
+            output=str(submission.output),
+            native=_quoted(native),
+        )
+        return job
+
+    async def cancel(self, job: str) -> None:
+        try:
+            await self._process.request("cancel", job=job)
+        except SiteRejected as error:
+            if error.value != NO_SUCH_JOB:
+                raise
+
+    async def status(self, jobs: Sequence[str]) -> Mapping[str, str]:
+        """Of each job its DRMAA state, or the name of the error that the question gave. Raises ``SiteError``."""
+        states: dict[str, str] = await self._process.request("status", jobs=list(jobs))
+        return states
+
+    def on_ended(self, listener: Callable[[], None]) -> None:
+        """Have it called whenever the library tells of an ended job."""
+        self._listeners.append(listener)
+
+    def ending(self, job: str) -> Ending | None:
+        """What the library has told of the end of a job of this session."""
+        return self._endings.get(job)
+
+    async def trouble(self) -> str:
+        """Whether there can be a session at all, as far as that is known: a library may take its time to tell."""
+        if self._looking is None and time.monotonic() >= self._look_at:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            done, _ = await asyncio.wait((self._looking,), timeout=LOOK_WITHIN)
+            self._looking = None if done else self._looking
+        return self._trouble
+
+    async def _look(self) -> None:
+        try:
+            await self._process.about()
+            self._trouble = ""
+        except SiteError as error:
+            self._trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+            if isinstance(error, SiteRejected):
+                self._look_at = time.monotonic() + LOOK_EVERY
+
+    async def check(self) -> Sequence[Finding]:
+        try:
+            about = await self._process.about()
+        except SiteError as error:
+            hint = error.hint or "see that the resource manager runs and that this host may hand in jobs"
+            return [Finding("DRMAA library", False, error.message, hint)]
+        found = f"{about['implementation']}, DRMAA {about['version']}, {self.library or 'libdrmaa'}"
+        return [Finding("DRMAA library", True, found)]
+
+    def _ended(self, ending: Ending) -> None:
+        self._endings[ending.job] = ending
+        self._order.append(ending.job)
+        if len(self._order) > _ENDINGS_KEPT:
+            self._endings.pop(self._order.popleft(), None)
+        for listener in self._listeners:
+            listener()
+
+
+def _quoted(native: Sequence[str]) -> str:
+    """As libraries take it apart again: at blanks outside of quotes."""
+    return " ".join(f'"{word}"' if any(c.isspace() for c in word) or not word else word for word in native)

@@ -1,0 +1,272 @@
+"""The ``local`` resource manager as agents see it: an embedded cluster run by its own locald."""
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from koalapy.agents.lrm.local.cluster import LocalCluster, raise_error
+from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+
+_ENDED_SHOWN = 10.0
+"""Seconds for which an ended job stays in our snapshots; locald itself remembers the last 10,000."""
+SETTLING = 2.0
+"""Seconds; locald does at once whatever it is sent."""
+PATIENCE = 30.0
+"""Seconds that locald has to answer."""
+_RETRY_AFTER = 0.5
+"""Seconds before a locald that could not be reached is tried again."""
+_LONGEST_LINE = 64 << 20
+START_FAILURES_FILE = "start-failures"
+"""In the cluster's directory: a probability from 0 to 1 that counts instead of the configured one while it is there."""
+_FAIL = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
+
+
+class LocalLrm:
+    """Our jobs are those of user ``grid`` whose names begin with ``prefix``; everything else is background."""
+
+    def __init__(self, cluster: LocalCluster, prefix: str, start_failures: float = 0.0) -> None:
+        """``start_failures``: the probability that a start is made to fail."""
+        self._cluster = cluster
+        self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
+        self._prefix = prefix
+        self._link: _Link | None = None
+        self._connecting = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._ended_since = 0
+        self._ended: dict[str, tuple[LrmJob, float]] = {}
+        """Ended jobs by id, with the moment until which they are shown."""
+
+    async def open(self) -> None:
+        await self._connected()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        if self._link is not None:
+            await self._link.close()
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        reply = await self._request(
+            "submit",
+            name=submission.name,
+            user="grid",
+            nodes=submission.nodes,
+            argv=self._failures.command(submission.argv),
+            env=dict(submission.environment),
+            cwd=str(submission.workdir),
+            output=str(submission.output),
+            walltime=submission.walltime,
+        )
+        return str(reply["job"])
+
+    async def find(self, name: str) -> str | None:
+        found: str | None = (await self._request("find", name=name))["job"]
+        return found
+
+    async def settling_time(self) -> float:
+        return SETTLING
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+        try:
+            await self._request("cancel", job=job, name=name)
+        except SiteRejected as error:
+            if error.value != "unknown":  # ended so long ago that it is forgotten
+                raise
+
+    async def check(self) -> list[Finding]:
+        try:
+            seen = await self.snapshot()
+        except SiteError as error:
+            return [Finding("resource manager", False, error.message, "see locald.log in the cluster's directory")]
+        return [Finding("resource manager", True, f"embedded, {seen.total} nodes, {seen.idle} idle")]
+
+    async def snapshot(self) -> LrmSnapshot:
+        link = await self._connected()
+        reply = await link.request("list", ended_since=self._ended_since, ended_prefix=self._prefix)
+        if link is self._link:
+            self._ended_since = max(self._ended_since, reply["seq"])
+        out = reply["out"]
+        down = {address for address, state in out.items() if state == "down"}
+        jobs: list[LrmJob] = []
+        background = 0
+        held: set[str] = set()
+        for record in reply["jobs"]:
+            held.update(record["nodes"] if record["state"] == "running" else ())
+            if record["user"] != "grid" or not record["name"].startswith(self._prefix):
+                background += len(set(record["nodes"]) - down) if record["state"] == "running" else 0
+            elif record["state"] == "ended":
+                self._ended[record["job"]] = (_job_of(record), time.monotonic() + _ENDED_SHOWN)
+            else:
+                jobs.append(_job_of(record))
+        return LrmSnapshot(
+            total=reply["total"],
+            idle=reply["idle"],
+            background=background,
+            down=len(down | (out.keys() - held)),
+            jobs=(*jobs, *self._ended_jobs()),
+        )
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields at once when the first look is possible, then whenever locald tells of a change or was lost."""
+        self._changed.set()
+        while not self._closed:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._connected()
+            except SiteError:
+                self._changed.set()
+                await asyncio.sleep(_RETRY_AFTER)
+                continue
+            if not self._closed:
+                yield
+
+    def _ended_jobs(self) -> list[LrmJob]:
+        now = time.monotonic()
+        while self._ended:
+            first = next(iter(self._ended))
+            if self._ended[first][1] > now:
+                break
+            del self._ended[first]
+        return [job for job, _ in self._ended.values()]
+
+    async def _request(self, operation: str, **fields: object) -> dict[str, Any]:
+        return await (await self._connected()).request(operation, **fields)
+
+    async def _connected(self) -> "_Link":
+        if self._link is not None and self._link.alive:
+            return self._link
+        async with self._connecting:
+            if self._closed:
+                raise SiteUnavailable(f"cluster {self._cluster.name}: closed")
+            if self._link is None or not self._link.alive:
+                self._link = await self._connect()
+                # This locald may be another one: its counts begin anew.
+                self._ended_since = 0
+                self._changed.set()
+            return self._link
+
+    async def _connect(self) -> "_Link":
+        deadline = time.monotonic() + self._cluster.start_within
+        while True:
+            try:
+                if link := await self._greet():
+                    return link
+            except (OSError, SiteUnavailable) as error:
+                if time.monotonic() >= deadline:
+                    raise SiteUnavailable(f"cluster {self._cluster.name}: locald does not answer: {error}") from error
+            await asyncio.to_thread(self._cluster.start)
+            await asyncio.sleep(0.01)  # another one may just be letting go of the directory
+
+    async def _greet(self) -> "_Link | None":
+        """A link to the locald that runs; None when that was one of other settings, without work, now told to go."""
+        async with contextlib.AsyncExitStack() as unfit:
+            link = _Link(*await self._dial(), self._changed)
+            unfit.push_async_callback(link.close)
+            hello = await link.request("hello")
+            if self._cluster.is_meant(hello):
+                await link.request("watch")
+                unfit.pop_all()
+                return link
+            if not (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
+                self._cluster.refuse(hello)
+        return None
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._cluster.socket_path(), limit=_LONGEST_LINE)
+
+
+class StartFailures:
+    """Draws, for each start, whether it fails; the same draws in each life of an agent of the same cluster."""
+
+    def __init__(self, directory: Path, cluster: str, probability: float) -> None:
+        self._path = directory / START_FAILURES_FILE
+        self._default = probability
+        self._draws = random.Random(cluster)
+
+    @property
+    def probability(self) -> float:
+        """As the file says, if there is one with a number in it, else as configured."""
+        try:
+            return float(self._path.read_text())
+        except (OSError, ValueError):
+            return self._default
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """What is to be run in place of a runner: it, or something that takes its nodes and fails at once."""
+        return list(_FAIL if self._draws.random() < self.probability else argv)
+
+
+class _Link:
+    """One connection: any number of requests under way, and notices of change in between."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, changed: asyncio.Event) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._changed = changed
+        self._asked = 0
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._task = asyncio.create_task(self._read())
+
+    @property
+    def alive(self) -> bool:
+        return not self._task.done()
+
+    async def request(self, operation: str, **fields: object) -> dict[str, Any]:
+        """Raises ``SiteError``."""
+        if not self.alive:
+            raise SiteUnavailable("locald has gone away")
+        self._asked += 1
+        id = self._asked
+        reply = self._replies[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(json.dumps({"op": operation, "id": id, **fields}).encode() + b"\n")
+            async with asyncio.timeout(PATIENCE):
+                answer: dict[str, Any] = await reply
+        except TimeoutError as error:
+            raise SiteUnavailable(f"locald did not answer within {PATIENCE:g} s") from error
+        finally:
+            self._replies.pop(id, None)
+        if "error" in answer:
+            raise_error(answer)
+        return answer
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                message = json.loads(line)
+                if "changed" in message:
+                    self._changed.set()
+                elif (reply := self._replies.get(message.get("id"))) and not reply.done():
+                    reply.set_result(message)
+        except (OSError, ValueError):  # reset, or a line cut off
+            pass
+        finally:
+            self._writer.close()
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(SiteUnavailable("locald has gone away"))
+            self._changed.set()
+
+
+def _job_of(record: dict[str, Any]) -> LrmJob:
+    return LrmJob(
+        id=record["job"],
+        name=record["name"],
+        state=LrmJobState(record["state"]),
+        nodes=tuple(record["nodes"]),
+        exit_code=record["exit_code"],
+        lost=record["lost"],
+        reason=record["reason"],
+    )

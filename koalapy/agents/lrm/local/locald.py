@@ -1,0 +1,164 @@
+"""locald: the resource manager of one embedded cluster, a process of its own that outlives those who talk to it.
+
+``python -I -S locald.py --dir DIR --cluster NAME --nodes N --network 127.0.1`` takes the directory's lock, ends what an
+earlier locald left behind, detaches itself and returns when it answers. Exit codes: 0 answers, 2 cannot run as asked,
+3 another one holds the directory. Nodes are ``NAME-1`` to ``NAME-N`` at ``127.0.1.1`` and so on.
+"""
+
+import argparse
+import fcntl
+import gc
+import json
+import os
+import re
+import socket
+import stat
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+if __name__ == "__main__":  # -I leaves out the directory of our own package
+    sys.path.append(str(Path(__file__).resolve().parents[4]))
+
+from koalapy.agents.lrm.local.jobs import Book, Node
+from koalapy.agents.lrm.local.journal import Journal
+from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, kill_marked
+from koalapy.agents.lrm.local.runs import Deadlines, Runs
+from koalapy.agents.lrm.local.server import Server
+from koalapy.agents.lrm.local.spawn import Preloaded, PreloadError, Spawner
+
+CANNOT_RUN = 2
+HELD_BY_ANOTHER = 3
+MOST_NODES = 254
+"""Addresses of the last octet."""
+_LONGEST_SOCKET_PATH = 107
+
+
+def main() -> int:
+    options = _parse()
+    directory = options.dir.resolve()
+    mark_ending = f"@{directory}"
+    if os.environ.get(MARK) != mark_ending:  # so that processes forked without exec carry the mark too
+        _start_again(mark_ending)
+    os.umask(0o077)
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = _take(directory / "locald.pid")
+    if lock is None:
+        return HELD_BY_ANOTHER
+    try:
+        kill_marked(mark_ending, within=5)
+        return _serve(options, directory, mark_ending, lock)
+    except (PreloadError, OSError) as error:
+        print(f"locald: {error}", file=sys.stderr)
+        return CANNOT_RUN
+
+
+def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock: int) -> int:
+    deadlines = Deadlines()
+    journal = Journal(directory / "locald.jobs")
+    book = Book(_nodes(options), journal.load())
+    journal.rewrite(book.remembered())
+    listener, path = _listen(directory)
+    facts = {"cluster": options.cluster, "nodes": options.nodes}
+    server = Server(book, deadlines, journal, listener, facts=facts, linger=options.linger)
+
+    def release() -> None:
+        server.release()
+        os.close(lock)
+
+    spawner = Spawner(Preloaded(options.preload) if options.preload else None, release)
+    base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
+    runs = Runs(book, spawner, deadlines, mark_ending=mark_ending, base_env=base_env)
+    runs.kill_grace = options.kill_grace
+    pid = os.fork()
+    if pid:
+        _tell(directory, lock, {"socket": path, "pid": pid})
+        return 0
+    _detach(directory / "locald.log")
+    adopt_orphans()
+    gc.freeze()
+    try:
+        server.run(runs)
+    finally:
+        runs.kill_all()
+        for leftover in (directory / "locald.json", Path(path)):
+            leftover.unlink(missing_ok=True)
+        if Path(path).parent != directory:
+            Path(path).parent.rmdir()
+        server.release()  # last, as clients take the end of their connections for the end of everything
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="locald", description="The resource manager of one embedded cluster.")
+    parser.add_argument("--dir", type=Path, required=True, help="where its socket, lock and log are")
+    parser.add_argument("--cluster", required=True, help="name of the cluster")
+    parser.add_argument("--nodes", type=int, required=True, help=f"number of nodes, at most {MOST_NODES}")
+    parser.add_argument("--network", required=True, help="first three octets of the nodes' addresses: 127.0.1")
+    parser.add_argument("--preload", help="Python file whose main(args) is run without starting an interpreter")
+    parser.add_argument("--linger", type=float, default=30.0, help="seconds without clients and jobs before it ends")
+    parser.add_argument("--kill-grace", type=float, default=1.0, help="seconds between SIGTERM and SIGKILL")
+    options = parser.parse_args()
+    if not 1 <= options.nodes <= MOST_NODES:
+        parser.error(f"--nodes: 1 to {MOST_NODES}, not {options.nodes}")
+    if not re.fullmatch(r"127(\.(25[0-5]|2[0-4]\d|1?\d?\d)){2}", options.network):
+        parser.error(f"--network: three octets, the first of them 127, not {options.network!r}")
+    return options
+
+
+def _start_again(mark_ending: str) -> None:
+    flags = ["-I", "-S"] if sys.flags.isolated else []
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
+    command = [sys.executable, *flags, os.path.abspath(__file__), *sys.argv[1:]]
+    os.execve(sys.executable, command, {**environment, MARK: mark_ending})
+
+
+def _nodes(options: argparse.Namespace) -> list[Node]:
+    return [Node(f"{options.cluster}-{k}", f"{options.network}.{k}") for k in range(1, options.nodes + 1)]
+
+
+def _take(path: Path) -> int | None:
+    """The locked file, held as long as it stays open; None when another process holds it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return lock
+
+
+def _listen(directory: Path) -> tuple[socket.socket, str]:
+    path = str(directory / "locald.sock")
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        path = os.path.join(tempfile.mkdtemp(prefix="locald-"), "locald.sock")
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(128)
+    return listener, path
+
+
+def _tell(directory: Path, lock: int, facts: dict[str, object]) -> None:
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{facts['pid']}\n".encode())
+    fresh = directory / "locald.json.new"
+    fresh.write_text(json.dumps(facts))
+    fresh.replace(directory / "locald.json")
+
+
+def _detach(log: Path) -> None:
+    os.setsid()
+    os.chdir("/")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for target, source in ((0, nothing), (1, sink), (2, sink)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(sink)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

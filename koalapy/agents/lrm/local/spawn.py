@@ -1,0 +1,144 @@
+"""Starts processes for locald: by fork alone when the program is the preloaded one, else by fork and exec."""
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from koalapy.agents.lrm.local.processes import die_with_parent
+
+_ALL_SIGNALS = signal.valid_signals()
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_BARE_OPTIONS = frozenset({"-I", "-S", "-B", "-E", "-s", "-u"})
+
+
+class PreloadError(Exception):
+    """The file to preload cannot be read or has no ``main(args)``."""
+
+
+class EndOfProcess:
+    """A block with which the process ends, whatever happens in it: nothing of the forking program runs after it."""
+
+    code = 1
+
+    def __enter__(self) -> "EndOfProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, SystemExit):
+            self.code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif kind is not None and error is not None:
+            sys.excepthook(kind, error, trace)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(self.code & 0xFF)
+
+
+class Preloaded:
+    """A program kept in memory: a Python file with a ``main(args)`` that returns its exit code."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ``PreloadError``."""
+        self._path = path
+        self._module = _load(path)
+        self._loaded_at = os.stat(path).st_mtime_ns
+
+    def args_of(self, argv: Sequence[str]) -> list[str] | None:
+        """The program's own arguments, if it is what ``argv`` would run and its file is still the same."""
+        if self._path not in argv[1:]:
+            return None
+        position = argv.index(self._path, 1)
+        if not _BARE_OPTIONS.issuperset(argv[1:position]) or os.stat(self._path).st_mtime_ns != self._loaded_at:
+            return None
+        return list(argv[position + 1 :])
+
+    def run(self, args: list[str], env: Mapping[str, str]) -> int:
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [self._path, *args]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        return int(self._module.main(args) or 0)
+
+
+class Spawner:
+    """Starts processes, each leading a session of its own and killed by the kernel when this process ends."""
+
+    def __init__(self, preloaded: Preloaded | None, release: Callable[[], None]) -> None:
+        """``release`` closes, in the new process, all that belongs to the old one."""
+        self._preloaded = preloaded
+        self._release = release
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
+        """Start ``argv`` with its output appended to ``output``; returns the process id.
+
+        What fails after the fork ends the new process with 127 and a line in its output. Raises ``OSError``.
+        """
+        parent = os.getpid()
+        # A signal must not meet the handlers of this process in the new one.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                with EndOfProcess() as end:
+                    die_with_parent(parent)
+                    self._release()
+                    end.code = self._become(argv, env, cwd, output)
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _become(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
+        os.setsid()
+        for signum in _HANDLED:
+            signal.signal(signum, signal.SIG_DFL)
+        try:
+            _redirect(output)
+            os.chdir(cwd)
+            args = self._preloaded.args_of(argv) if self._preloaded else None
+            if args is None or self._preloaded is None:
+                _exec(argv, env)
+        except OSError as error:
+            print(f"locald: cannot start {argv[0]}: {error}", file=sys.stderr)
+            return 127
+        return self._preloaded.run(args, env)
+
+
+def _load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("locald_preloaded", path)
+    if spec is None or spec.loader is None:
+        raise PreloadError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (OSError, SyntaxError, ImportError) as error:
+        raise PreloadError(f"{path} cannot be loaded: {error}") from error
+    if not callable(getattr(module, "main", None)):
+        raise PreloadError(f"{path} has no function main(args)")
+    return module
+
+
+def _redirect(output: str) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    sink = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(nothing, 0)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.close(nothing)
+    os.close(sink)
+
+
+def _exec(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    for signum in (*_IGNORED_BY_PYTHON, signal.SIGINT):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execvpe(argv[0], list(argv), dict(env))

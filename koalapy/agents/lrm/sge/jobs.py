@@ -1,0 +1,117 @@
+"""Our jobs in Grid Engine from one look to the next: it forgets a job at once when that ends."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from koalapy.agents.lrm.port import LrmJob, LrmJobState
+from koalapy.agents.lrm.sge.qstat import Job, Look
+from koalapy.agents.lrm.sge.states import DELETED, HELD, SUSPENDED, UNREACHABLE, End, is_broken, job_state
+
+ENDED_SHOWN = 60.0
+"""Seconds for which an ended job stays in our snapshots."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A job of ours that has not been settled as ended; times are monotonic seconds."""
+
+    id: str
+    name: str
+    since: float
+    nodes: tuple[str, ...] = ()
+    state: LrmJobState = LrmJobState.QUEUED
+    cancelled: bool = False
+    gone: float | None = None
+    """Since when it is not shown any more."""
+    asked: float = 0.0
+    """When the accounting was last asked about it, and had answered or was given up."""
+    unanswered_since: float | None = None
+    """Since when the accounting is asked about it and has not answered once."""
+    trouble: str = ""
+    """Why it will not start, once asked for."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Our jobs are those whose names begin with ``prefix``, of our own user."""
+
+    prefix: str
+    owner: str
+    known: dict[str, Known] = field(default_factory=dict)
+    _ended: dict[str, tuple[LrmJob, float]] = field(default_factory=dict)
+
+    def handed_in(self, id: str, name: str) -> None:
+        self.known[id] = Known(id, name, time.monotonic())
+
+    def active(self, look: Look) -> list[Job]:
+        """Those of ours that have not ended."""
+        return [job for job in self._ours(look) if job_state(job.state) is not LrmJobState.ENDED]
+
+    def see(self, look: Look, began: float) -> list[Known]:
+        """Take in a look that began at that time; those that have ended since and are not settled."""
+        present = set()
+        for job in self._ours(look):
+            if job_state(job.state) is LrmJobState.ENDED:
+                if job.id not in self._ended:
+                    # Its accounting is settled: nobody knows since when it has been over.
+                    self.known.setdefault(job.id, Known(job.id, job.name, 0.0, gone=0.0))
+                continue
+            known = self.known.setdefault(job.id, Known(job.id, job.name, began))
+            known.nodes, known.state, known.gone = job.hosts or known.nodes, job_state(job.state), None
+            present.add(job.id)
+        missing = [known for known in self.known.values() if known.id not in present and known.since < began]
+        for known in missing:
+            known.gone = began if known.gone is None else known.gone
+        return missing
+
+    def _ours(self, look: Look) -> list[Job]:
+        return [job for job in look.jobs if job.owner == self.owner and job.name.startswith(self.prefix)]
+
+    def settle(self, known: Known, end: End) -> None:
+        """It has ended so."""
+        self.known.pop(known.id, None)
+        job = LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, end.exit_code, end.lost, end.reason)
+        self._ended[known.id] = (job, time.monotonic() + ENDED_SHOWN)
+
+    def ended(self) -> list[LrmJob]:
+        now = time.monotonic()
+        self._ended = {id: each for id, each in self._ended.items() if each[1] > now}
+        return [job for job, _ in self._ended.values()]
+
+    def find(self, name: str) -> str | None:
+        ids = [known.id for known in self.known.values() if known.name == name]
+        ids += [job.id for job, _ in self._ended.values() if job.name == name]
+        return max(ids, key=int, default=None)
+
+    def unsettled(self) -> list[LrmJob]:
+        """Those that have ended, while it is not yet known how."""
+        return [
+            LrmJob(known.id, known.name, LrmJobState.RUNNING, known.nodes)
+            for known in self.known.values()
+            if known.gone is not None
+        ]
+
+
+def active_job(job: Job, known: Known, unreachable: Iterable[str]) -> LrmJob:
+    """One that Grid Engine shows, as the port tells it."""
+    state, reason, lost = job_state(job.state), "", False
+    silent = sorted(set(job.hosts) & set(unreachable))
+    if is_broken(job.state):
+        reason, lost = f"Grid Engine will not start it: {known.trouble or 'it is in an error state'}", True
+    elif silent:
+        # Its processes run on, also after a restart of the qmaster, for which every host is silent at first: whether
+        # the node is lost, its runner tells. Once deleted, it is only waited for that the host comes back.
+        reason, lost = f"node {silent[0]} does not answer Grid Engine", DELETED in job.state
+        state = LrmJobState.ENDED if lost else state
+    elif state is LrmJobState.RUNNING and any(letter in SUSPENDED for letter in job.state):
+        reason = "suspended by Grid Engine"
+    elif state is LrmJobState.QUEUED and HELD in job.state:
+        reason = "Grid Engine holds it (qrls lets it go)"
+    elif state is LrmJobState.UNKNOWN:
+        reason = f"Grid Engine says {job.state!r}"
+    return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason)
+
+
+def unreachable_hosts(look: Look) -> Sequence[str]:
+    return [each.host for each in look.instances if UNREACHABLE in each.states]

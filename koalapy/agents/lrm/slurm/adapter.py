@@ -1,0 +1,348 @@
+"""Slurm as agents see it: driven by its commands, whose answers are read as JSON."""
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from koalapy.agents.lrm.commands import run
+from koalapy.agents.lrm.polling import Polling
+from koalapy.agents.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.script import write_script
+from koalapy.agents.lrm.slurm.answers import COLUMNS, SlurmJob, SlurmNode, read_columns, read_jobs, read_nodes, words_in
+from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_version
+from koalapy.agents.lrm.slurm.commands import (
+    SlurmCommands,
+    ask,
+    complaint,
+    environment,
+    find_commands,
+    refuse,
+    time_limit,
+)
+from koalapy.agents.lrm.slurm.hostlist import expand
+from koalapy.agents.lrm.slurm.offer import Offer, read_offer
+from koalapy.agents.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, words_of_waiting
+from koalapy.agents.lrm.slurm.states import Standing, is_starting, job_end, job_state, node_standing, node_starts
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+
+_LARGE_ANSWER = 1 << 20
+"""Bytes of JSON from squeue beyond which it is asked for columns: 0.2 ms of processor time each 3 kB, one job."""
+MESSAGE_TIMEOUT = 10.0
+RESUME_TIMEOUT = 60.0
+"""Seconds; Slurm's own defaults."""
+OFFER_HOLDS = 10.0
+"""Seconds after which partitions and reservations are looked at again."""
+_LOOKS_TO_AGREE = 3
+_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
+_CANCELLED_KNOWN = 10_000
+_REMEMBERED = "now-14days"
+"""How far back accounting is searched for a job of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettings:
+    """How the cluster is asked; ``options`` are further ones of sbatch, ``poll_interval`` is in seconds."""
+
+    partition: str | None = None
+    """Or several, with commas between; None: the default partition."""
+    account: str | None = None
+    options: tuple[str, ...] = ()
+    poll_interval: float = 5.0
+
+
+class _Named(NamedTuple):
+    """A job as squeue or sacct tell it in one line."""
+
+    job: str
+    state: LrmJobState
+    user: int
+    name: str
+
+
+class SlurmLrm:
+    """Our jobs are those of our own user whose names begin with ``prefix``; all others' are background."""
+
+    def __init__(self, settings: SlurmSettings, prefix: str = "koala-", control: JobControl | None = None) -> None:
+        self._settings = settings
+        self._prefix = prefix
+        self._control: JobControl = control or SlurmCommands(self._options())
+        self._offer: Offer | None = None
+        self._offer_read = 0.0
+        self._polling = Polling(settings.poll_interval)
+        self._columns = False
+        """Whether squeue is asked for columns, because its JSON is too large."""
+        self._total = self._most = 0
+        """Nodes that there were for us at the last look, and that one job could have of them."""
+        self._boot_time: float | None = None
+        self._cancelled: set[str] = set()
+        self._ended: frozenset[str] = frozenset()
+        """Our ended jobs at the last look."""
+
+    async def open(self) -> None:
+        await self._control.open()
+
+    async def close(self) -> None:
+        self._polling.close()
+        await self._control.close()
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        await self._refuse_too_many(submission)
+        script = await asyncio.to_thread(write_script, submission, "srun")
+        try:
+            return await self._control.submit(script, submission, self._native(submission))
+        except SiteUnavailable as error:
+            # It may have been taken all the same; then a second one of that name must never be.
+            if (job := await self._find_after(error, submission.name)) is not None:
+                return job
+            raise
+        finally:
+            self._polling.soon()
+
+    async def find(self, name: str) -> str | None:
+        mine = ("squeue", "--me", "--states=all", "--noheader", f"--name={name}", "--format=%i|%T|%U|%j")
+        found = [each for each in _lines((await ask(*mine)).output) if each.name == name]
+        if not found:
+            found = [each for each in await self._accounted(name) if each.name == name]
+        found.sort(key=lambda each: (each.state is not LrmJobState.ENDED, len(each.job), each.job))
+        return found[-1].job if found else None
+
+    async def settling_time(self) -> float:
+        """As long as Slurm's own parts wait for each other."""
+        return (await _configured("MessageTimeout")).get("MessageTimeout", MESSAGE_TIMEOUT)
+
+    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+        answer = await run(
+            "squeue", "--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j", environment=environment()
+        )
+        if answer.code != 0:
+            if "invalid job id" in complaint("squeue", answer).lower():
+                return
+            refuse("squeue", answer)
+        for found in _lines(answer.output):
+            if found.state is LrmJobState.ENDED:
+                continue
+            if found.name != name or found.user != os.getuid():
+                raise SiteRejected(
+                    f"job {job} is {found.name} of user {found.user}, not our {name}: it is left alone", value=job
+                )
+            self._cancelled.add(job)
+            await self._control.cancel(job)
+            self._polling.soon()
+
+    async def check(self) -> Sequence[Finding]:
+        found = [find_commands("sinfo", "squeue", "srun")]
+        if found[0].ok:
+            found.append(await check_version())
+            found += [each async for each in check_partition(self._settings.partition)]
+        if all(each.ok for each in found):
+            try:
+                offer = await self._current_offer()
+                if offer.trouble:
+                    found.append(Finding("offer", False, offer.trouble, "correct the cluster's native_specification"))
+                nodes = await self._nodes(offer)
+                found.append(check_nodes(nodes, standings(nodes, offer)))
+            except SiteError as error:
+                found.append(Finding("nodes", False, error.message, error.hint or "try sinfo --json by hand"))
+            found += await self._control.check()
+        return found
+
+    async def snapshot(self) -> LrmSnapshot:
+        """Nodes first, jobs then: what has started in between counts as ours, and after an end both are asked again."""
+        offer = await self._current_offer()
+        for _ in range(_LOOKS_TO_AGREE):
+            nodes = await self._nodes(offer)
+            found = await self._jobs()
+            jobs = [await self._job(job, nodes, offer) for job in found]
+            ended = frozenset(job.id for job in jobs if job.state is LrmJobState.ENDED)
+            agree, self._ended = ended <= self._ended, ended
+            if agree:
+                break
+        if len(self._cancelled) > _CANCELLED_KNOWN:
+            self._cancelled &= {job.id for job in jobs}
+        if any(job.reason.startswith("Partition") for job in found):
+            self._offer = None  # its limits may have changed
+        wanted = sum(each.wants for each, job in zip(found, jobs, strict=True) if job.state is LrmJobState.QUEUED)
+        trouble = "; ".join(filter(None, (offer.trouble, await self._control.trouble())))
+        return replace(snapshot_of(nodes, jobs, offer, wanted), trouble=trouble)
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yields at once, then at a fixed rate, and after whatever we did ourselves."""
+        return self._polling.changes()
+
+    def _options(self) -> list[str]:
+        """Of every job."""
+        options = ["--ntasks-per-node=1", "--exclusive", "--no-requeue"]
+        if not any(word.partition("=")[0] in _MEMORY for word in self._settings.options):
+            options.append("--mem=0")  # whole nodes, with all their memory: not what the site gives who asks for none
+        if self._settings.partition:
+            options.append(f"--partition={self._settings.partition}")
+        if self._settings.account:
+            options.append(f"--account={self._settings.account}")
+        return [*options, *self._settings.options]
+
+    def _native(self, submission: LrmSubmission) -> list[str]:
+        options = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
+        if submission.walltime is not None:
+            options.append(f"--time={time_limit(submission.walltime)}")
+        return [*options, *self._options()]
+
+    async def _refuse_too_many(self, submission: LrmSubmission) -> None:
+        """Slurm itself may let a job wait for ever for nodes that do not exist, or that it never gives to one job."""
+        offer = await self._current_offer()
+        if submission.nodes > self._most:
+            await self._nodes(offer)
+        if submission.nodes > (most := min(self._total, self._most)):
+            gives = "has" if most == self._total else "gives a job at most"
+            raise SiteRejected(
+                f"{submission.nodes} nodes asked for, but {offer.where} {gives} {most}",
+                field="size",
+                value=submission.nodes,
+                hint=f"ask for at most {most} nodes",
+                fault="limit",
+            )
+
+    async def _find_after(self, error: SiteUnavailable, name: str) -> str | None:
+        try:
+            return await self.find(name)
+        except SiteError:
+            raise error from None
+
+    async def _accounted(self, name: str) -> list[_Named]:
+        """From Slurm's accounting; none where there is none."""
+        try:
+            answer = await run(
+                "sacct",
+                "--noheader",
+                "--parsable2",
+                "--allocations",
+                f"--name={name}",
+                f"--starttime={_REMEMBERED}",
+                "--format=JobIDRaw,State,UID,JobName",
+                environment=environment(),
+            )
+        except SiteError:
+            return []
+        return _lines(answer.output) if answer.code == 0 else []
+
+    async def _current_offer(self) -> Offer:
+        now = time.monotonic()
+        if self._offer is None or now > self._offer_read + OFFER_HOLDS:
+            self._offer = await read_offer(self._settings.partition, self._settings.options)
+            self._offer_read = now
+        return self._offer
+
+    async def _nodes(self, offer: Offer) -> list[SlurmNode]:
+        """All that jobs of ours may ever get."""
+        names = [each.name for each in offer.partitions]
+        answer = await ask("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
+        nodes = offer.ours(read_nodes(answer.output, names))
+        if not nodes:
+            raise SiteUnavailable(f"sinfo shows no nodes in {offer.where}", hint="set its partition")
+        self._total, self._most = len(nodes), offer.largest(nodes)
+        return nodes
+
+    async def _jobs(self) -> list[SlurmJob]:
+        found = None if self._columns else await self._whole_queue()
+        if found is None:
+            self._columns = True
+            answer = await ask("squeue", "--me", "--states=all", "--noheader", COLUMNS)
+            found = read_columns(answer.output, self._prefix)
+        return [job for job in found if job.name.startswith(self._prefix) and job.user == os.getuid()]
+
+    async def _whole_queue(self) -> list[SlurmJob] | None:
+        """Everyone's jobs, as many releases tell them whoever is asked for; None, and not read, where they are many."""
+        command = ("squeue", "--me", "--states=all", "--json")
+        answer = await run(*command, environment=environment(), longest=_LARGE_ANSWER)
+        if len(answer.output) > _LARGE_ANSWER:
+            return None
+        if answer.code != 0:
+            refuse("squeue", answer)
+        return read_jobs(answer.output, self._prefix)
+
+    async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
+        state = job_state(job.words)
+        if state is LrmJobState.ENDED:
+            end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
+            return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason)
+        refused, reason, starting = None, "", is_starting(job.words)
+        if starting:
+            reason = "Slurm makes its nodes ready"
+        elif state is LrmJobState.QUEUED:
+            refused = fault_of_waiting(job.reason, choice=len(offer.partitions) > 1)
+            reason = f"Slurm will not start it: {job.reason}" if refused else words_of_waiting(job.reason)
+            starting = _waits_for_a_start(job, nodes)
+        takes = await self._longest_start() if starting else 0.0
+        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, refused=refused)
+
+    async def _longest_start(self) -> float:
+        """Seconds after which Slurm itself gives up a node that it has switched on."""
+        if self._boot_time is None:
+            told = await _configured("ResumeTimeout", "BatchStartTimeout")
+            self._boot_time = max(told.get("ResumeTimeout", 0.0), RESUME_TIMEOUT) + told.get("BatchStartTimeout", 0.0)
+        return self._boot_time
+
+
+async def _configured(*names: str) -> dict[str, float]:
+    """Numbers of Slurm's configuration, as far as it tells them."""
+    with contextlib.suppress(SiteError):
+        told = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
+        lines = re.findall(r"^(\w+)\s*=\s*(\d+)", told, re.MULTILINE)
+        return {name: float(number) for name, number in lines if name in names}
+    return {}
+
+
+def _waits_for_a_start(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:
+    """Whether all that a queued job lacks are nodes that start."""
+    try:
+        missing = set(expand(nodes_waited_for(job.reason)))
+    except ValueError:
+        return False
+    return bool(missing) and missing <= {node.name for node in nodes if node_starts(node.words)}
+
+
+def standings(nodes: Sequence[SlurmNode], offer: Offer) -> list[Standing]:
+    """What each node is to a job of ours."""
+    up = {each.name for each in offer.partitions if each.up}
+    return [
+        node_standing(node.words, reserved=offer.reserves(node.name)) if node.partitions & up else "down"
+        for node in nodes
+    ]
+
+
+def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer, wanted: int = 0) -> LrmSnapshot:
+    """Counts of nodes: those that our jobs hold are in none of idle, background and down. ``wanted`` are those that
+    our queued jobs ask for: what backfill keeps may be for them. Idle are as many as one job could have."""
+    busy = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
+    held = {node for job in jobs if job.state in busy for node in job.nodes}
+    seen = [each for each in zip(nodes, standings(nodes, offer), strict=True) if each[0].name not in held]
+    free = [node for node, standing in seen if standing == "idle"]
+    planned = [node for node, standing in seen if standing == "planned"]
+    idle = offer.largest([*free, *planned[:wanted]])
+    down = sum(standing == "down" for _, standing in seen)
+    most = offer.largest(nodes)
+    limits = f"a job in {offer.where} gets at most {most} of its {len(nodes)} nodes" if 0 < most < len(nodes) else ""
+    return LrmSnapshot(
+        total=len(nodes),
+        idle=idle,
+        background=len(seen) - idle - down,
+        down=down,
+        jobs=tuple(jobs),
+        notices=(limits,) if limits else (),
+    )
+
+
+def _lines(output: bytes) -> list[_Named]:
+    """Lines of job, state, user and name."""
+    found = []
+    for line in output.decode(errors="replace").splitlines():
+        job, _, rest = line.strip().partition("|")
+        state, _, rest = rest.partition("|")
+        user, _, name = rest.partition("|")
+        if job.isdecimal() and user.isdecimal():
+            found.append(_Named(job, job_state(words_in([state])), int(user), name))
+    return found

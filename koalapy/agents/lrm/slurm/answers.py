@@ -1,0 +1,258 @@
+"""Reads what ``squeue --json`` and ``sinfo --json`` answer, in any release's shape, and squeue's columns. Pure.
+
+The shapes differ: state words are one string with flags beside it (up to 22.05) or a list (nodes since 23.02, jobs
+since 23.11); numbers are plain or ``{"set": …, "infinite": …, "number": …}`` (since 23.02); exit codes are a wait
+status, plain or in that form, or ``{"return_code": …, "signal": …}`` (since 23.11); sinfo lists the cluster's nodes (up
+to 22.05) or groups of like ones (since 23.02). Whatever is not understood raises ``SiteUnavailable``; nothing else is.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from koalapy.agents.lrm.slurm.hostlist import expand
+from koalapy.model.errors import SiteUnavailable
+
+_WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "NumNodes": 16, "Reason": 96, "NodeList": 8192}
+COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
+"""Columns of fixed width: for clusters whose whole queue as JSON would be too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node of our partition; ``words`` are all that Slurm says of its state, in capitals."""
+
+    name: str
+    words: frozenset[str]
+    reason: str = ""
+    """Why it is down, by those who took it down."""
+    partitions: frozenset[str] = frozenset()
+    """Those of ours that it is in."""
+    features: frozenset[str] | None = None
+    """By which jobs choose nodes; None where Slurm does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job of anyone's; ``code`` and ``signal`` are zero until it has ended."""
+
+    id: str
+    name: str
+    user: int
+    words: frozenset[str]
+    nodes: tuple[str, ...] = ()
+    code: int = 0
+    signal: int = 0
+    reason: str = ""
+    wants: int = 0
+    """Nodes asked for."""
+
+
+def read_jobs(answer: bytes, prefix: str) -> list[SlurmJob]:
+    """Those in squeue's answer whose names begin with ``prefix``; many releases list everyone's, whatever is asked."""
+    entries = _entries(_document(answer, "squeue"), "squeue", "jobs")
+    return [_job(each) for each in entries if not isinstance(name := each.get("name"), str) or name.startswith(prefix)]
+
+
+def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
+    """Those of any of ``partitions`` in sinfo's answer, each once."""
+    document = _document(answer, "sinfo")
+    if "nodes" in document:
+        found = [_node(each, _partitions(each, partitions)) for each in _entries(document, "sinfo", "nodes")]
+    else:
+        groups = _entries(document, "sinfo", "sinfo")
+        found = [node for each in groups for node in _group(each, _partitions(each, partitions))]
+    nodes: dict[str, SlurmNode] = {}
+    for node in found:
+        if node.partitions:
+            before = nodes.get(node.name, node).partitions
+            nodes[node.name] = replace(node, partitions=node.partitions | before)
+    return list(nodes.values())
+
+
+def wait_status(status: int) -> tuple[int, int]:
+    """Exit code and signal in a wait status."""
+    return status >> 8 & 0xFF, status & 0x7F
+
+
+def _document(answer: bytes, command: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(answer)
+    except (ValueError, RecursionError):
+        shown = answer[:80].decode(errors="replace").strip() or "nothing"
+        raise SiteUnavailable(f"{command} answered what is no JSON: {' '.join(shown.split())}") from None
+    if not isinstance(document, dict):
+        _not_understood(command, "it is no object")
+    if problems := document.get("errors"):  # the exit code is 0 all the same
+        hint = f"see that slurmctld runs and can be reached; try {command} --json by hand"
+        raise SiteUnavailable(f"{command}: {_complaint(problems)}", hint=hint)
+    return document
+
+
+def _complaint(problems: object) -> str:
+    first = problems[0] if isinstance(problems, list) else problems
+    if isinstance(first, dict):
+        told = [first.get(key) for key in ("description", "error", "source")]
+        first = ": ".join(each for each in told if isinstance(each, str) and each) or first
+    return " ".join(str(first)[:200].split())
+
+
+def _entries(document: Mapping[str, Any], command: str, key: str) -> list[dict[str, Any]]:
+    entries = document.get(key)
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        _not_understood(command, f"it has no list of {key}")
+    return entries
+
+
+def _job(entry: Mapping[str, Any]) -> SlurmJob:
+    id, name = entry.get("job_id"), entry.get("name")
+    if not isinstance(id, int) or not isinstance(name, str):
+        _not_understood("squeue", "a job without number or name")
+    user = entry.get("user_id")
+    user = user.get("number") if isinstance(user, dict) else user
+    if not isinstance(user, int):
+        _not_understood("squeue", f"job {id} belongs to nobody")
+    code, signal = _exit(entry.get("exit_code"), id)
+    reason = entry.get("state_description") or entry.get("state_reason")
+    return SlurmJob(
+        id=str(id),
+        name=name,
+        user=user,
+        words=_words(entry.get("job_state"), f"job {id}", "squeue"),
+        nodes=_hosts(entry, id),
+        code=code,
+        signal=signal,
+        reason=reason if isinstance(reason, str) else "",
+        wants=_number(entry.get("node_count"), id),
+    )
+
+
+def _hosts(entry: Mapping[str, Any], job: int) -> tuple[str, ...]:
+    text = entry.get("nodes")
+    if text is None and isinstance(resources := entry.get("job_resources"), dict):
+        text = resources.get("nodes")
+        text = text.get("list") if isinstance(text, dict) else text
+    if not isinstance(text, str | None):
+        _not_understood("squeue", f"job {job} has no node names")
+    if text is None or text == "(null)":
+        return ()
+    try:
+        return tuple(expand(text))
+    except ValueError as error:
+        raise SiteUnavailable(f"squeue: nodes of job {job}: {error}") from None
+
+
+def _exit(value: object, job: int) -> tuple[int, int]:
+    if isinstance(value, dict) and "return_code" in value:
+        signal = value.get("signal")
+        if isinstance(signal, dict):
+            signal = signal.get("id", signal.get("signal_id"))
+        return _number(value["return_code"], job), _number(signal, job)
+    return wait_status(_number(value, job))
+
+
+def _number(value: object, job: int) -> int:
+    """Zero when it is not set."""
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set", True) is True else None
+    if value is None:
+        return 0
+    if not isinstance(value, int) or not 0 <= value < 1 << 32:
+        _not_understood("squeue", f"job {job} ended in no known way")
+    return value
+
+
+def _words(value: object, whose: str, command: str) -> frozenset[str]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not values or not all(isinstance(each, str) for each in values):
+        _not_understood(command, f"{whose} has no state")
+    return words_in(values)
+
+
+def words_in(texts: Iterable[str]) -> frozenset[str]:
+    """Single state words in capitals, also of ``IDLE+DRAIN`` and ``CANCELLED by 0``."""
+    return frozenset(word for text in texts for part in text.upper().split("+") for word in part.split()[:1])
+
+
+def _node(entry: Mapping[str, Any], partitions: frozenset[str]) -> SlurmNode:
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        _not_understood("sinfo", "a node without name")
+    words = _words(entry.get("state"), f"node {name}", "sinfo")
+    if flags := entry.get("state_flags"):
+        words |= _words(flags, f"node {name}", "sinfo")
+    return SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry))
+
+
+def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
+    """All nodes of one line of sinfo: they are alike."""
+    nodes, node = entry.get("nodes"), entry.get("node")
+    names = nodes.get("nodes") if isinstance(nodes, dict) else nodes
+    try:
+        texts = [names] if isinstance(names, str) else names
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            _not_understood("sinfo", "a group without node names")
+        hosts = [host for text in texts for host in expand(text)]
+    except ValueError as error:
+        raise SiteUnavailable(f"sinfo: {error}") from None
+    state = node.get("state") if isinstance(node, dict) else entry.get("state")
+    words = _words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
+    reason, features = _reason(entry.get("reason")), _features(entry)
+    return [SlurmNode(host, words, reason, partitions, features) for host in hosts]
+
+
+def _features(entry: Mapping[str, Any]) -> frozenset[str] | None:
+    """Text with commas (up to 22.05), or that by kind (since 23.02), or a list: those that a node can have."""
+    value = entry.get("features")
+    if isinstance(value, dict):
+        value = value.get("total")
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return frozenset(word.strip() for word in words) - {"", "(null)"}
+
+
+def _reason(value: object) -> str:
+    text = value.get("description") if isinstance(value, dict) else value
+    return " ".join(text.split()) if isinstance(text, str) else ""
+
+
+def _partitions(entry: Mapping[str, Any], wanted: Collection[str]) -> frozenset[str]:
+    """The wanted ones of a node, or of a group, which belongs to one."""
+    value = entry.get("partitions", entry.get("partition"))
+    value = value.get("name") if isinstance(value, dict) else value
+    names: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names):
+        _not_understood("sinfo", "a node without partitions")
+    return frozenset(wanted) & {name.rstrip("*") for name in names}
+
+
+def _not_understood(command: str, what: str) -> NoReturn:
+    raise SiteUnavailable(f"{command} answered what cannot be understood: {what}")
+
+
+def read_columns(answer: bytes, prefix: str) -> list[SlurmJob]:
+    """Jobs of our own user whose names begin with ``prefix``; ``SiteUnavailable`` for what is no answer to that."""
+    return [_job_in_columns(line) for line in answer.decode(errors="replace").splitlines() if line.startswith(prefix)]
+
+
+def _job_in_columns(line: str) -> SlurmJob:
+    values, at = [], 0
+    for width in _WIDTHS.values():
+        values.append(line[at : at + width].strip())
+        at += width
+    name, id, state, status, wants, reason, nodes = values
+    try:
+        code, signal = wait_status(int(status))
+        hosts = tuple(expand(nodes))
+        if not id.isdecimal() or not state:
+            raise ValueError(line)
+    except ValueError:
+        raise SiteUnavailable(f"squeue answered what cannot be understood: {' '.join(line.split())[:80]}") from None
+    # Of a job that may have more or fewer nodes it is a range.
+    least = wants.partition("-")[0]
+    return SlurmJob(
+        id, name, os.getuid(), words_in([state]), hosts, code, signal, reason, int(least) if least.isdecimal() else 0
+    )

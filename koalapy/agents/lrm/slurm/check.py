@@ -1,0 +1,65 @@
+"""What an operator should know of a Slurm cluster before the first job."""
+
+import re
+from collections.abc import AsyncIterator, Sequence
+
+from koalapy.agents.lrm.port import Finding
+from koalapy.agents.lrm.slurm.answers import SlurmNode
+from koalapy.agents.lrm.slurm.commands import ask
+from koalapy.agents.lrm.slurm.offer import partitions, split
+from koalapy.agents.lrm.slurm.states import Standing
+from koalapy.model.errors import SiteError
+
+_OLDEST = (21, 8)
+"""Release since which squeue and sinfo speak JSON."""
+
+
+async def check_version() -> Finding:
+    """Whether Slurm is new enough."""
+    try:
+        told = (await ask("sinfo", "--version")).output.decode(errors="replace").strip()
+    except SiteError as error:
+        return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
+    found = re.search(r"(\d+)\.(\d+)", told)
+    if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+        return Finding("Slurm", False, f"{told[:80]}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later")
+    return Finding("Slurm", True, told)
+
+
+async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
+    """Whether the controller answers, and whether it has the partition, or one of several that is up."""
+    try:
+        found = await partitions()
+    except SiteError as error:
+        hint = error.hint or "see that slurmctld runs and that slurm.conf names it"
+        yield Finding("controller", False, error.message, hint)
+        return
+    yield Finding("controller", True, "answers")
+    names = split(wanted) if wanted else [each.name for each in found.values() if each.default]
+    missing = [name for name in names if name not in found]
+    hint = f"set the cluster's partition to one of: {', '.join(found) or 'none there'}"
+    if not names:
+        yield Finding("partition", False, "no partition is set, and Slurm has no default one", hint)
+    elif missing:
+        yield Finding("partition", False, f"there is no partition {', '.join(missing)}", hint)
+    elif not any(found[name].up for name in names):
+        told, name = ", ".join(names), names[0]
+        yield Finding("partition", False, f"{told} is not up", f"scontrol update PartitionName={name} State=UP")
+    else:
+        closed = [name for name in names if not found[name].up]
+        said = f" ({', '.join(closed)} not up)" if closed else ""
+        yield Finding("partition", True, f"{', '.join(names)}{said}")
+
+
+def check_nodes(nodes: Sequence[SlurmNode], standings: Sequence[Standing]) -> Finding:
+    """How many there are, and what keeps some from working."""
+    down = [node for node, standing in zip(nodes, standings, strict=True) if standing == "down"]
+    idle = standings.count("idle")
+    if not down:
+        return Finding("nodes", bool(nodes), f"{len(nodes)}, {idle} idle", "" if nodes else "the partition has none")
+    first = down[0]
+    why = first.reason or "no reason given"
+    found = f"{len(nodes)}, {idle} idle, {len(down)} down: {first.name} is {'+'.join(sorted(first.words))} ({why})"
+    # A few broken nodes are a cluster's daily life; only when nothing is left is it no use.
+    hint = f"scontrol show node {first.name}; then scontrol update NodeName={first.name} State=RESUME"
+    return Finding("nodes", len(down) < len(nodes), found, hint)

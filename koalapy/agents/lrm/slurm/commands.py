@@ -1,0 +1,133 @@
+"""Slurm's own commands: what environment they get, what their complaints mean, and jobs handed in by ``sbatch``."""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from koalapy.agents.environment import inherited
+from koalapy.agents.lrm.commands import Answer, run
+from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.agents.lrm.slurm.refusals import fault_of
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+
+_PASSES = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection (refused|reset|timed out)|connection failure"
+    r"|Zero Bytes were transmitted|standby mode|Transport endpoint|try again|temporarily un|Incomplete message"
+    r"|Munge|munge|authentication error|Insane message length|Unexpected message|I/O error|Broken pipe"
+    r"|controller is not|Unable to establish|Name or service not known|name resolution|DNS SRV|Required partition not",
+    re.IGNORECASE,
+)
+_HINTS = (
+    ("account", "set the cluster's account to one that this user may charge in its partition"),
+    ("partition", "set the cluster's partition to one of those that sinfo lists"),
+    ("qos", "correct --qos in the cluster's native_specification"),
+    ("time limit", "ask for a shorter walltime"),
+    ("node co", "ask for fewer nodes, or correct the cluster's native_specification"),
+    ("option", "correct the cluster's native_specification"),
+)
+_UNKNOWN_JOB = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
+
+
+def environment() -> dict[str, str]:
+    """What Slurm's commands, and by them the jobs, get of this process's environment: no secrets, no defaults."""
+    return inherited(["SLURM_CONF"])
+
+
+async def ask(*argv: str) -> Answer:
+    """The answer of one of Slurm's commands that went well; ``SiteError`` else, with its own words."""
+    answer = await run(*argv, environment=environment())
+    if answer.code != 0:
+        refuse(argv[0], answer)
+    return answer
+
+
+def refuse(command: str, answer: Answer) -> NoReturn:
+    """Raise what an answer that did not go well means."""
+    told = complaint(command, answer)
+    if answer.code < 0:
+        raise SiteUnavailable(f"{command} was killed by signal {-answer.code}")
+    if _PASSES.search(told):
+        raise SiteUnavailable(f"{command}: {told}", hint="see that slurmctld and munged run and can be reached")
+    lowered = told.lower()
+    hint = next((hint for word, hint in _HINTS if word in lowered), "")
+    raise SiteRejected(f"{command}: {told}", hint=hint, fault=fault_of(told))
+
+
+def complaint(command: str, answer: Answer) -> str:
+    """All that a command had to say, in one line."""
+    lines = (answer.errors or answer.output.decode(errors="replace")).splitlines()
+    said = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]
+    return "; ".join(dict.fromkeys(line for line in said if line)) or f"exit code {answer.code}"
+
+
+def time_limit(walltime: float) -> str:
+    """Seconds as ``H:MM:00``, the one form that sbatch and its DRMAA library both take: whole minutes, for which Slurm
+    counts, and at least one, for 0 is no limit at all."""
+    hours, minutes = divmod(max(1, math.ceil(walltime / 60)), 60)
+    return f"{hours}:{minutes:02}:00"
+
+
+def find_commands(*names: str) -> Finding:
+    """Whether they are installed."""
+    places = {name: shutil.which(name, path=environment().get("PATH")) for name in names}
+    missing = [name for name, place in places.items() if place is None]
+    what = ", ".join(names)
+    if missing:
+        hint = "install Slurm's client commands on this host, or put them on the agent's PATH"
+        return Finding(what, False, f"not found: {', '.join(missing)}", hint)
+    return Finding(what, True, os.path.dirname(places[names[0]] or ""))
+
+
+class SlurmCommands:
+    """Hands jobs in and ends them by ``sbatch`` and ``scancel``; ``trial`` are the options of a job for the check."""
+
+    def __init__(self, trial: Sequence[str] = ()) -> None:
+        self._trial = tuple(trial)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        answer = await ask(
+            "sbatch",
+            "--parsable",
+            f"--job-name={submission.name}",
+            f"--chdir={submission.workdir}",
+            f"--output={str(submission.output).replace('%', '%%')}",
+            "--open-mode=append",
+            *native,
+            str(script),
+        )
+        job = (answer.output.decode(errors="replace").split() or [""])[-1].partition(";")[0]
+        if not job.isdecimal():
+            raise SiteUnavailable(f"sbatch answered what is no job number: {answer.complaint[:80]}")
+        return job
+
+    async def cancel(self, job: str) -> None:
+        answer = await run("scancel", job, environment=environment())
+        if answer.code != 0 and not _UNKNOWN_JOB.search(answer.errors):
+            refuse("scancel", answer)
+
+    async def trouble(self) -> str:
+        found = find_commands("sbatch", "scancel")
+        return "" if found.ok else f"{found.found}; {found.hint}"
+
+    async def check(self) -> list[Finding]:
+        found = find_commands("sbatch", "scancel")
+        return [found, await self._try()] if found.ok else [found]
+
+    async def _try(self) -> Finding:
+        """What Slurm would say to a job of one node with our options."""
+        what = "a job's options"
+        try:
+            answer = await ask("sbatch", "--test-only", "--nodes=1", *self._trial, "--wrap=true")
+        except SiteError as error:
+            return Finding(what, False, error.message, error.hint or "correct the cluster's partition and account")
+        return Finding(what, True, complaint("sbatch", answer).removeprefix("sbatch: "))

@@ -1,0 +1,157 @@
+"""The pure parser: recorded answers, nonsense, and whatever an XML of that shape may hold."""
+
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agents.lrm.sge.adapter import counted
+from koalapy.agents.lrm.sge.commands import Layout
+from koalapy.agents.lrm.sge.qstat import Instance, Job, Look, read_look
+from koalapy.model.errors import SiteUnavailable
+
+ANSWERS = Path(__file__).with_name("answers")
+NODES = tuple(f"h2-{n}" for n in (1, 2, 3, 4))
+LAYOUT = Layout(2, frozenset(("all.q", node) for node in NODES))
+
+
+def read(name: str) -> bytes:
+    return (ANSWERS / name).read_bytes()
+
+
+def test_running_and_waiting_jobs() -> None:
+    look = read_look(read("busy.xml"))
+    assert [(each.queue, each.host, each.total, each.states) for each in look.instances] == [
+        ("all.q", node, 2, "") for node in NODES
+    ]
+    jobs = {job.name: job for job in look.jobs}
+    assert sorted(jobs) == ["koala-h", "koala-m", "koala-q", "koala-x1", "koala-x2"]
+    assert {name: (job.state, len(job.hosts), job.owner) for name, job in jobs.items()} == {
+        "koala-h": ("hqw", 0, "koala"),
+        "koala-m": ("r", 2, "koala"),
+        "koala-q": ("qw", 0, "koala"),
+        "koala-x1": ("r", 1, "koala"),
+        "koala-x2": ("r", 1, "koala"),
+    }
+
+
+def test_states_of_queues_and_jobs_in_trouble() -> None:
+    look = read_look(read("troubled.xml"))
+    assert look.instances == (
+        Instance("all.q", "h2-1", "d", 0, 0, 2),
+        Instance("all.q", "h2-2", "", 1, 0, 2),
+        Instance("all.q", "h2-3", "u", 0, 0, 2),
+        Instance("all.q", "h2-4", "", 2, 0, 2),
+    )
+    assert [(job.name, job.state, job.hosts) for job in look.jobs] == [
+        ("koala-sus", "s", ("h2-4",)),
+        ("koala-err", "Eqw", ()),
+    ]
+
+
+def test_nodes_in_trouble_are_counted() -> None:
+    seen = counted(read_look(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
+    assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"error: commlib error: got select error (Connection refused)\nerror: unable to send message",
+        read("busy.xml")[:700],
+        b"<html><body>Service\nunavailable</body></html>",
+        b"<job_info/>",
+        b"<?xml version='1.0' encoding='nonsense'?><job_info/>",
+        b"\x00\xff\xfe",
+        read("busy.xml").replace(b"all.q@h2-1", b"all.q"),
+        read("busy.xml").replace(b"<slots_used>2<", b"<slots_used>two<"),
+        read("busy.xml").replace(b"<JB_job_number>", b"<JB_job_number>x"),
+    ],
+)
+def test_nonsense_is_told_in_one_line(text: bytes) -> None:
+    with pytest.raises(SiteUnavailable, match=r"^qstat") as raised:
+        read_look(text)
+    assert "\n" not in raised.value.message
+
+
+letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
+small = st.integers(-1, 5).map(str) | letters
+names = st.sampled_from(["all.q@h2-1", "all.q@h2-2", "long.q@h2-2", "all.q@h2-3", "all.q@h2-4", "all.q@h2-9"]) | letters
+job_lists = st.lists(
+    st.tuples(st.integers(1, 4).map(str) | letters, letters, st.sampled_from(["r", "qw", "dr", "Eqw"]) | letters),
+    max_size=4,
+)
+queues = st.lists(
+    st.tuples(names, small, small, small, st.sampled_from(["", "au", "d"]) | letters, job_lists), max_size=8
+)
+
+
+def element(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"
+
+
+def rows(jobs: list[tuple[str, str, str]]) -> str:
+    return "".join(
+        f"<job_list>{element('JB_job_number', id)}{element('JB_name', name)}{element('state', state)}</job_list>"
+        for id, name, state in jobs
+    )
+
+
+@given(queues, job_lists)
+def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], waiting: list[tuple[str, ...]]) -> None:
+    text = "".join(
+        "<Queue-List>"
+        + element("name", name)
+        + element("slots_used", used)
+        + element("slots_resv", kept)
+        + element("slots_total", total)
+        + element("state", states)
+        + rows(jobs)  # type: ignore[arg-type]
+        + "</Queue-List>"
+        for name, used, kept, total, states, jobs in shown
+    )
+    answer = f"<job_info><queue_info>{text}</queue_info><job_info>{rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
+    try:
+        look = read_look(answer.encode())
+    except SiteUnavailable as error:
+        note = error.message
+        look = None
+    if look is None:
+        assert len(note.splitlines()) == 1
+        return
+    held = {host for job in look.jobs for host in job.hosts}
+    seen = counted(look, LAYOUT, held, ())
+    in_layout = {each.host for each in look.instances if (each.queue, each.host) in LAYOUT.instances}
+    assert seen.total == len(in_layout)
+    assert seen.idle + seen.background + seen.down + len(in_layout & held) == seen.total
+    assert min(seen.idle, seen.background, seen.down) >= 0
+    assert len({job.id for job in look.jobs}) == len(look.jobs)
+    assert all(isinstance(job, Job) and job.id.isdecimal() for job in look.jobs)
+
+
+HOSTS = st.sampled_from([*NODES, "elsewhere"])
+INSTANCES = st.lists(
+    st.builds(
+        Instance,
+        queue=st.sampled_from(["all.q", "other.q"]),
+        host=HOSTS,
+        states=st.text("aAuEdsSCDPoc", max_size=2),
+        used=st.integers(0, 2),
+        reserved=st.integers(0, 1),
+        total=st.integers(0, 2),
+    ),
+    max_size=8,
+)
+
+
+@given(INSTANCES, st.sets(HOSTS))
+def test_every_node_is_one_thing(instances: list[Instance], held: set[str]) -> None:
+    """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
+    seen = counted(Look(tuple(instances), ()), LAYOUT, held, ())
+    hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}
+    assert min(seen.idle, seen.background, seen.down) >= 0
+    assert seen.total == len(hosts)
+    assert seen.total - seen.idle - seen.background - seen.down == len(hosts & held)

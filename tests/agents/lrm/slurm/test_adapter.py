@@ -1,0 +1,425 @@
+"""The adapter against a Slurm of shell scripts: what it asks, and what it makes of the answers."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.lrm import commands
+from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
+from koalapy.agents.lrm.slurm.answers import read_columns
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agents.lrm.conftest import eventually, is_alive
+
+from .conftest import ANSWERS, FakeSlurm
+
+RUNNING = "167|RUNNING|1500|koala-x-2.1.0\n"
+
+
+def submission(folder: Path, **more: object) -> LrmSubmission:
+    fields = {"nodes": 2, "argv": ["/bin/true"], "environment": {}, "workdir": folder, "output": folder / "50%.out"}
+    return LrmSubmission(**{"name": "koala-x-9.1.0", **fields, **more})  # type: ignore[arg-type]
+
+
+def lrm(**settings: object) -> SlurmLrm:
+    return SlurmLrm(SlurmSettings(**settings))  # type: ignore[arg-type]
+
+
+async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
+    assert await lrm().snapshot() == LrmSnapshot(
+        total=4,
+        idle=0,
+        background=1,
+        down=1,
+        jobs=(
+            LrmJob("166", "koala-x-1.1.0", LrmJobState.ENDED, ("n1", "n2"), 7),
+            LrmJob("167", "koala-x-2.1.0", LrmJobState.RUNNING, ("n1", "n2")),
+            LrmJob("169", "koala-x-4.1.0", LrmJobState.QUEUED, reason="Slurm says Resources (it waits for nodes)"),
+        ),
+    )
+
+
+async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlurm) -> None:
+    seen = lrm(partition="main")
+    await seen.snapshot()
+    await seen.snapshot()
+    # At the first look the ended job is news, and nodes may have been seen before its end.
+    assert [call for call in slurm.calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
+    assert slurm.calls("squeue") == ["--me --states=all --json"] * 3
+
+
+async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None:
+    seen = lrm()
+    await seen.snapshot()
+    await seen.snapshot()
+    assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
+
+
+async def test_a_large_queue_is_read_in_columns(slurm: FakeSlurm) -> None:
+    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
+    document["jobs"][1:1] = [{**document["jobs"][2], "name": "theirs"}] * 700
+    slurm.says("squeue", json.dumps(document)[:-1], when="*--json*")  # which nobody parses: it took seconds
+    columns = [
+        f"{'koala-x-1.1.0':256}{'166':24}{'FAILED':32}{'1792':16}{'3':16}{'NonZeroExitCode':96}{'n[1-2]':8192}",
+        f"{'koala-x-2.1.0':256}{'167':24}{'RUNNING':32}{'0':16}{'3':16}{'None':96}{'n[1-2]':8192}",
+        f"{'koala-x-4.1.0':256}{'169':24}{'PENDING':32}{'0':16}{'3':16}{'Resources':96}{'':8192}",
+    ]
+    slurm.says("squeue", "".join(f"{line}\n" for line in columns), when="*--Format*")
+    seen = lrm()
+    first = await seen.snapshot()
+    assert {job.id: job.state for job in first.jobs} == {
+        "166": LrmJobState.ENDED,
+        "167": LrmJobState.RUNNING,
+        "169": LrmJobState.QUEUED,
+    }
+    assert await seen.snapshot() == first
+    assert sum("--json" in call for call in slurm.calls("squeue")) == 1, "asked once, and never again"
+
+
+@pytest.mark.parametrize("answer", [b"koala-a", b"koala-a RUNNING x", b"koala-" + b"\xff" * 400])
+def test_nonsense_in_columns_is_one_clear_line(answer: bytes) -> None:
+    with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):
+        read_columns(answer, "koala-")
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "told"),
+    [
+        ("squeue", "slurm", "squeue answered what is no JSON: slurm"),
+        ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
+        ("sinfo", '{"nodes": [{}]}', "sinfo answered what cannot be understood"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
+    slurm.says(command, answer, when="*--json*")
+    with pytest.raises(SiteUnavailable, match=told):
+        await lrm().snapshot()
+
+
+async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> None:
+    told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    slurm.says("squeue", "", errors=told + "\n", code=1, when="*--json*")
+    with pytest.raises(SiteUnavailable) as caught:
+        await lrm().snapshot()
+    assert caught.value.message == f"squeue: {told}"
+
+
+async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOALA_TOKEN", "secret")
+    monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
+    monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
+    seen = lrm(partition="main", account="physics", options=("--qos=low",))
+    assert await seen.submit(submission(tmp_path, walltime=61.0)) == "171"
+    assert slurm.calls("sbatch") == [
+        f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
+        "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
+        f"--mem=0 --partition=main --account=physics --qos=low {tmp_path}/launch"
+    ]
+    given = slurm.environment("sbatch")
+    assert given["SLURM_CONF"] == "/etc/north.conf"
+    assert not {"KOALA_TOKEN", "SBATCH_PARTITION"} & given.keys()
+    assert "secret" not in given.values()
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        (("--qos=low", "--mem-bind=local"), True),
+        (("--mem=4G",), False),
+        (("--mem", "4G"), False),
+        (("--mem-per-cpu=2G",), False),
+        (("--mem-per-gpu=2G",), False),
+    ],
+)
+async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
+    slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
+) -> None:
+    await lrm(partition="main", options=options).submit(submission(tmp_path))
+    assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
+
+
+@pytest.mark.parametrize(
+    ("told", "bound"),
+    [
+        ("TaskPlugin              = task/affinity,task/cgroup\nTaskPluginParam         = autobind=cores\n", True),
+        ("TaskPlugin              = task/cgroup\n", True),
+        ("TaskPlugin              = task/none\nTaskPluginParam         = (null type)\n", False),
+        ("TaskPlugin              = (null)\n", False),
+        ("", True),  # nobody knows
+    ],
+)
+async def test_a_runner_has_all_processors_of_its_node(
+    slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
+) -> None:
+    """Where nothing is bound, srun is not asked not to: it would have something to say to that."""
+    await lrm(partition="main").submit(submission(tmp_path))
+    slurm.says("scontrol", told)
+    slurm.says("srun", "")
+    environment = {"PATH": f"{os.environ['PATH']}:/usr/bin:/bin"}
+    script = await asyncio.create_subprocess_exec("/bin/sh", str(tmp_path / "launch"), env=environment)
+    assert await script.wait() == 0
+    assert ("--cpu-bind=none" in slurm.calls("srun")[0].split()) is bound
+
+
+@pytest.mark.parametrize(
+    ("walltime", "option"),
+    [
+        (0.2, "--time=0:01:00"),
+        (60.0, "--time=0:01:00"),
+        (60.5, "--time=0:02:00"),
+        (3600.0, "--time=1:00:00"),
+        (25 * 3600.0, "--time=25:00:00"),
+        (100 * 86400.0, "--time=2400:00:00"),
+        (None, ""),
+    ],
+)
+async def test_walltimes_are_whole_minutes(
+    slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
+) -> None:
+    await lrm().submit(submission(tmp_path, walltime=walltime))
+    assert [word for word in slurm.calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
+
+
+async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match="5 nodes asked for, but partition main has 4"):
+        await lrm().submit(submission(tmp_path, nodes=5))
+    assert slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("told", "hint"),
+    [
+        ("Batch job submission failed: Invalid account or account/partition combination specified", "partition"),
+        ("Batch job submission failed: Invalid partition name specified", "partition to one of"),
+        ("Batch job submission failed: Requested node configuration is not available", "fewer nodes"),
+        ("Batch job submission failed: Invalid qos specification", "--qos"),
+        ("unrecognized option '--nosuch'", "native_specification"),
+    ],
+)
+async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
+    slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {told}\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await lrm().submit(submission(tmp_path))
+    assert caught.value.message == f"sbatch: look here; {told}"
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "Socket timed out on send/recv operation",
+        "Connection refused",
+        "Slurm temporarily unable to accept job, sleeping and retrying",
+    ],
+)
+async def test_what_sbatch_may_do_later(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
+    slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
+    with pytest.raises(SiteUnavailable, match=told.split("(")[0]):
+        await lrm().submit(submission(tmp_path))
+    assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
+
+
+async def test_a_job_that_was_taken_all_the_same_is_found(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.dies("sbatch")
+    slurm.says("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
+    assert await lrm().submit(submission(tmp_path)) == "171"
+
+
+async def test_a_submission_in_doubt_stays_in_doubt_when_nobody_answers(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.dies("sbatch")
+    slurm.dies("squeue")
+    with pytest.raises(SiteUnavailable, match="sbatch was killed by signal 9"):
+        await lrm().submit(submission(tmp_path))
+
+
+async def test_a_cluster_without_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SiteRejected, match="cannot run sinfo"):
+        await lrm().snapshot()
+    (finding,) = await lrm().check()
+    assert (finding.ok, finding.found) == (False, "not found: sinfo, squeue, srun")
+
+
+async def test_of_several_of_a_name_the_one_that_lives_is_found(slurm: FakeSlurm) -> None:
+    lines = "99|RUNNING|1500|koala-a\n100|FAILED|1500|koala-a\n101|RUNNING|1500|koala-ab\n"
+    slurm.says("squeue", lines, when="*--name=koala-a *")
+    assert await lrm().find("koala-a") == "99"
+
+
+async def test_accounting_remembers_what_the_queue_has_forgotten(slurm: FakeSlurm) -> None:
+    assert await lrm().find("koala-a") is None  # there is none
+    slurm.says("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
+    assert await lrm().find("koala-a") == "12"
+
+
+async def test_a_job_of_another_name_is_spared(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of user 1500, not our koala-b"):
+        await lrm().cancel("167", "koala-b")
+    assert slurm.calls("scancel") == []
+
+
+async def test_a_job_of_another_user_is_spared(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
+    with pytest.raises(SiteRejected, match="of user 1501"):
+        await lrm().cancel("168", "koala-y-3.1.0")
+    assert slurm.calls("scancel") == []
+
+
+async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    seen = lrm()
+    await seen.cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == ["167"]
+    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
+    for job in document["jobs"]:
+        job.update({"job_state": "CANCELLED", "exit_code": 15})
+    slurm.says("squeue", json.dumps(document), when="*--json*")
+    ended = {job.id: (job.lost, job.exit_code) for job in (await seen.snapshot()).jobs}
+    assert ended == {"166": (True, 143), "167": (False, 143), "169": (True, 143)}
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "code"),
+    [
+        ("", "slurm_load_jobs error: Invalid job id specified\n", 1),
+        ("167|COMPLETED|1500|koala-x-2.1.0\n", "", 0),
+        ("", "", 0),
+    ],
+)
+async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
+    slurm.says("squeue", output, errors=errors, code=code, when="*--jobs=*")
+    await lrm().cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize(
+    "told", ["Kill job error on job id 167: Invalid job id specified", "Job/step already completing"]
+)
+async def test_a_job_that_ends_while_it_is_cancelled(slurm: FakeSlurm, told: str) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    slurm.says("scancel", "", errors=f"scancel: error: {told}\n", code=1)
+    await lrm().cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == ["167"]
+
+
+async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_path: Path) -> None:
+    seen = lrm(poll_interval=3600.0)
+    async with aclosing(seen.changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
+        await anext(changes)
+        await seen.submit(submission(tmp_path))
+        await anext(changes)
+        following = asyncio.ensure_future(anext(changes))
+        await seen.close()
+        with pytest.raises(StopAsyncIteration):
+            await following
+
+
+class Recorded:
+    """A control that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.trouble_told = ""
+
+    async def open(self) -> None:
+        self.told.append("open")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        self.told.append((script, submission.name, list(native)))
+        return "171"
+
+    async def cancel(self, job: str) -> None:
+        self.told.append(job)
+
+    async def trouble(self) -> str:
+        return self.trouble_told
+
+    async def check(self) -> Sequence[Finding]:
+        return [Finding("library", True, "there")]
+
+
+async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    control = Recorded()
+    seen = SlurmLrm(SlurmSettings("main"), control=control)
+    await seen.open()
+    assert await seen.submit(submission(tmp_path, walltime=60.0)) == "171"
+    await seen.cancel("167", "koala-x-2.1.0")
+    found = await seen.check()
+    await seen.close()
+    options = [
+        "--nodes=2",
+        "--comment=koala-x-9.1.0",
+        "--time=0:01:00",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--no-requeue",
+        "--mem=0",
+    ]
+    submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
+    assert control.told == ["open", submitted, "167", "close"]
+    assert found[-1] == Finding("library", True, "there")
+    assert slurm.calls("sbatch") == slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
+async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str, seconds: float) -> None:
+    slurm.says("scontrol", f"MaxJobCount = 1\n{told}")
+    assert await lrm().settling_time() == seconds
+    slurm.dies("scontrol")
+    assert await lrm().settling_time() == 10.0
+
+
+async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
+    control = Recorded()
+    seen = SlurmLrm(SlurmSettings("main"), control=control)
+    assert (await seen.snapshot()).trouble == ""
+    control.trouble_told = "there is no library"
+    assert (await seen.snapshot()).trouble == "there is no library"
+
+
+async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    assert (await lrm().snapshot()).trouble == ""
+    (tmp_path / "bin" / "sbatch").unlink()
+    assert (await lrm().snapshot()).trouble.startswith("not found: sbatch; install Slurm's client commands")
+
+
+async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
+    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
+    for job in document["jobs"]:
+        job["state_reason"] = "PartitionTimeLimit"
+    slurm.says("squeue", json.dumps(document), when="*--json*")
+    found = {job.id: (job.state, job.refused, job.reason) for job in (await lrm().snapshot()).jobs}
+    assert found["169"] == (LrmJobState.QUEUED, "job", "Slurm will not start it: PartitionTimeLimit")
+    assert found["167"] == (LrmJobState.RUNNING, None, "")
+
+
+async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await lrm().submit(submission(tmp_path))
+    assert caught.value.fault == "limit"
+
+
+async def test_a_command_that_hangs_is_given_up_with_all_that_it_started(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands.run, "__kwdefaults__", {**commands.run.__kwdefaults__, "patience": 0.5})
+    started = tmp_path / "started"
+    script = tmp_path / "bin" / "squeue"
+    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {started}\nwait\n")
+    script.chmod(0o755)
+    with pytest.raises(SiteUnavailable, match=r"squeue did not answer within 0\.5 s"):
+        await lrm().snapshot()
+    pids = [int(pid) for pid in started.read_text().split()]
+    eventually(lambda: not any(is_alive(pid) for pid in pids))
