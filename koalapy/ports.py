@@ -1,15 +1,12 @@
 """What the rooms ask of each other across the edges: the Protocols that ``bootstrap`` fills with adapters."""
 
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from koalapy.model.advice import Advised, Run
 from koalapy.model.cluster import Drain
-from koalapy.model.errors import KoalaError
-from koalapy.model.explanation import Explanation
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry, Token
+from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
 from koalapy.model.measurement import Measurement
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
@@ -44,31 +41,6 @@ class ClusterRecord:
     """The operator's order, while it stands."""
     details: dict[str, object] = field(default_factory=dict)
     """What the kind of cluster has to tell, such as the directory of a ``local`` one."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job as it is told to people: ``reason`` says why it waits or why it ended."""
-
-    job: Job
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Acted:
-    """What became of one of several jobs that were acted on together: the job as it is, or what stood against it."""
-
-    job: JobId
-    record: JobRecord | None = None
-    error: KoalaError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobChange:
-    """A job after something changed, and the lines that its timeline has since, numbered from 1."""
-
-    record: JobRecord
-    timeline: tuple[tuple[int, TimelineEntry], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +129,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class MeanTimes:
     """Means in seconds over jobs that ran to an end of their own; None where nothing is known."""
 
     jobs: int = 0
@@ -173,21 +145,9 @@ class Usage:
     """What the books say of a span of time: node-seconds that components had by cluster, and the jobs that ended."""
 
     node_seconds: dict[ClusterName, float]
-    waiting: dict[Priority, Waiting]
+    mean_times: dict[Priority, MeanTimes]
     ended: dict[JobState, int]
     restarts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The grid from ``start`` to ``end``, which is now; the clusters and the counts of jobs are those of now."""
-
-    start: float
-    end: float
-    usage: Usage
-    clusters: Sequence[ClusterRecord]
-    queued: int
-    active: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,60 +305,6 @@ class FileStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A replica after it was looked at; ``problem`` says why it could not be, and is empty when it was."""
-
-    replica: Replica
-    problem: str = ""
-
-
-class FileService(Protocol):
-    """What the REST API may ask about files; errors are those of ``model.errors``."""
-
-    def list(self, name: str | None, after: tuple[str, ClusterName], limit: int) -> Sequence[Replica]:
-        """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
-        ...
-
-    async def add(self, name: str, cluster: ClusterName, path: str) -> Replica: ...
-
-    async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]: ...
-
-    async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
-        """Forget replicas, whose files stay where they are; answers what was forgotten."""
-        ...
-
-
-class BundleService(Protocol):
-    """Submitters' own files."""
-
-    async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
-        """Keep an archive, of as many bytes as were announced if they were; False when it was there already."""
-        ...
-
-    def get(self, bundle: str) -> StoredBundle:
-        """``NotFoundError`` when there is none."""
-        ...
-
-    def touch(self, bundle: str) -> StoredBundle:
-        """The same, of one that is to be kept for a while."""
-        ...
-
-    def path(self, bundle: str) -> Path:
-        """Where the archive is."""
-        ...
-
-
-class ResultService(Protocol):
-    """What components have brought."""
-
-    async def put(self, cluster: ClusterName, token: Token, content: AsyncIterator[bytes]) -> StoredResult: ...
-
-    async def archive(self, job: JobId) -> Iterator[bytes]:
-        """One archive of what the components of the last attempt brought, a folder for each."""
-        ...
-
-
 class HistoryStore(Protocol):
     """The books of jobs that are over. Calls block; ``StoreUnavailable`` as those of ``Store``."""
 
@@ -429,85 +335,4 @@ class MeasurementStore(Protocol):
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
         """Of one pair, both ways, newest first."""
-        ...
-
-
-class JobService(Protocol):
-    """What the REST API may ask of the daemon; errors are those of ``model.errors``."""
-
-    async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
-        """Check, store and try a job; False with the first job when the key was used before for the same spec.
-
-        The same key with another spec is a ``ConflictError``.
-        """
-        ...
-
-    async def cancel(self, job: JobId, reason: str) -> JobRecord: ...
-
-    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[Acted]:
-        """Of each job once, in their order; one that is cancelled already is as it should be."""
-        ...
-
-    async def hold(self, job: JobId, reason: str) -> JobRecord: ...
-
-    async def release(self, job: JobId) -> JobRecord: ...
-
-    async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord: ...
-
-    async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord: ...
-
-    async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        """``ConflictError`` when it is not drained."""
-        ...
-
-    async def get(self, job: JobId) -> JobRecord: ...
-
-    async def list(self, which: JobFilter) -> Sequence[JobRecord]: ...
-
-    async def timeline(self, job: JobId) -> Sequence[TimelineEntry]: ...
-
-    async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
-        """A job and its attempts in order: all of them, or the last so many."""
-        ...
-
-    async def explain(self, job: JobId) -> Explanation:
-        """Why a job waits, is where it is, or how it ended."""
-        ...
-
-    async def explain_submission(self, spec: JobSpec) -> Explanation:
-        """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
-        ...
-
-    async def metrics(self, since: float) -> Metrics:
-        """Of the last ``since`` seconds."""
-        ...
-
-    async def wait(self, job: JobId, timeout: float) -> JobRecord:
-        """The job as soon as it is final, or as it is after ``timeout`` seconds."""
-        ...
-
-    def changes(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
-        """The job as it is, and again at each change until it is final; the timeline beyond line ``after``.
-
-        ``NotFoundError`` is raised at the first step.
-        """
-        ...
-
-    def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
-        """The output of the last attempt, in order of arrival; with ``follow`` until the job is final.
-
-        What is not kept of it is told by a line in its place. ``NotFoundError`` is raised at the first step.
-        """
-        ...
-
-    def clusters(self) -> Sequence[ClusterRecord]: ...
-
-    def policies(self) -> Sequence[dict[str, object]]:
-        """``name``, ``serves`` (request types), ``summary`` of each policy."""
-        ...
-
-    def health(self) -> dict[str, object]:
-        """``status`` (ok or degraded), ``ready``, ``problems``, ``version``, ``epoch``, ``queued``, ``active``,
-        ``clusters``.
-        """
         ...

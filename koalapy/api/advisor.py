@@ -1,6 +1,6 @@
 """The routes of the advisor: what it has learned, and what it predicted against what came."""
 
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
@@ -11,21 +11,13 @@ from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.advice import Advised, Option
 from koalapy.placement.belief import Belief
-from koalapy.service.advisor import ApplicationRecord
+from koalapy.service.advisor import Advisor, ApplicationRecord
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
 Application = Annotated[Text, Query(max_length=200, description="of this application only")]
 
 
-class AdvisorService(Protocol):
-    """What may be asked of the advisor; see ``service.advisor``."""
-
-    def applications(self) -> list[ApplicationRecord]: ...
-
-    async def record(self, application: str, limit: int) -> list[Advised]: ...
-
-
-def advisor_router(advisor: AdvisorService) -> APIRouter:
+def advisor_router(advisor: Advisor) -> APIRouter:
     """What ``policy = auto`` goes by."""
     router = APIRouter(prefix="/api/v1/advisor", tags=["advisor"], dependencies=[Depends(refuse_unknown)])
 

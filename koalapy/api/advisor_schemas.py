@@ -1,6 +1,6 @@
 """What goes over the wire of the advisor."""
 
-from koalapy.api.schemas import Output
+from koalapy.api.fields import Output
 
 
 class RunsView(Output):

@@ -3,7 +3,6 @@
 import hmac
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
@@ -11,6 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
 from koalapy.api.problems import problem
+from koalapy.service.hub import Hub
 
 log = structlog.get_logger()
 
@@ -20,10 +20,6 @@ LONGEST_REASON = 123
 """Bytes."""
 Tokens = Mapping[str, str | None]
 """Of each configured cluster's agent."""
-
-
-class AgentHub(Protocol):
-    async def serve(self, cluster: str, connection: "AgentConnection") -> None: ...
 
 
 class AgentConnection:
@@ -53,7 +49,7 @@ class AgentConnection:
                 return
 
 
-def agents_router(hub: AgentHub, tokens: Tokens) -> APIRouter:
+def agents_router(hub: Hub, tokens: Tokens) -> APIRouter:
     """The route for agents; ``tokens`` by cluster: what its agent must show."""
     router = APIRouter()
 

@@ -12,12 +12,12 @@ from koalapy.api.clusters import clusters_router, health_router
 from koalapy.api.docs import docs_router
 from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
+from koalapy.api.fields import Problem
 from koalapy.api.guard import Guard
 from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
 from koalapy.api.problems import declared, install
-from koalapy.api.schemas import Problem
-from koalapy.ports import JobService
+from koalapy.service.jobs import Jobs
 
 TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them, and act on them."},
@@ -31,7 +31,7 @@ TAGS = [
 
 
 def create_app(
-    service: JobService,
+    service: Jobs,
     tokens: Sequence[str],
     routers: Sequence[APIRouter] = (),
     hosts: Hosts | None = None,

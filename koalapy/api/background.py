@@ -1,6 +1,6 @@
 """The routes by which experiments load clusters as local users do, past the scheduler."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
@@ -11,21 +11,15 @@ from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.wording import known_names
-from koalapy.ports import ClusterRecord, JobService
+from koalapy.ports import ClusterRecord
+from koalapy.service.jobs import Jobs
+from koalapy.service.questions import Questions
 
 PATIENCE = 30.0
 """Seconds that a cluster has to answer."""
 
 
-class Questions(Protocol):
-    """Who asks agents; see ``service.questions``."""
-
-    async def ask(
-        self, cluster: str, what: str, payload: dict[str, object], timeout: float = ...
-    ) -> dict[str, Any]: ...
-
-
-def background_router(service: JobService, questions: Questions, allowed: bool) -> APIRouter:
+def background_router(service: Jobs, questions: Questions, allowed: bool) -> APIRouter:
     """``allowed``: the daemon's setting ``background_load``."""
     router = APIRouter(
         prefix="/api/v1/clusters/{name}/background", tags=["clusters"], dependencies=[Depends(refuse_unknown)]

@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import WithJsonSchema
 
-from koalapy.api.fields import Positive, Seconds
-from koalapy.api.schemas import Input, Output
+from koalapy.api.fields import Input, Output, Positive, Seconds
 
 LONGEST = 600.0
 """Seconds that one background job may run."""

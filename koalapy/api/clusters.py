@@ -10,7 +10,8 @@ from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.wording import known_names
-from koalapy.ports import ClusterRecord, JobService
+from koalapy.ports import ClusterRecord
+from koalapy.service.jobs import Jobs
 
 SHORTEST = 0.001
 """Seconds: a shorter span ends where it begins, as far as clocks can tell."""
@@ -18,7 +19,7 @@ Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
 Since = Annotated[float, Query(ge=SHORTEST, le=fields.LONGEST, allow_inf_nan=False, description="seconds until now")]
 
 
-def clusters_router(service: JobService) -> APIRouter:
+def clusters_router(service: Jobs) -> APIRouter:
     """What the grid looks like."""
     router = APIRouter()
 
@@ -115,7 +116,7 @@ def clusters_router(service: JobService) -> APIRouter:
     return router
 
 
-def health_router(service: JobService, operation: str = "health", ready: str = "ready") -> APIRouter:
+def health_router(service: Jobs, operation: str = "health", ready: str = "ready") -> APIRouter:
     """The daemon's health; ``operation`` and ``ready`` are the names of its operations in OpenAPI."""
     router = APIRouter()
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from koalapy.api import schemas
-from koalapy.api.problems import told
+from koalapy.api.problems import problem_of
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, TimelineEntry
 from koalapy.model.request import (
     Bundle,
@@ -18,7 +18,8 @@ from koalapy.model.request import (
     NonFixedRequest,
     Request,
 )
-from koalapy.ports import Acted, ClusterRecord, JobRecord, Metrics
+from koalapy.ports import ClusterRecord
+from koalapy.service.jobs import ActionResult, JobRecord, Metrics
 
 
 def spec_of(submission: schemas.JobSubmission) -> JobSpec:
@@ -155,10 +156,10 @@ def job_view(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def acted_view(acted: Acted) -> dict[str, Any]:
+def acted_view(acted: ActionResult) -> dict[str, Any]:
     """What became of one of several jobs as ``schemas.CancelledJob``."""
     state = acted.record.job.state if acted.record else None
-    return {"job": acted.job, "state": state, "problem": told(acted.error) if acted.error else None}
+    return {"job": acted.job, "state": state, "problem": problem_of(acted.error) if acted.error else None}
 
 
 def _components(job: Job) -> tuple[Component, ...]:
@@ -246,7 +247,7 @@ def metrics_view(metrics: Metrics) -> dict[str, Any]:
         "start": moment(metrics.start),
         "end": moment(metrics.end),
         "clusters": [_usage_view(c, metrics.usage.node_seconds.get(c.name, 0.0), span) for c in metrics.clusters],
-        "priorities": {priority: asdict(means) for priority, means in metrics.usage.waiting.items()},
+        "priorities": {priority: asdict(means) for priority, means in metrics.usage.mean_times.items()},
         "ended": {state: metrics.usage.ended.get(state, 0) for state in sorted(FINAL_STATES)},
         "restarts": metrics.usage.restarts,
         "queued": metrics.queued,

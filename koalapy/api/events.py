@@ -13,7 +13,7 @@ from koalapy.api.jobs import Id
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.ports import JobChange, JobService
+from koalapy.service.jobs import JobChange, Jobs
 
 EVENTS = "text/event-stream"
 STILL_HERE = 15.0
@@ -21,7 +21,7 @@ STILL_HERE = 15.0
 LastId = Annotated[int, Header(alias="Last-Event-ID", ge=0, description="the last event that was seen")]
 
 
-def events_router(service: JobService) -> APIRouter:
+def events_router(service: Jobs) -> APIRouter:
     """Streams, for those who do not want to ask again and again."""
     router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 

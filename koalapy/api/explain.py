@@ -15,10 +15,10 @@ from koalapy.model.explanation import Change, ClusterFinding, Explanation
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.placement import Placement
 from koalapy.placement.registry import DEFAULTS
-from koalapy.ports import JobRecord, JobService
+from koalapy.service.jobs import JobRecord, Jobs
 
 
-def explain_router(service: JobService) -> APIRouter:
+def explain_router(service: Jobs) -> APIRouter:
     """Why a job waits, or is where it is, and what would become of a submission."""
     router = APIRouter(tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from koalapy.api.schemas import JobSubmission, Output
+from koalapy.api.fields import Output
+from koalapy.api.schemas import JobSubmission
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState
 

@@ -1,9 +1,10 @@
 """The kinds of fields that go over the wire: what each takes, and how OpenAPI tells it."""
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 MOST_WORDS = 10_000
@@ -158,3 +159,38 @@ def _names(most: int, name: dict[str, str]) -> Any:
 Environment = Annotated[dict[Text, Text], Field(max_length=MOST_WORDS), _names(MOST_WORDS, {"pattern": r"^[^=\x00]+$"})]
 """Variables of programs; what may be a name is checked with a better message later."""
 Options = Annotated[dict[Text, Text], Field(max_length=MOST_OPTIONS), _names(MOST_OPTIONS, TEXT)]
+
+
+def _iso(at: object) -> object:
+    """Seconds since the epoch as ISO 8601 in UTC with milliseconds."""
+    if not isinstance(at, float | int):
+        return at
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Moment = Annotated[str, BeforeValidator(_iso)]
+"""In answers: made of seconds since the epoch."""
+
+
+class Input(BaseModel):
+    """A body as it comes in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Output(BaseModel):
+    """An answer, or a part of one; made of whatever has attributes of these names."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457), with the field, its value, and the way out."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    field: str = ""
+    value: Any = None
+    hint: str = ""

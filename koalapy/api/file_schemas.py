@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from koalapy.api.fields import Cluster, FileName, LogicalName
-from koalapy.api.schemas import Input, Output
+from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Output
 from koalapy.model.replica import ReplicaState
 
 

@@ -17,7 +17,10 @@ from koalapy.api.jobs import LARGEST_PAGE, Id
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.replica import Replica
-from koalapy.ports import BundleService, FileService, ResultService, StoredBundle, Verified
+from koalapy.ports import StoredBundle
+from koalapy.service.bundles import Bundles
+from koalapy.service.files import Files, Verified
+from koalapy.service.results import Results
 
 TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
@@ -31,7 +34,7 @@ Where = Annotated[Text | None, Query(min_length=1, max_length=100, description="
 BundleId = Annotated[Text, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
 
 
-def files_router(files: FileService, bundles: BundleService, results: ResultService) -> APIRouter:
+def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
     """For users."""
     router = APIRouter(prefix="/api/v1", tags=["files"], dependencies=[Depends(refuse_unknown)])
     _add_replicas(router, files)
@@ -53,7 +56,7 @@ def files_router(files: FileService, bundles: BundleService, results: ResultServ
     return router
 
 
-def _add_replicas(router: APIRouter, files: FileService) -> None:
+def _add_replicas(router: APIRouter, files: Files) -> None:
     @router.get(
         "/replicas", response_model=schemas.ReplicaPage, operation_id="list_replicas", responses=declared(401, 404, 422)
     )
@@ -103,7 +106,7 @@ def _add_replicas(router: APIRouter, files: FileService) -> None:
         return {"replicas": [replica_view(replica) for replica in await files.remove(name, cluster)]}
 
 
-def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
+def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
     @router.post(
         "/bundles",
         status_code=201,
@@ -142,7 +145,7 @@ def _add_bundles(router: APIRouter, bundles: BundleService) -> None:
         return Response()
 
 
-def agent_files_router(bundles: BundleService, results: ResultService, tokens: Tokens) -> APIRouter:
+def agent_files_router(bundles: Bundles, results: Results, tokens: Tokens) -> APIRouter:
     """For agents, who show the tokens of their clusters."""
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 

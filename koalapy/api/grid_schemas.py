@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from koalapy.api.schemas import Output
+from koalapy.api.fields import Output
 from koalapy.model.job import Priority
 
 
@@ -20,7 +20,7 @@ class ClusterUsage(Output):
     """The same as a fraction of all its nodes; null where these are not known."""
 
 
-class Waiting(Output):
+class MeanTimes(Output):
     """Means in seconds over the jobs that ran to an end of their own, succeeded or failed, in that span."""
 
     jobs: int
@@ -37,7 +37,7 @@ class Metrics(Output):
     start: str
     end: str
     clusters: list[ClusterUsage]
-    priorities: dict[Priority, Waiting]
+    priorities: dict[Priority, MeanTimes]
     ended: dict[str, int]
     """Jobs that ended in that span, by state."""
     restarts: int

@@ -13,7 +13,8 @@ from koalapy.api.conversion import acted_view, attempt_view, job_view, spec_of, 
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.job import FINAL_STATES, JobState
-from koalapy.ports import JobFilter, JobRecord, JobService
+from koalapy.ports import JobFilter
+from koalapy.service.jobs import JobRecord, Jobs
 
 LONGEST_WAIT = 60.0
 LARGEST_PAGE = 1000
@@ -31,7 +32,7 @@ Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
 
 
-def jobs_router(service: JobService) -> APIRouter:
+def jobs_router(service: Jobs) -> APIRouter:
     """Submit, look at, and act on jobs."""
     router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
 
@@ -131,7 +132,7 @@ def jobs_router(service: JobService) -> APIRouter:
     return router
 
 
-def _add_actions(router: APIRouter, service: JobService) -> None:
+def _add_actions(router: APIRouter, service: Jobs) -> None:
     acted = declared(400, 401, 404, 409, 413, 422, 503)
 
     @router.post(
@@ -182,7 +183,7 @@ def _add_actions(router: APIRouter, service: JobService) -> None:
         return job_view(await service.release(job))
 
 
-async def _with_timeline(service: JobService, record: JobRecord) -> dict[str, Any]:
+async def _with_timeline(service: Jobs, record: JobRecord) -> dict[str, Any]:
     entries = await service.timeline(record.job.id)
     return job_view(record) | {"timeline": [timeline_view(entry) for entry in entries]}
 

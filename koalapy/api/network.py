@@ -1,7 +1,7 @@
 """The routes of the network: what is known of the links, and having them measured."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
 
@@ -13,30 +13,13 @@ from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import UsageError
 from koalapy.model.measurement import Measurement
 from koalapy.service.links import Pair, pair_of
-from koalapy.service.network import Asked, LinkRecord
+from koalapy.service.network import Asked, LinkRecord, Network
 
 Name = Annotated[Cluster, Path(description="a cluster's name")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
 
 
-class NetworkService(Protocol):
-    """What may be asked of the network; errors are those of ``model.errors``; see ``service.network``."""
-
-    @property
-    def stale_after(self) -> float: ...
-
-    def now(self) -> float: ...
-
-    def links(self) -> list[LinkRecord]: ...
-
-    async def agents_had_their_chance(self) -> None: ...
-
-    def measure(self, clusters: Sequence[str] | None = None, pairs: Sequence[Pair] | None = None) -> list[Asked]: ...
-
-    async def history(self, one: str, other: str, limit: int) -> list[Measurement]: ...
-
-
-def network_router(network: NetworkService) -> APIRouter:
+def network_router(network: Network) -> APIRouter:
     """What lies between the clusters."""
     router = APIRouter(prefix="/api/v1/network", tags=["network"], dependencies=[Depends(refuse_unknown)])
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from koalapy.api.fields import Text
-from koalapy.api.schemas import Input, Output
+from koalapy.api.fields import Input, Output, Text
 from koalapy.model.measurement import MeasurementKind
 from koalapy.service.links import LinkState
 

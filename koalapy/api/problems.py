@@ -2,7 +2,7 @@
 
 import json
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -13,11 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from koalapy.api import schemas
-from koalapy.api.background_schemas import BackgroundOrder
-from koalapy.api.file_schemas import ReplicaChoice, ReplicaOrder
 from koalapy.api.invalid import explain
-from koalapy.api.network_schemas import MeasureOrder
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -68,20 +64,20 @@ def problem(
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
-def told(error: KoalaError) -> dict[str, Any]:
+def problem_of(error: KoalaError) -> dict[str, Any]:
     """What is wrong with one of several things, where an answer tells of all."""
     return _problem(_status(error), error.message, error.field, error.value, error.hint)
 
 
 def _problem(status: int, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
-    """As ``schemas.Problem``."""
+    """As ``fields.Problem``."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": _cut(encodable(detail)),
         "field": _cut(encodable(field)),
-        "value": _told(value),
+        "value": _json_value(value),
         "hint": hint,
     }
 
@@ -90,7 +86,7 @@ def _status(error: KoalaError) -> int:
     return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
 
 
-def _told(value: object) -> object:
+def _json_value(value: object) -> object:
     """A value as it came, or as a text where it is too large, or no JSON."""
     try:
         text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
@@ -158,17 +154,13 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
-    bodies: dict[str, type[BaseModel]] = {
-        "/jobs": schemas.JobSubmission,
-        "/explain": schemas.JobSubmission,
-        "/drain": schemas.DrainOrder,
-        "/background": BackgroundOrder,
-        "/replicas": ReplicaOrder,
-        "/verify": ReplicaChoice,
-        "/measure": MeasureOrder,
-        "/jobs/cancel": schemas.CancelOrder,
-    }
-    path = request.url.path.rstrip("/")
-    model = next((model for end, model in bodies.items() if path.endswith(end)), schemas.Why)
-    found = explain(error.errors(), model)
-    return problem(422, found.detail, field=found.field, value=found.value, hint=found.hint)
+    invalid = explain(error.errors(), _body_of(request))
+    return problem(422, invalid.detail, field=invalid.field, value=invalid.value, hint=invalid.hint)
+
+
+def _body_of(request: Request) -> type[BaseModel]:
+    """What the body should have been by the request's route."""
+    body = request.scope["route"].body_field
+    annotation = body and body.field_info.annotation
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), BaseModel)

@@ -1,8 +1,8 @@
 """What goes over the wire: the JSON of submissions, jobs, clusters and problems."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from koalapy.api.fields import (
     MOST_ENTRIES,
@@ -14,15 +14,18 @@ from koalapy.api.fields import (
     Environment,
     ExitCode,
     FileName,
+    Input,
     JobId,
     LogicalName,
     Name,
     NotNegative,
     Number,
     Options,
+    Output,
     OwnCommand,
     Pattern,
     Positive,
+    Problem,
     Ratio,
     Reason,
     Seconds,
@@ -32,15 +35,6 @@ from koalapy.api.fields import (
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Launcher, Priority
 from koalapy.model.request import Distribution
 from koalapy.model.validation import MOST_COMPONENTS, MOST_PROCESSES
-
-
-class Input(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Output(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
 
 # Submissions
 
@@ -382,18 +376,6 @@ class AttemptView(Output):
 class AttemptList(Output):
     attempts: list[AttemptView]
     """In order; ``generation`` counts them from 1."""
-
-
-class Problem(BaseModel):
-    """What went wrong (RFC 9457), with the field, its value, and the way out."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    field: str = ""
-    value: Any = None
-    hint: str = ""
 
 
 class CancelledJob(Output):

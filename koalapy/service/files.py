@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -14,7 +14,7 @@ from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
 from koalapy.model.wording import known_names, listed
-from koalapy.ports import FileStore, Verified
+from koalapy.ports import FileStore
 from koalapy.protocol.messages import Found
 from koalapy.scheduling.events import Event, ReplicasChanged
 from koalapy.service.bundles import Bundles
@@ -33,16 +33,18 @@ STATES = {"missing": ReplicaState.MISSING, "changed": ReplicaState.CHANGED}
 """What an agent's word for a fault makes of a replica; any other makes it unreadable."""
 
 
-class Asks(Protocol):
-    async def ask(
-        self, cluster: ClusterName, what: str, payload: dict[str, object], timeout: float
-    ) -> dict[str, Any]: ...
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A replica after it was looked at; ``problem`` says why it could not be, and is empty when it was."""
+
+    replica: Replica
+    problem: str = ""
 
 
 class Files:
     """Keeps the catalogue in the store, in memory and before the scheduler's eyes, the same everywhere."""
 
-    def __init__(self, engine: Engine, store: FileStore, questions: "Questions | Asks", bundles: Bundles) -> None:
+    def __init__(self, engine: Engine, store: FileStore, questions: Questions, bundles: Bundles) -> None:
         self._engine = engine
         self._catalogue = engine.catalogue
         self._store = store

@@ -3,17 +3,17 @@
 import asyncio
 import getpass
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from weakref import WeakValueDictionary
 
 from koalapy import __version__
 from koalapy.model.digest import digest_of, has_digest
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check, check_size
-from koalapy.ports import Acted, ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Store, Submitted
+from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
 from koalapy.scheduling.events import (
     ClusterCleared,
     ClusterDrained,
@@ -37,6 +37,43 @@ PAGE = 500
 MOST_LINES = 2**31
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as it is told to people: ``reason`` says why it waits or why it ended."""
+
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """What became of one of several jobs that were acted on together: the job as it is, or what stood against it."""
+
+    job: JobId
+    record: JobRecord | None = None
+    error: KoalaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """A job after something changed, and the lines that its timeline has since, numbered from 1."""
+
+    record: JobRecord
+    timeline: tuple[tuple[int, TimelineEntry], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The grid from ``start`` to ``end``, which is now; the clusters and the counts of jobs are those of now."""
+
+    start: float
+    end: float
+    usage: Usage
+    clusters: Sequence[ClusterRecord]
+    queued: int
+    active: int
 
 
 class Jobs:
@@ -67,6 +104,10 @@ class Jobs:
     # Submitting and acting
 
     async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+        """Check, store and try a job; False with the first job when the key was used before for the same spec.
+
+        The same key with another spec is a ``ConflictError``.
+        """
         if idempotency_key is None:
             return await self._engine.database.patiently(self._store_new(spec, None), UNKNOWN_JOB), True
         # It goes on when its client goes away: the next one with its key must find what becomes of it.
@@ -144,8 +185,11 @@ class Jobs:
         await self._commit(Item(events=(event,)))
         return await self.get(job)
 
-    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[Acted]:
-        """End several in one transaction, each once; what stands against one of them keeps no other from it."""
+    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[ActionResult]:
+        """End several in one transaction, each once, in their order; what stands against one keeps no other from it.
+
+        One that is cancelled already is as it should be.
+        """
         wanted = list(dict.fromkeys(jobs))
         scheduler = self._engine.scheduler
 
@@ -171,6 +215,7 @@ class Jobs:
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        """``ConflictError`` when it is not drained."""
         self._check_cluster(cluster)
 
         def prepare() -> tuple[Event, ...]:
@@ -209,6 +254,7 @@ class Jobs:
         return await asked(self._store.timeline, job)
 
     async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
+        """A job and its attempts in order: all of them, or the last so many."""
         stored = await asked(self._store.attempts, job, last)
         # Asked for afterwards, so that what is stored is never newer.
         record = await self.get(job)
@@ -223,18 +269,22 @@ class Jobs:
         return record, found[-last:] if last else found
 
     async def explain(self, job: JobId) -> Explanation:
+        """Why a job waits, is where it is, or how it ended."""
         return await explain_job(self._engine, self._store, (await self.get(job)).job)
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
+        """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
         return dry_run(self._engine, await self._checked(spec))
 
     async def metrics(self, since: float) -> Metrics:
+        """Of the last ``since`` seconds."""
         now = self._engine.clock()
         usage = await asked(self._store.usage, now - since, now)
         stored = self._engine.stored
         return Metrics(now - since, now, usage, self.clusters(), stored.queued, stored.active)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
+        """The job as soon as it is final, or as it is after ``timeout`` seconds."""
         changed = asyncio.Event()
         self._engine.watch(job, changed)
         try:
@@ -249,6 +299,10 @@ class Jobs:
             self._engine.unwatch(job, changed)
 
     async def changes(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
+        """The job as it is, and again at each change until it is final; the timeline beyond line ``after``.
+
+        ``NotFoundError`` is raised at the first step.
+        """
         changed = asyncio.Event()
         self._engine.watch(job, changed)
         before: Job | None = None
@@ -271,6 +325,10 @@ class Jobs:
             self._engine.unwatch(job, changed)
 
     async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
+        """The output of the last attempt, in order of arrival; with ``follow`` until the job is final.
+
+        What is not kept of it is told by a line in its place. ``NotFoundError`` is raised at the first step.
+        """
         changed = asyncio.Event()
         self._engine.watch(job, changed)
         reading = self._outputs.read((await self.get(job)).job)
@@ -301,6 +359,7 @@ class Jobs:
         return [self._describe(cluster.name) for cluster in self._engine.scheduler.grid.clusters()]
 
     def policies(self) -> Sequence[dict[str, object]]:
+        """``name``, ``serves`` (request types), ``summary`` of each policy."""
         return self._engine.scheduler.policies.describe()
 
     def health(self) -> dict[str, object]:
@@ -329,12 +388,12 @@ def _over_already(job: Job) -> ConflictError:
     return ConflictError(f"job {job.id} is {job.state} already", field="job", value=job.id)
 
 
-def _cancelled(job: JobId, now: JobRecord | None) -> Acted:
+def _cancelled(job: JobId, now: JobRecord | None) -> ActionResult:
     if now is None:
-        return Acted(job, error=_no_job(job))
+        return ActionResult(job, error=_no_job(job))
     if now.job.state in (JobState.SUCCEEDED, JobState.FAILED):
-        return Acted(job, error=_over_already(now.job))
-    return Acted(job, now)
+        return ActionResult(job, error=_over_already(now.job))
+    return ActionResult(job, now)
 
 
 async def _as_it_is(spec: JobSpec) -> JobSpec:

@@ -16,11 +16,12 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.model.wording import known_names
-from koalapy.ports import JobService, MeasurementStore
+from koalapy.ports import MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import LinkMeasured
 from koalapy.service.database import asked
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
+from koalapy.service.jobs import Jobs
 from koalapy.service.links import Knowledge, LinkBook, LinkState, Pair, pair_of
 
 log = structlog.get_logger()
@@ -81,9 +82,7 @@ class LinkRecord:
 class Network:
     """Measures links when asked or when it is time, and tells the scheduler what they are."""
 
-    def __init__(
-        self, engine: Engine, jobs: JobService, store: MeasurementStore, book: LinkBook, how: Measuring
-    ) -> None:
+    def __init__(self, engine: Engine, jobs: Jobs, store: MeasurementStore, book: LinkBook, how: Measuring) -> None:
         self._engine = engine
         self._jobs = jobs
         self._store = store

@@ -11,8 +11,9 @@ from pathlib import Path
 from koalapy.model.errors import ConflictError, FullError, NotFoundError
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
 from koalapy.model.request import ClusterName
-from koalapy.ports import FileStore, JobRecord, StoredResult
+from koalapy.ports import FileStore, StoredResult
 from koalapy.service.archives import PIECE, discard, incoming, keeping, plain_name, receive
+from koalapy.service.jobs import JobRecord
 from koalapy.service.room import Lacking, Room
 
 KEPT_AT_LEAST = 86400.0

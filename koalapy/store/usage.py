@@ -3,7 +3,7 @@
 from sqlalchemy import ColumnElement, Connection, Select, case, false, func, select
 
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
-from koalapy.ports import Usage, Waiting
+from koalapy.ports import MeanTimes, Usage
 from koalapy.store.tables import attempts, components, jobs
 
 USERS = jobs.c.internal == false()
@@ -17,7 +17,7 @@ def usage_between(connection: Connection, start: float, end: float) -> Usage:
         for cluster, seconds in connection.execute(query):
             nodes[cluster] = nodes.get(cluster, 0.0) + float(seconds)
     states, restarts = _ended_jobs(connection, start, end)
-    return Usage(nodes, _waiting(connection, start, end), states, restarts)
+    return Usage(nodes, _mean_times(connection, start, end), states, restarts)
 
 
 def _held(start: float, until: ColumnElement[float]) -> ColumnElement[float]:
@@ -53,7 +53,7 @@ def _ended_jobs(connection: Connection, start: float, end: float) -> tuple[dict[
     return {state: count for state, count, _ in over}, sum(restarts for _, _, restarts in over)
 
 
-def _waiting(connection: Connection, start: float, end: float) -> dict[Priority, Waiting]:
+def _mean_times(connection: Connection, start: float, end: float) -> dict[Priority, MeanTimes]:
     last = (attempts.c.job_id == jobs.c.id) & (attempts.c.generation == jobs.c.generation)
     job, attempt = jobs.c, attempts.c
     query = select(
@@ -67,5 +67,5 @@ def _waiting(connection: Connection, start: float, end: float) -> dict[Priority,
     ).join(attempts, last)
     query = query.where(USERS, job.ended_at > start, job.ended_at <= end, attempt.barrier_at.is_not(None))
     query = query.where(job.state.in_([JobState.SUCCEEDED.value, JobState.FAILED.value])).group_by(job.priority)
-    found = {Priority(row[0]): Waiting(*row[1:]) for row in connection.execute(query)}
-    return {priority: found.get(priority, Waiting()) for priority in Priority}
+    found = {Priority(row[0]): MeanTimes(*row[1:]) for row in connection.execute(query)}
+    return {priority: found.get(priority, MeanTimes()) for priority in Priority}

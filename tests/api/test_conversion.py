@@ -13,7 +13,7 @@ from koalapy.api.fields import seconds
 from koalapy.api.schemas import JobSubmission
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
-from koalapy.ports import JobRecord
+from koalapy.service.jobs import JobRecord
 from tests.store.test_rows import specs
 
 

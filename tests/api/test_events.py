@@ -11,7 +11,7 @@ from koalapy.api.events import _stream
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import JobChange, JobRecord
+from koalapy.service.jobs import JobChange, JobRecord
 from tests.api.conftest import Open
 
 Event = tuple[str | None, str, dict[str, Any]]

@@ -11,7 +11,8 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.model.validation import ClusterLimits, check
-from koalapy.ports import Acted, ClusterRecord, JobChange, JobFilter, JobRecord, Metrics, Usage, Waiting
+from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
+from koalapy.service.jobs import ActionResult, JobChange, JobRecord, Metrics
 
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
@@ -76,16 +77,20 @@ class MemoryService:
             raise ConflictError(f"job {job} is over already", field="job", value=job)
         return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
 
-    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[Acted]:
+    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[ActionResult]:
         done = []
         for job in dict.fromkeys(jobs):
             try:
-                done.append(Acted(job, await self.cancel(job, reason)))
+                done.append(ActionResult(job, await self.cancel(job, reason)))
             except ConflictError as error:
                 known = self._record(job)
-                done.append(Acted(job, known) if known.job.state is JobState.CANCELLED else Acted(job, error=error))
+                done.append(
+                    ActionResult(job, known)
+                    if known.job.state is JobState.CANCELLED
+                    else ActionResult(job, error=error)
+                )
             except NotFoundError as error:
-                done.append(Acted(job, error=error))
+                done.append(ActionResult(job, error=error))
         return done
 
     async def hold(self, job: JobId, reason: str) -> JobRecord:
@@ -154,8 +159,8 @@ class MemoryService:
         return record, [record.job.attempt] if record.job.attempt else []
 
     async def metrics(self, since: float) -> Metrics:
-        waiting = {Priority.HIGH: Waiting(), Priority.LOW: Waiting(3, 1.5, 62.0, 60.5, 3725.25)}
-        usage = Usage({"north": 7200.0}, waiting, {JobState.SUCCEEDED: 2, JobState.FAILED: 1}, 4)
+        mean_times = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes(3, 1.5, 62.0, 60.5, 3725.25)}
+        usage = Usage({"north": 7200.0}, mean_times, {JobState.SUCCEEDED: 2, JobState.FAILED: 1}, 4)
         return Metrics(3600.0 - since, 3600.0, usage, self.clusters(), 5, 1)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:

@@ -8,7 +8,8 @@ from pathlib import Path
 from koalapy.model.errors import ConflictError, NotFoundError
 from koalapy.model.replica import Replica, ReplicaState
 from koalapy.model.request import ClusterName
-from koalapy.ports import StoredBundle, StoredResult, Verified
+from koalapy.ports import StoredBundle, StoredResult
+from koalapy.service.files import Verified
 
 MESH = Replica("climate/mesh.nc", "north", "/data/mesh.nc", 200_000_000, "c0ffee" * 10 + "c0ff", added_at=1000.0)
 

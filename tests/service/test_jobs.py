@@ -11,10 +11,9 @@ import pytest
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import JobRecord
 from koalapy.protocol import messages as wire
 from koalapy.service.engine import Item
-from koalapy.service.jobs import Jobs
+from koalapy.service.jobs import JobRecord, Jobs
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
 SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
@@ -124,8 +123,8 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         usage = (await jobs.metrics(3600.0)).usage
         assert usage.node_seconds == pytest.approx({"north": 2 * (ended - claimed)})
         assert usage.ended == {JobState.SUCCEEDED: 1}
-        assert usage.waiting[SPEC.priority].jobs == 1
-        assert usage.waiting[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)
+        assert usage.mean_times[SPEC.priority].jobs == 1
+        assert usage.mean_times[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)
 
 
 async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(

@@ -10,9 +10,10 @@ import pytest
 from koalapy.model.errors import FullError, NotFoundError, StoreUnavailable, TooLargeError
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, JobRecord
+from koalapy.ports import Batch
 from koalapy.service import bundles, results
 from koalapy.service.bundles import Bundles
+from koalapy.service.jobs import JobRecord
 from koalapy.service.results import Results
 from koalapy.store.migrate import migrate
 from koalapy.store.replicas import SqlFiles

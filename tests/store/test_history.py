@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select
 from koalapy.model.advice import Advised
 from koalapy.model.job import JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, StoredResult, Submitted, Waiting
+from koalapy.ports import Batch, MeanTimes, StoredResult, Submitted
 from koalapy.store import history, tables
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.history import SqlHistory
@@ -126,8 +126,8 @@ def test_the_daemons_own_jobs_count_in_no_statistics(store: SqlStore) -> None:
         store.write(Batch(at=1.0, epoch=store.epoch, jobs={ident: replace(job, ended_at=113.5), ident + 2: running}))
     usage = store.usage(0.0, 200.0)
     assert usage.ended == {JobState.SUCCEEDED: 1}
-    assert sum(waiting.jobs for waiting in usage.waiting.values()) == 1
-    assert usage.waiting[SPEC.priority] != Waiting()
+    assert sum(waiting.jobs for waiting in usage.mean_times.values()) == 1
+    assert usage.mean_times[SPEC.priority] != MeanTimes()
     assert usage.node_seconds == {"north": 20.0 + 2 * 190.0, "west": 20.0, "south": 20.0}
 
 

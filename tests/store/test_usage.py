@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Priority
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, Usage, Waiting
+from koalapy.ports import Batch, MeanTimes, Usage
 from koalapy.store.sql import SqlStore
 
 LOW, HIGH = (JobSpec(FlexibleRequest(3), ("true",), priority=priority) for priority in (Priority.LOW, Priority.HIGH))
-NOTHING = {Priority.HIGH: Waiting(), Priority.LOW: Waiting()}
+NOTHING = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes()}
 
 
 def write(store: SqlStore, *jobs: Job) -> None:
@@ -85,9 +85,9 @@ def test_means_by_priority(store: SqlStore) -> None:
         Job(7, HIGH, 0.0),
     )
     usage = store.usage(20.0, 100.0)
-    assert usage.waiting == {
-        Priority.LOW: Waiting(2, 20.0, 24.0, 4.0, 70.0, 3.0),
-        Priority.HIGH: Waiting(1, 1.0, 4.0, 3.0, 20.0, 3.0),
+    assert usage.mean_times == {
+        Priority.LOW: MeanTimes(2, 20.0, 24.0, 4.0, 70.0, 3.0),
+        Priority.HIGH: MeanTimes(1, 1.0, 4.0, 3.0, 20.0, 3.0),
     }
     assert usage.ended == {JobState.SUCCEEDED: 3, JobState.FAILED: 1, JobState.CANCELLED: 1}
     assert usage.restarts == 10
