@@ -51,6 +51,7 @@ SENSE = re.compile(
             "but max_components is",
             "but min_component_size is",
             "which is partitioned|is partitioned, but",
+            "which is no file name",
             "would make .* in the component's folder",
             "policy_options",
             # what is too much here
