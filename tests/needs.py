@@ -76,7 +76,10 @@ MPI = Need(
     "make .venv/.installed, or pip install '.[mpi]'",
 )
 OPEN_MPI_4 = Need(
-    "Open MPI 4", (SERIES_4 / "bin" / "orterun").exists(), "apt-get install openmpi-bin", "series 4 is not tested"
+    "Open MPI 4",
+    shutil.which(str(SERIES_4 / "bin" / "orterun")) is not None,
+    "apt-get install openmpi-bin",
+    "series 4 is not tested",
 )
 OLDER_PYTHONS = _pythons("python3.9", "python3.10")
 """Where they are, by name."""

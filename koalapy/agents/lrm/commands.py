@@ -43,8 +43,10 @@ async def run(
     A command that was given up is killed; what it asked for may have been done all the same. One that says more than
     ``longest`` bytes is killed, too, and its output is a little longer than that.
     """
+    loop = asyncio.get_running_loop()
     try:
-        process = await asyncio.create_subprocess_exec(
+        transport, protocol = await loop.subprocess_exec(
+            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_PIECE, loop=loop),
             *argv,
             env=None if environment is None else dict(environment),
             start_new_session=True,
@@ -60,6 +62,7 @@ async def run(
             fault="site",
             hint="install it on this host, or put it on the agent's PATH",
         ) from error
+    process = asyncio.subprocess.Process(transport, protocol, loop)
     try:
         async with asyncio.timeout(patience):
             if longest is None:
@@ -72,7 +75,9 @@ async def run(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        # Our ends of its pipes: asyncio would wait until what is in them is read, and others have closed theirs.
+        transport.close()
+        await process.wait()
     return Answer(process.returncode or 0, output, errors.decode(errors="replace"))
 
 

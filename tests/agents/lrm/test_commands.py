@@ -1,10 +1,14 @@
 """Running a resource manager's commands."""
 
+import asyncio
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
 from koalapy.agents.lrm.commands import run
+from koalapy.model.errors import SiteUnavailable
 
 LONGEST = 100_000
 
@@ -21,3 +25,17 @@ async def test_who_says_too_much_is_ended_and_not_read_to_the_end() -> None:
     assert LONGEST < len(answer.output) <= 2 * LONGEST
     with pytest.raises(ProcessLookupError):
         os.kill(int(answer.output.split()[0]), 0)
+
+
+@pytest.mark.parametrize("longest", [None, 1000])
+async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path, longest: int | None) -> None:
+    child = tmp_path / "child"
+    script = f"setsid sh -c 'echo $$ > {child}; exec sleep 60' & head -c 1000000 /dev/zero; sleep 60"
+    async with asyncio.timeout(30):
+        if longest is None:
+            with pytest.raises(SiteUnavailable, match="did not answer within 1 s"):
+                await run("sh", "-c", script, patience=1.0)
+        else:
+            assert (await run("sh", "-c", script, longest=longest)).code == -signal.SIGKILL
+    if child.exists() and (pid := child.read_text().strip()):
+        os.kill(int(pid), signal.SIGKILL)
