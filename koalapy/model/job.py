@@ -3,15 +3,24 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from koalapy.model.field import Bounds, Field, Length
 from koalapy.model.request import (
+    MAX_ENTRIES,
+    MAX_OPTIONS,
     Bundle,
     ClusterName,
+    Command,
     ComponentRequest,
     Environment,
+    FileName,
     FlexibleRequest,
     InputFile,
+    Inputs,
+    Name,
+    NotNegative,
+    Positive,
     Request,
 )
 
@@ -207,49 +216,72 @@ class Attempt:
         return max(self.gang, key=lambda c: (c.size, -c.rank))
 
 
+MAX_PROCESSES_PER_NODE = 8192
+"""Linux knows no machine with more processors."""
+MAX_DURATION = 100 * 365 * 86400
+"""Seconds."""
+
+PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS)]
+"""Names and values, sorted by name."""
+Coallocation = Annotated[int, Bounds(least=1)]
+"""The most clusters that may be combined: 1 is never to co-allocate."""
+Duration = Annotated[float, Bounds(above=0, most=MAX_DURATION, way_out="give more than 0 seconds")]
+Share = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction from 0 to 1")]
+Ratio = Annotated[float, Bounds(above=0, most=1, way_out="give a fraction above 0 and up to 1")]
+RunTimeShare = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction of the run time from 0 to 1")]
+ProcessCount = Annotated[int, Bounds(least=1, most=MAX_PROCESSES_PER_NODE, beyond="more than any node has processors")]
+ExitCode = Annotated[int, Bounds(least=1, most=255, way_out="give exit codes from 1 to 255")]
+Pattern = Annotated[str, Length(4096)]
+"""Of files below a folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Everything the user said; nothing of it changes while the job lives. ``walltime`` is in seconds."""
+    """Everything the user said; nothing of it changes while the job lives.
+
+    This is all there is to say of a field: the REST API, the store, job files and the options of ``koala submit``, in
+    this order, follow from it. What kinds of values there are, each of them knows once.
+    """
 
     request: Request
-    command: tuple[str, ...]
-    name: str = ""
-    owner: str = ""
-    environment: Environment = ()
-    priority: Priority = Priority.LOW
-    policy: str = ""
-    policy_options: Environment = ()
-    """What the policy is told beside the request, such as ``("metric", "bandwidth")``; sorted by name."""
-    coallocation: int | None = None
-    """The most clusters that may be combined: 1 is never to co-allocate, None as many as it takes."""
-    speed_ratio_min: float | None = None
+    command: Command = ()
+    policy: Annotated[Name, Field("placement policy")] = ""
+    policy_options: Annotated[PolicyOptions, Field("NAME=VALUE for the policy", "--policy-option")] = ()
+    """What the policy is told beside the request, such as ``("metric", "bandwidth")``."""
+    coallocation: Annotated[Coallocation | None, Field("never, allowed, or the most clusters to combine")] = None
+    """None: as many as it takes."""
+    speed_ratio_min: Annotated[Ratio | None, Field("slowest to fastest of combined clusters")] = None
     """Clusters are combined only if the slowest has at least this fraction of the fastest one's speed."""
-    claiming: ClaimingMode | None = None
-    claim_threshold: float | None = None
+    claiming: Annotated[ClaimingMode | None, Field("default: as the daemon is configured")] = None
+    claim_threshold: Annotated[Share | None, Field("fraction that a claim must be able to start")] = None
     """T: the fraction of components that must be startable for an incremental claim to start any."""
-    launcher: Launcher = Launcher.OPENMPI
-    processes_per_node: int | None = None
-    workdir: str | None = None
+    priority: Annotated[Priority, Field("default: low")] = Priority.LOW
+    processes_per_node: Annotated[ProcessCount | None, Field("MPI processes on each node", "--ppn")] = None
+    name: Annotated[Name, Field("a name for people")] = ""
+    owner: Name = ""
+    environment: Annotated[Environment, Field("NAME=VALUE, or NAME for its value here", "--env")] = ()
+    launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
+    walltime: Annotated[Duration | None, Field("seconds, 90m, 1:30:00")] = None
+    """Seconds."""
+    output: Annotated[FileName | None, Field("file for the output, on the execution site")] = None
+    workdir: Annotated[FileName | None, Field("where to run; default: here", "--chdir")] = None
     workdir_optional: bool = False
     """Whether the program runs elsewhere where that folder is not there: the submitter only happened to be in it."""
-    output: str | None = None
-    walltime: float | None = None
-    max_restarts: int | None = None
-    max_placement_tries: int | None = None
-    max_claiming_tries: int | None = None
-    retry_on_exit: tuple[int, ...] = ()
-    """Exit codes of the program after which the job is tried again."""
-    inputs: tuple[InputFile, ...] = ()
+    max_restarts: Annotated[NotNegative | None, Field("tries after failures of the infrastructure")] = None
+    max_placement_tries: Annotated[Positive | None, Field("give up after so many tries to place it")] = None
+    max_claiming_tries: Annotated[Positive | None, Field("give up after so many claiming tries")] = None
+    retry_on_exit: Annotated[tuple[ExitCode, ...], Length(255), Field("exit code after which to try again")] = ()
+    inputs: Annotated[Inputs, Field("NAME[:partitioned][:as=FILE]", "--input")] = ()
     """What every component of a flexible request needs; the components of the others have their own."""
-    bundle: Bundle | None = None
-    """The submitter's own files for every component (``--stage``)."""
-    collect: tuple[str, ...] = ()
-    """Patterns of the result files that are brought together when the program has ended (``--collect``)."""
-    application: str = ""
-    """What the program is to be known as, so that its runs can be compared; by default its own name."""
-    communication: float | None = None
-    """The declared share of communication in the program's run time on one cluster, from 0 to 1."""
-    internal: bool = False
+    bundle: Annotated[Bundle | None, Field("a file or folder to be sent along", "--stage")] = None
+    """The submitter's own files for every component."""
+    collect: Annotated[tuple[Pattern, ...], Length(MAX_ENTRIES), Field("files to bring back, as 'out/*.csv'")] = ()
+    """Patterns of the result files that are brought together when the program has ended."""
+    application: Annotated[Name, Field("what the program is known as; default: its name")] = ""
+    """So that its runs can be compared."""
+    communication: Annotated[RunTimeShare | None, Field("its share of communication, 0 to 1")] = None
+    """The declared share of communication in the program's run time on one cluster."""
+    internal: Annotated[bool, Field(given=False)] = False
     """Whether it is the daemon's own, as measurements of the network are: it counts in no statistics of users' jobs."""
 
     def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:

@@ -1,13 +1,34 @@
 """What a user asks for: fixed, non-fixed and flexible requests (semantics 2)."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-ClusterName = str
-Environment = tuple[tuple[str, str], ...]
+from koalapy.model.field import Bounds, Field, Length
+
+MAX_COMPONENTS = 10_000
+"""Components of one job that no configuration can allow more of."""
+MAX_WORDS = 10_000
+"""Words of a command, or variables of an environment."""
+MAX_ENTRIES = 1000
+"""Inputs of a component, or patterns of files."""
+MAX_OPTIONS = 100
+"""Options of a policy, or ways to split a request."""
+MAX_NAME_LENGTH = 200
+
+Name = Annotated[str, Length(MAX_NAME_LENGTH, one_line=True)]
+FileName = Annotated[str, Length(4096)]
+LogicalName = Annotated[str, Length(1000, least=1, one_line=True)]
+ClusterName = Annotated[str, Length(100, least=1)]
+Command = Annotated[tuple[str, ...], Length(MAX_WORDS)]
+"""A program and its arguments."""
+Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS)]
+"""Names and values, sorted by name."""
+NodeCount = Annotated[int, Bounds(least=1, way_out="ask for at least 1 node")]
+Positive = Annotated[int, Bounds(least=1)]
+NotNegative = Annotated[int, Bounds(least=0)]
+Split = Annotated[tuple[NodeCount, ...], Length(MAX_COMPONENTS, least=1)]
+
 RequestType = Literal["fixed", "nonfixed", "flexible"]
-
-
 Distribution = Literal["whole", "partitioned"]
 
 
@@ -19,18 +40,21 @@ class InputFile:
     job is submitted. Of a ``partitioned`` one, a folder, each component gets one entry, its ``part``.
     """
 
-    name: str
-    size: int = 0
-    sites: tuple[ClusterName, ...] = ()
+    name: Annotated[LogicalName, Field(json="file")]
+    size: Annotated[int, Field(given=False)] = 0
+    sites: Annotated[tuple[ClusterName, ...], Field(given=False)] = ()
     distribution: Distribution = "whole"
-    part: str | None = None
+    part: FileName | None = None
     """The entry of the folder that this component gets."""
-    target: str = ""
+    target: Annotated[Name, Field(json="as")] = ""
     """What it is called in the component's folder; by default the last part of its logical name."""
 
     @property
     def file_name(self) -> str:
         return self.target or self.name.rstrip("/").rpartition("/")[2]
+
+
+Inputs = Annotated[tuple[InputFile, ...], Length(MAX_ENTRIES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +71,23 @@ class Bundle:
 class ComponentRequest:
     """One component a user spelled out: its size in nodes, and what differs from the job's own program."""
 
-    size: int
+    size: NodeCount
     cluster: ClusterName | None = None
-    command: tuple[str, ...] | None = None
+    command: Command | None = None
     environment: Environment = ()
-    output: str | None = None
-    inputs: tuple[InputFile, ...] = ()
+    output: FileName | None = None
+    inputs: Inputs = ()
+
+
+Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, least=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class FixedRequest:
     """Sizes and clusters are given; the scheduler chooses only the moment."""
 
-    components: tuple[ComponentRequest, ...]
-
-    @property
-    def type(self) -> RequestType:
-        return "fixed"
+    type: Literal["fixed"] = field(default="fixed", kw_only=True, repr=False)
+    components: Components
 
     @property
     def total_size(self) -> int:
@@ -74,11 +98,8 @@ class FixedRequest:
 class NonFixedRequest:
     """Sizes are given; the scheduler chooses the cluster of each component."""
 
-    components: tuple[ComponentRequest, ...]
-
-    @property
-    def type(self) -> RequestType:
-        return "nonfixed"
+    type: Literal["nonfixed"] = field(default="nonfixed", kw_only=True, repr=False)
+    components: Components
 
     @property
     def total_size(self) -> int:
@@ -93,14 +114,11 @@ class FlexibleRequest:
     in order as a non-fixed request.
     """
 
-    total_size: int
-    min_component_size: int = 1
-    max_components: int | None = None
-    split_options: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def type(self) -> RequestType:
-        return "flexible"
+    type: Literal["flexible"] = field(default="flexible", kw_only=True, repr=False)
+    total_size: NodeCount
+    min_component_size: NodeCount = 1
+    max_components: Annotated[int, Bounds(least=1, most=MAX_COMPONENTS)] | None = None
+    split_options: Annotated[tuple[Split, ...], Length(MAX_OPTIONS)] = ()
 
 
 Request = FixedRequest | NonFixedRequest | FlexibleRequest
