@@ -33,6 +33,7 @@ from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.events import AgentFailed
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
 from koalapy.service.catalogue import Catalogue
@@ -219,12 +220,13 @@ def _scheduler(
     speeds = {name: section.speed for name, section in settings.clusters.items()}
     experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
     saved = stores.saved
-    scheduler = Scheduler(
-        settings.rules.build(), policies, _cluster_statuses(settings, saved), links.links(), experience, nonces=_nonce
+    state = SchedulerState(
+        settings.rules.build(), policies, _cluster_statuses(settings, saved), links.links(), experience
     )
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
-    scheduler.grid.set_replicas({name: catalogue.sites(name) for name in names})
+    state.grid.set_replicas({name: catalogue.sites(name) for name in names})
+    scheduler = Scheduler(state, _nonce)
     scheduler.restore(saved.jobs, time.time(), saved.scans)
     return scheduler
 

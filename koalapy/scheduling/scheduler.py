@@ -15,16 +15,14 @@ from koalapy.model.errors import BusyError, ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, Token
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName, Request
-from koalapy.placement.registry import Registry
 from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.advising import Advising
-from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.grid import ClusterStatus, GridStatus, Links
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
 from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.lifecycle.components import Components
@@ -33,65 +31,43 @@ from koalapy.scheduling.lifecycle.deadlines import Deadlines
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
-from koalapy.scheduling.queueing.asking import Asking
-from koalapy.scheduling.queueing.placing import Placer
-from koalapy.scheduling.queueing.waiting import Waiting
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.scheduling.queueing.placement_queues import PlacementQueues
+from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
 
 MOST_GONE = 1000
 """Files that nobody may want any more."""
 
 
 class Scheduler:
-    """One grid's scheduler. All state lives here or in what ``restore`` is given."""
+    """One grid's scheduler: the parts that change its state, and the order in which they do."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        policies: Registry,
-        clusters: Iterable[ClusterStatus],
-        links: Links | None = None,
-        experience: Experience | None = None,
-        *,
-        nonces: Nonces,
-    ) -> None:
-        self.rules = rules
-        self.policies = policies
-        self.grid = GridStatus(clusters, links)
-        self._latest = 0.0
+    def __init__(self, state: SchedulerState, nonces: Nonces) -> None:
+        self._state = state
+        self.rules, self.policies, self.grid, self.experience = (
+            state.rules,
+            state.policies,
+            state.grid,
+            state.experience,
+        )
+        self._ledger, self._timers = state.ledger, state.timers
         self._gone = 0
         """How many files were said to be nowhere since it was last looked who wants such files."""
-        self._ledger = Ledger()
-        self._timers = Timers()
-        placer = Placer({cluster.name: cluster.profile for cluster in self.grid.clusters()})
-        relocation = Relocation(placer, policies, rules.assumed_bandwidth)
-        self._claiming = Claiming(rules, self._ledger, self.grid, self._timers, relocation, nonces)
-        self._faults = Faults(rules, self._ledger, self.grid, self._timers, self._claiming)
-        doubts = DoubtfulNodes(self._ledger, self.grid, self._timers)
-        self._components = Components(self._ledger, self.grid, self._claiming, self._faults, doubts)
-        self._news = Confirmations(rules, self._ledger, self.grid, self._timers)
-        self._transfers = Transfers(self._ledger, self._claiming, self._faults)
-        self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
-        self._advising = Advising(self.experience, self._ledger, self.grid, self._requests, lambda: self._latest)
-        self._asking = Asking(policies, placer, self.grid, self._requests, self._ledger.warn, self._advising)
-        room = self._claiming.preemption.room
-        self._waiting = Waiting(rules, self._ledger, self.grid, self._asking, room, self._begin)
-        self._endings = AttemptEndings(
-            self._ledger, self.grid, self._timers, self._claiming, self._faults, self._waiting, self.experience
-        )
+        eligibility = Eligibility({cluster.name: cluster.profile for cluster in self.grid.clusters()})
+        self._claiming = Claiming(state, Relocation(state, eligibility), nonces)
+        self._faults = Faults(state, self._claiming)
+        doubts = DoubtfulNodes(state)
+        self._components = Components(state, self._claiming, self._faults, doubts)
+        self._news = Confirmations(state)
+        self._transfers = Transfers(state, self._claiming, self._faults)
+        self._advising = Advising(state, self._requests)
+        self._evaluator = PolicyEvaluator(state, eligibility, self._requests, self._advising)
+        self._queues = PlacementQueues(state, self._evaluator, self._claiming.preemption.room, self._begin)
+        self._endings = AttemptEndings(state, self._claiming, self._faults, self._queues)
         self._deadlines = Deadlines(
-            rules,
-            self._ledger,
-            self.grid,
-            self._timers,
-            self._news,
-            self._claiming,
-            self._faults,
-            doubts,
-            self._components,
-            self._waiting,
-            self._endings,
+            state, self._news, self._claiming, self._faults, doubts, self._components, self._queues, self._endings
         )
 
     # What a world does with it
@@ -110,12 +86,12 @@ class Scheduler:
     def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
         """Take up the jobs of an earlier life, and how often its queues had been scanned; clusters count as out of
         reach until they are heard of."""
-        self._waiting.restore_scans(scans or {})
+        self._queues.restore_scans(scans or {})
         for job in sorted(jobs, key=lambda j: j.queue_seq):
             self._ledger.jobs[job.id] = job
             if (told := corrected(job, now, self.rules.restart_pause_max)) != job:
                 job = self._ledger.put(told)
-            self._waiting.restore(job)
+            self._queues.restore(job)
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
@@ -155,52 +131,52 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._waiting)
+        return len(self._queues)
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
         """Where a job that waits to be placed might be, if there was room."""
-        return self._waiting.awaited_clusters()
+        return self._queues.awaited_clusters()
 
     @property
     def reservation(self) -> JobId | None:
         """The job that has failed so many scans that nodes are kept for it."""
-        return self._waiting.reservation
+        return self._queues.reservation
 
     def kept(self, cluster: ClusterName) -> int:
         """Nodes that are kept for that job there, and offered to none of low priority."""
-        return self._waiting.kept(cluster)
+        return self._queues.kept(cluster)
 
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""
-        return self._waiting.view(priority)
+        return self._queues.view(priority)
 
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""
-        return self._waiting.view_with_preemption()
+        return self._queues.view_with_preemption()
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""
-        return self._asking.ask(spec, view)
+        return self._evaluator.ask(spec, view)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
-        return self._asking.reasons(spec, view)
+        return self._evaluator.reasons(spec, view)
 
     def position(self, job: JobId) -> int | None:
         """A queued job's place in its queue, counted from 1."""
         known = self._ledger.get(job)
-        return self._waiting.position(known) if known else None
+        return self._queues.position(known) if known else None
 
     def tries(self, job: JobId) -> int:
         """How often an unfinished job was tried to be placed, scans that passed it over among them."""
         known = self._ledger.get(job)
         if known is None:
             raise NotFoundError(f"there is no unfinished job {job}", field="job", value=job)
-        return self._waiting.tries(known)
+        return self._queues.tries(known)
 
     def waiting_reason(self, job: Job) -> str:
         """Why a queued job is not placed."""
-        return self._waiting.reason(job)
+        return self._queues.reason(job)
 
     def admit(self) -> None:
         """Refuse a submission while the placement queues are full; nothing is kept of it."""
@@ -232,14 +208,14 @@ class Scheduler:
             case ev.JobSubmitted():
                 job = replace(event.job, submitted_at=min(event.job.submitted_at, now))
                 self._ledger.note(job, now, "submitted")
-                self._waiting.arrive(job)
+                self._queues.arrive(job)
             case ev.JobCancelled():
                 self._cancel(self.check_action(event), event.reason, now)
             case ev.JobHeld():
-                job = self._waiting.leave(self.check_action(event))
+                job = self._queues.leave(self.check_action(event))
                 self._ledger.move(job, JobState.HELD, now, "held", event.reason)
             case ev.JobReleased():
-                self._waiting.release(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
+                self._queues.release(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
             case ev.ClusterReported():
                 self._report(event)
             case ev.ClusterConfirmed():
@@ -275,7 +251,7 @@ class Scheduler:
                 self.grid.set_link(event.one, event.other, event.link)
                 self.grid.capacity_gained = True
             case ev.PeriodicScan():
-                self._waiting.scan_periodically(now)
+                self._queues.scan_periodically(now)
             case _:
                 assert_never(event)
 
@@ -286,19 +262,19 @@ class Scheduler:
             self._deadlines.fire(timer, now)
         self._advising.invalidate()
         self._tell_apart()
-        self._waiting.place(now)
+        self._queues.place(now)
         self._invalidate()
 
     def _invalidate(self) -> None:
         """What was worked out for those who ask may no longer hold."""
-        self._waiting.invalidate()
+        self._queues.invalidate()
         self._advising.invalidate()
 
     def _monotonic(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
-        self._news.slept(now, self._latest)
-        self._latest = max(self._latest, now)
-        return self._latest
+        self._news.slept(now, self._state.now)
+        self._state.now = max(self._state.now, now)
+        return self._state.now
 
     def _report(self, event: ev.ClusterReported) -> None:
         cluster = self.grid[event.cluster]
@@ -359,12 +335,12 @@ class Scheduler:
                 self._endings.settle_job(self._claiming.end(job, JobState.CANCELLED, reason, now), now)
             return
         if job.state is JobState.QUEUED:
-            job = self._waiting.leave(job)
+            job = self._queues.leave(job)
         self._ledger.move(job, JobState.CANCELLED, now, "cancelled", reason, ended_at=now)
 
     def _requests(self) -> Iterable[Request]:
         """Of the jobs that wait."""
-        return self._waiting.requests()
+        return self._queues.requests()
 
     def _begin(self, job: Job, placement: Placement, now: float) -> None:
         """A job that was placed leaves the placement queues for the claiming queue."""
@@ -379,7 +355,7 @@ class Scheduler:
         if not met:
             return
         learning = (job for job in self.jobs() if job.waits and self.policies.learns(job.spec.policy))
-        self._waiting.tell_apart(job for job in learning if application_of(job.spec) in met)
+        self._queues.tell_apart(job for job in learning if application_of(job.spec) in met)
 
     def _restore_nodes(self) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""

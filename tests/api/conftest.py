@@ -23,6 +23,7 @@ from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import Advisor
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
@@ -63,7 +64,7 @@ async def serving(
     for cluster in clusters:
         cluster.total = 4
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
-    scheduler = Scheduler(rules, builtin(), clusters, experience=experience, nonces=str)
+    scheduler = Scheduler(SchedulerState(rules, builtin(), clusters, experience=experience), nonces=str)
     saved = store.load()
     scheduler.restore(saved.jobs, time.time(), saved.scans)
 

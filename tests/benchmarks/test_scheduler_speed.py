@@ -21,6 +21,7 @@ from koalapy.scheduling.events import ClusterReported, Event, InventoryReceived,
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 
 CLUSTERS = [f"cluster-{number:03}" for number in range(100)]
 TOTAL = 64
@@ -79,7 +80,7 @@ def report(cluster: str, idle: int) -> ClusterReported:
 
 def empty_scheduler(idle: list[int]) -> Scheduler:
     rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
-    scheduler = Scheduler(rules, builtin(), [ClusterStatus(name) for name in CLUSTERS], nonces=str)
+    scheduler = Scheduler(SchedulerState(rules, builtin(), [ClusterStatus(name) for name in CLUSTERS]), nonces=str)
     for name, nodes in zip(CLUSTERS, idle, strict=True):
         scheduler.step([InventoryReceived(name, ()), report(name, nodes)], 0.0)
     return scheduler

@@ -12,6 +12,7 @@ from koalapy.scheduling.events import ClusterDrained, ClusterResumed
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore, make_engine
@@ -50,13 +51,13 @@ def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Pat
 
 
 def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
-    scheduler = Scheduler(Rules(), builtin(), [north := ClusterStatus("north")], nonces=str)
+    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [north := ClusterStatus("north")]), nonces=str)
     north.errors, north.unusable, north.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
     again = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))[0]
     assert known(again) == known(north)
     assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
-    successor = Scheduler(Rules(), builtin(), [again], nonces=str)
+    successor = Scheduler(SchedulerState(Rules(), builtin(), [again]), nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
     resumed = _cluster_statuses(SETTINGS, saved_by(tmp_path, again))[0]
     assert (resumed.drained, resumed.note) == (None, "three errors")
@@ -76,7 +77,8 @@ def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> N
     attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
     rules = Rules(unreachable_after=10.0, lost_after=20.0)
-    scheduler = Scheduler(rules, builtin(), _cluster_statuses(SETTINGS, Saved((job,), (), (), 2)), nonces=str)
+    clusters = _cluster_statuses(SETTINGS, Saved((job,), (), (), 2))
+    scheduler = Scheduler(SchedulerState(rules, builtin(), clusters), nonces=str)
     scheduler.restore([job], 100.0)
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
     again = scheduler.step([], 121.0).jobs[1]

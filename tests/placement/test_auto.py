@@ -17,7 +17,7 @@ from koalapy.placement.belief import Belief
 from koalapy.placement.knowledge import PAYS_UP_TO, SURE, Knowledge, Release, Room, RunTimes, Slowdowns, assumed
 from koalapy.placement.registry import builtin
 from koalapy.placement.ways import alone_later, alone_now, together_now
-from koalapy.scheduling.queueing.answers import checked
+from koalapy.scheduling.queueing.policy_answers import checked
 from tests.placement.grids import (
     NAMES,
     fewest_missing,

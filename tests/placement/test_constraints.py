@@ -16,7 +16,7 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, 
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.queueing.placing import Placer
+from koalapy.scheduling.queueing.eligibility import Eligibility
 from tests.placement.grids import (
     NAMES,
     fixed,
@@ -34,7 +34,7 @@ from tests.placement.grids import (
 )
 
 registry = builtin()
-placer = Placer(dict.fromkeys(NAMES, ClusterProfile()))
+eligibility = Eligibility(dict.fromkeys(NAMES, ClusterProfile()))
 FLEXIBLE = ("cluster-minimization", "larger-first", "faster-first", "adaptive", "communication-aware")
 SPEEDS = with_speeds(grid(east=4, north=4, south=4, west=2), east=1, north=2, south=1.8, west=1)
 
@@ -77,11 +77,11 @@ def policy_of(job: JobSpec) -> Policy:
 
 
 def ask(job: JobSpec, view: GridView) -> Placement | Refusal:
-    return placer.ask(policy_of(job), job, view)
+    return eligibility.ask(policy_of(job), job, view)
 
 
 def explained(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:
-    return [(r.cluster, r.reason, r.missing) for r in placer.explain(policy_of(job), job, view)]
+    return [(r.cluster, r.reason, r.missing) for r in eligibility.explain(policy_of(job), job, view)]
 
 
 def keeps(names: set[str], view: GridView, at_most: int | None, ratio: float | None) -> bool:
@@ -163,7 +163,7 @@ def test_so_it_would_for_worst_fit(sizes: list[int], view: GridView, at_most: in
 
 
 def check_missing(job: JobSpec, view: GridView) -> None:
-    reasons = placer.explain(policy_of(job), job, view)
+    reasons = eligibility.explain(policy_of(job), job, view)
     placed = isinstance(ask(job, view), Placement)
     assert [reason.cluster for reason in reasons] == ([] if placed else sorted(c.name for c in view))
     for reason in reasons:
@@ -287,7 +287,7 @@ def test_each_cluster_is_explained_within_them() -> None:
 
 
 def test_an_ordinary_job_demands_nothing() -> None:
-    assert placer.demands(spec(FlexibleRequest(1))) == ()
+    assert eligibility.demands(spec(FlexibleRequest(1))) == ()
     jobs = [spec(FlexibleRequest(1), 1), spec(FlexibleRequest(1), ratio=0.5)]
     jobs.append(replace(spec(FlexibleRequest(1)), policy_options=(("metric", "latency"),)))
-    assert len({placer.demands(job) for job in jobs}) == 3
+    assert len({eligibility.demands(job) for job in jobs}) == 3

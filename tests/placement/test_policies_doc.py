@@ -15,7 +15,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.communication_aware import OPTIONS
 from koalapy.placement.registry import DEFAULTS, builtin
-from koalapy.scheduling.queueing.placing import Placer
+from koalapy.scheduling.queueing.eligibility import Eligibility
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^\$ koala submit (.*) -- \./a\.out +# (.*)$", PAGE, re.MULTILINE)
@@ -68,8 +68,8 @@ def spec_of(given: Namespace) -> JobSpec:
 def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> None:
     view, spec = example_grid(), spec_of(parsed(words))
     check(spec, [ClusterLimits(c.name, c.total, speed=c.speed) for c in view])
-    placer = Placer({cluster.name: ClusterProfile() for cluster in view})
-    answer = placer.ask(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
+    eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view})
+    answer = eligibility.ask(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
     if expected == "waits":
         assert not isinstance(answer, Placement)
         return

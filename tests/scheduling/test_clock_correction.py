@@ -13,6 +13,7 @@ from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 
 RULES = Rules(restart_pause_max=60.0)
 BEFORE, NOW = 7200.0, 3600.0
@@ -22,7 +23,7 @@ PLANNED = ("start_estimate", "claim_at", "retry_at")
 
 
 def restored(job: Job) -> Scheduler:
-    scheduler = Scheduler(RULES, builtin(), [ClusterStatus("north")], nonces=iter("abc").__next__)
+    scheduler = Scheduler(SchedulerState(RULES, builtin(), [ClusterStatus("north")]), nonces=iter("abc").__next__)
     scheduler.restore([job], NOW)
     return scheduler
 

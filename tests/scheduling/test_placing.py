@@ -16,7 +16,7 @@ from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.events import ClusterReported, PeriodicScan
-from koalapy.scheduling.queueing.placing import BrokenPolicy, Placer
+from koalapy.scheduling.queueing.eligibility import BrokenPolicy, Eligibility
 from koalapy.scheduling.rules import Rules
 from tests.placement.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -36,7 +36,7 @@ def ask(
     policy: Policy | None = None,
 ) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
-    return Placer(profiles).ask(policy or builtin().resolve("", request), spec, view)
+    return Eligibility(profiles).ask(policy or builtin().resolve("", request), spec, view)
 
 
 def clusters(answer: Placement | Refusal) -> set[str]:
@@ -97,7 +97,7 @@ def test_with_one_series_a_job_is_asked_for_once() -> None:
     ask(flexible(9), view, {"east": FOUR, "north": FOUR}, policy=Asking(lambda: None))
     assert len(asked) == 1
     assert asked[0] is view
-    assert Placer({"east": FOUR, "north": FOUR}).demands(JobSpec(flexible(9), ("true",))) == ()
+    assert Eligibility({"east": FOUR, "north": FOUR}).demands(JobSpec(flexible(9), ("true",))) == ()
 
 
 def test_jobs_of_one_request_wait_for_different_reasons() -> None:
@@ -292,7 +292,7 @@ def explained(
     request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str, policy: Policy | None = None
 ) -> list[tuple[str, str, int | None]]:
     spec = JobSpec(request, command or ("true",))
-    reasons = Placer(profiles).explain(policy or builtin().resolve("", request), spec, view)
+    reasons = Eligibility(profiles).explain(policy or builtin().resolve("", request), spec, view)
     return [(reason.cluster, reason.reason, reason.missing) for reason in reasons]
 
 

@@ -270,7 +270,7 @@ def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[
     for size in lows:
         world.submit(flexible(size), lasts=500)
         world.advance(1)
-    chooser = Preemption(world.scheduler._ledger, world.scheduler.grid)
+    chooser = Preemption(world.scheduler._state)
     victims = chooser.victims("north", wanted)
     if wanted > total:
         assert victims is None

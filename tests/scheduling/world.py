@@ -35,6 +35,7 @@ from koalapy.scheduling.events import (
 from koalapy.scheduling.grid import ClusterStatus, Links
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 from tests.scheduling import laws
 from tests.scheduling.sites import STAGE_SIZE, Ack, Confirm, Site
 
@@ -87,7 +88,7 @@ class World:
         self.links = links
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
-        self.scheduler = Scheduler(self.rules, self.policies, clusters, links, nonces=nonces)
+        self.scheduler = Scheduler(SchedulerState(self.rules, self.policies, clusters, links), nonces)
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
@@ -239,7 +240,7 @@ class World:
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
-        self.scheduler = Scheduler(self.rules, self.policies, clusters, self.links, nonces=self.nonces)
+        self.scheduler = Scheduler(SchedulerState(self.rules, self.policies, clusters, self.links), self.nonces)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
         self.step()
 

@@ -24,6 +24,7 @@ from koalapy.scheduling.events import JobCancelled, JobSubmitted
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
 from koalapy.service import hub
 from koalapy.service.engine import Engine, Item
 from koalapy.service.hub import Hub
@@ -72,7 +73,7 @@ class Daemon:
         self.store = SqlStore(database, 0.0)
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
-        self.scheduler = Scheduler(Rules(), builtin(), clusters, nonces=lambda: f"{next(nonces):x}")
+        self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: f"{next(nonces):x}")
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.store, self.kept)

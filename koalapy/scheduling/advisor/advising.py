@@ -13,9 +13,8 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName, Request
 from koalapy.placement.knowledge import SURE, Knowledge, Release, Room
-from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.grid import ClusterStatus, GridStatus
-from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.state import SchedulerState
 
 KEPT_WAITS = 10_000
 """Jobs of which is known for how long they might have been placed; those asked for last."""
@@ -62,19 +61,9 @@ class Rooms(Mapping[ClusterName, Room]):
 class Advising:
     """Looks up what is known at this moment; what holds for the whole grid once for each view."""
 
-    def __init__(
-        self,
-        experience: Experience,
-        ledger: Ledger,
-        grid: GridStatus,
-        waiting: Callable[[], Iterable[Request]],
-        now: Callable[[], float],
-    ) -> None:
-        self.experience = experience
-        self._ledger = ledger
-        self._grid = grid
+    def __init__(self, state: SchedulerState, waiting: Callable[[], Iterable[Request]]) -> None:
+        self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._waiting = waiting
-        self._now = now
         self._waits: OrderedDict[int, Wait] = OrderedDict()
         self._rooms: dict[ClusterName, tuple[dict[Token, int], int, Room]] = {}
         """As worked out since something last happened, with the components there then, and what of them was leaving."""
@@ -89,14 +78,14 @@ class Advising:
         Applications of which nothing is known are all alike: there may be as many as there are jobs.
         """
         application = application_of(spec)
-        known = application if self.experience.knows(application) else ""
+        known = application if self._experience.knows(application) else ""
         return (known, spec.processes_per_node, spec.communication)
 
     def knowledge(self, spec: JobSpec, view: GridView) -> Knowledge:
         """Of one job, as far as it bears on its placement on a view."""
         application = application_of(spec)
         first_two = view.once(("first two that wait",), lambda view: tuple(islice(self._waiting(), 2)))
-        slowdowns, times = self.experience.answer(application, size_of(spec), spec.communication)
+        slowdowns, times = self._experience.answer(application, size_of(spec), spec.communication)
         loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
         return Knowledge(
             application,
@@ -107,7 +96,7 @@ class Advising:
             view.once(("rooms",), lambda view: Rooms(self._grid, self._room)),
             loaded,
             self._waited(spec, view),
-            self._now(),
+            self._state.now,
             partial(self._may_probe, spec, view, loaded) if application else None,
         )
 
@@ -120,7 +109,7 @@ class Advising:
         application, size = application_of(spec), spec.request.total_size
         under_way = view.once(("probes",), lambda view: self._probes())
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
-        if self.experience.alone_since(application) < between:
+        if self._experience.alone_since(application) < between:
             return False
         total = sum(cluster.total for cluster in self._grid.clusters())
         return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
@@ -137,7 +126,7 @@ class Advising:
             where = tuple(sorted({component.cluster for component in job.attempt.gang}))
             if len(where) > 1:
                 application = application_of(job.spec)
-                slowdowns, _ = self.experience.answer(application, size_of(job.spec), job.spec.communication)
+                slowdowns, _ = self._experience.answer(application, size_of(job.spec), job.spec.communication)
                 if slowdowns.harmless(where) < SURE:
                     found.setdefault(application, []).append(job.spec.request.total_size)
         return found
@@ -147,7 +136,7 @@ class Advising:
 
         What is idle in the view counts, as far as it is idle indeed: some views are of what might be.
         """
-        now, wait = self._now(), self._waits.get(id(spec))
+        now, wait = self._state.now, self._waits.get(id(spec))
         if wait is None:
             wait = self._waits[id(spec)] = Wait(spec, now)  # which holds the spec, so that its id stays its own
             if len(self._waits) > KEPT_WAITS:
@@ -164,7 +153,7 @@ class Advising:
         known = self._rooms.get(cluster.name)
         if known is not None and known[:2] == (cluster.live, cluster.leaving):
             return known[2]
-        now, releases = self._now(), []
+        now, releases = self._state.now, []
         for token, size in cluster.live.items():
             job = self._ledger.get(parse_token(token).job)
             left, age = (None, 0.0) if job is None else self._left(job, now)
@@ -189,7 +178,7 @@ class Advising:
         return (None if min(ends, default=inf) == inf else min(ends) - now), age
 
     def _expected(self, job: Job, attempt: Attempt, began: float) -> float:
-        run = self.experience.expected(job.spec, {component.cluster for component in attempt.gang})
+        run = self._experience.expected(job.spec, {component.cluster for component in attempt.gang})
         return inf if run is None else began + run
 
 

@@ -17,11 +17,10 @@ from koalapy.model.transfer import Transfer, transfer_to
 from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.queueing.tries import may_not_be_claimed, tries_used_up
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
 
 END_GRACE = 2.0
 """Seconds that components have to end by themselves after the program succeeded."""
@@ -66,16 +65,11 @@ class Try:
 class Claiming:
     """Gives nodes to placed jobs and takes them back."""
 
-    def __init__(
-        self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers, relocate: Relocate, nonces: Nonces
-    ) -> None:
-        self._rules = rules
-        self._ledger = ledger
-        self._grid = grid
-        self._timers = timers
+    def __init__(self, state: SchedulerState, relocate: Relocate, nonces: Nonces) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._relocate = relocate
         self._nonces = nonces
-        self.preemption = Preemption(ledger, grid)
+        self.preemption = Preemption(state)
 
     # The claiming queue
 

@@ -2,16 +2,16 @@
 
 from koalapy.model.job import ComponentState, Job, JobId, Priority
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import ClusterStatus, GridStatus
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.ledger import live
+from koalapy.scheduling.state import SchedulerState
 
 
 class Preemption:
     """Chooses victims; to end them is the claiming's business."""
 
-    def __init__(self, ledger: Ledger, grid: GridStatus) -> None:
-        self._ledger = ledger
-        self._grid = grid
+    def __init__(self, state: SchedulerState) -> None:
+        self._ledger, self._grid = state.ledger, state.grid
 
     def room(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""

@@ -6,18 +6,18 @@ from koalapy.model.job import Component, Job
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer
 from koalapy.placement.close_to_files import closest_site
-from koalapy.placement.registry import Registry
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.queueing.placing import Placer
+from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.scheduling.state import SchedulerState
 
 
 class Relocation:
     """Finds new pairs of execution site and file site by close-to-files, on clusters where the job may run."""
 
-    def __init__(self, placer: Placer, policies: Registry, assumed_bandwidth: float) -> None:
-        self._placer = placer
-        self._policies = policies
-        self._assumed = assumed_bandwidth
+    def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
+        self._eligibility = eligibility
+        self._policies = state.policies
+        self._assumed = state.rules.assumed_bandwidth
 
     def __call__(
         self, job: Job, component: Component, view: GridView, within: float
@@ -33,7 +33,7 @@ class Relocation:
             for cluster in view.by_idle
             if cluster.idle >= component.size
             and cluster.name != component.cluster
-            and self._placer.allows(job.spec, frozenset({cluster.name, *others}), view)
+            and self._eligibility.allows(job.spec, frozenset({cluster.name, *others}), view)
         )
         if not open_to_it:
             return None

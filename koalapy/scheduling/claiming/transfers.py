@@ -14,8 +14,9 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.effects import StageComponent, UnstageComponent
 from koalapy.scheduling.events import InventoryReceived, StageUpdated
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.state import SchedulerState
 
 MOST_REMEMBERED = 1000
 """Of a cluster: nobody says when such a stage is gone. How many orders there are at a time, the outbox bounds."""
@@ -24,8 +25,8 @@ MOST_REMEMBERED = 1000
 class Transfers:
     """Takes in what clusters tell of stages; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(self, ledger: Ledger, claiming: Claiming, faults: Faults) -> None:
-        self._ledger = ledger
+    def __init__(self, state: SchedulerState, claiming: Claiming, faults: Faults) -> None:
+        self._ledger = state.ledger
         self._claiming = claiming
         self._faults = faults
         self._strays: defaultdict[ClusterName, OrderedDict[Token, None]] = defaultdict(OrderedDict)

@@ -1,31 +1,22 @@
 """The end of an attempt, and what its job becomes then."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
-from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.faults import Faults
-from koalapy.scheduling.queueing.waiting import Waiting
-from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.queueing.placement_queues import PlacementQueues
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
 
 
 class AttemptEndings:
     """Brings jobs whose attempts have ended to their final state, or back to the placement queues."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        grid: GridStatus,
-        timers: Timers,
-        claiming: Claiming,
-        faults: Faults,
-        waiting: Waiting,
-        experience: Experience,
-    ) -> None:
-        self._ledger, self._grid, self._timers, self._claiming = ledger, grid, timers, claiming
-        self._faults, self._waiting, self._experience = faults, waiting, experience
+    def __init__(self, state: SchedulerState, claiming: Claiming, faults: Faults, queues: PlacementQueues) -> None:
+        self._ledger, self._grid, self._timers = state.ledger, state.grid, state.timers
+        self._experience = state.experience
+        self._claiming, self._faults, self._queues = claiming, faults, queues
         self.met: set[str] = set()
         """Applications of which the first run was seen, until somebody takes note of them."""
 
@@ -74,13 +65,13 @@ class AttemptEndings:
     def _requeue(self, job: Job, now: float) -> None:
         """Back to the placement queue, at once or after the pause that its failures have earned it."""
         if job.retry_at is None or job.retry_at <= now:
-            self._waiting.come_back(job)
+            self._queues.come_back(job)
         else:
             self.pause(job, job.retry_at)
 
     def pause(self, job: Job, until: float) -> None:
         """A queued job is tried again, but not before then."""
-        self._waiting.pause(job)
+        self._queues.pause(job)
         self._timers.add(until, Deadline.RETRY, job=job.id)
 
 

@@ -8,11 +8,11 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
+from koalapy.scheduling.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 
@@ -20,11 +20,8 @@ BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(
-        self, ledger: Ledger, grid: GridStatus, claiming: Claiming, faults: Faults, doubts: DoubtfulNodes
-    ) -> None:
-        self._ledger = ledger
-        self._grid = grid
+    def __init__(self, state: SchedulerState, claiming: Claiming, faults: Faults, doubts: DoubtfulNodes) -> None:
+        self._ledger, self._grid = state.ledger, state.grid
         self._doubts = doubts
         self._claiming = claiming
         self._faults = faults

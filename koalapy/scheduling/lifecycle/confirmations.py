@@ -10,10 +10,10 @@ from koalapy.model.job import Component, ComponentState, Job
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import telling
 from koalapy.scheduling.events import ComponentUpdated
-from koalapy.scheduling.grid import ClusterStatus, GridStatus
-from koalapy.scheduling.ledger import Ledger, live
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
+from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.ledger import live
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer
 
 NEEDS_NEWS = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
 """Deadlines that say that something has not happened."""
@@ -26,8 +26,8 @@ NAP = 1.0
 class Confirmations:
     """What clusters have confirmed, which deadlines wait for that, and for how long clusters have been silent."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers) -> None:
-        self._rules, self._ledger, self._grid, self._timers = rules, ledger, grid, timers
+    def __init__(self, state: SchedulerState) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._waiting: defaultdict[ClusterName, list[Timer]] = defaultdict(list)
 
     # What was known when

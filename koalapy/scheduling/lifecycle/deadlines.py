@@ -5,16 +5,15 @@ from collections.abc import Iterable
 from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.ledger import Ledger, live
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
-from koalapy.scheduling.queueing.waiting import Waiting
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer, Timers
+from koalapy.scheduling.queueing.placement_queues import PlacementQueues
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer
 
 RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""
@@ -25,21 +24,18 @@ class Deadlines:
 
     def __init__(
         self,
-        rules: Rules,
-        ledger: Ledger,
-        grid: GridStatus,
-        timers: Timers,
+        state: SchedulerState,
         news: Confirmations,
         claiming: Claiming,
         faults: Faults,
         doubts: DoubtfulNodes,
         components: Components,
-        waiting: Waiting,
+        queues: PlacementQueues,
         endings: AttemptEndings,
     ) -> None:
-        self._rules, self._ledger, self._grid, self._timers, self._news = rules, ledger, grid, timers, news
-        self._claiming, self._faults, self._doubts, self._components = claiming, faults, doubts, components
-        self._waiting, self._endings = waiting, endings
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+        self._news, self._claiming, self._faults, self._doubts = news, claiming, faults, doubts
+        self._components, self._queues, self._endings = components, queues, endings
 
     def fire(self, timer: Timer, now: float) -> None:
         """Do what is to be done about a deadline that has come."""
@@ -58,7 +54,7 @@ class Deadlines:
         job = self._ledger.get(timer.job)
         if timer.kind is Deadline.RETRY:
             if job is not None and job.state is JobState.QUEUED and job.retry_at == timer.at:
-                self._waiting.come_back(job)
+                self._queues.come_back(job)
             return
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return

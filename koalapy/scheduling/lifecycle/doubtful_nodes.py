@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import Doubt, GridStatus
-from koalapy.scheduling.ledger import Ledger
-from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.grid import Doubt
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
 
 DOUBT_PAUSE = 30.0
 """Seconds for which nodes do not count after the first claim in vain; each further one doubles that."""
@@ -21,8 +21,8 @@ LONGEST_DOUBT_PAUSE = 1800.0
 class DoubtfulNodes:
     """Raises doubts about idle nodes when claims fail, and ends them when claims hold."""
 
-    def __init__(self, ledger: Ledger, grid: GridStatus, timers: Timers) -> None:
-        self._ledger, self._grid, self._timers = ledger, grid, timers
+    def __init__(self, state: SchedulerState) -> None:
+        self._ledger, self._grid, self._timers = state.ledger, state.grid, state.timers
 
     def claim_failed(self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float) -> None:
         """A component was told to end, since its resource manager kept it queued for too long."""

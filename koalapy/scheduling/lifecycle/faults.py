@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from koalapy.model.job import Component, Job, JobState
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.grid import GridStatus, Limit
-from koalapy.scheduling.ledger import Ledger
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.timers import Deadline, Timers
+from koalapy.scheduling.grid import Limit
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 LIMIT_PAUSE = 15.0
@@ -21,11 +20,8 @@ LONGEST_LIMIT_PAUSE = 120.0
 class Faults:
     """Counts consecutive errors of clusters and decides whether a job is tried again."""
 
-    def __init__(self, rules: Rules, ledger: Ledger, grid: GridStatus, timers: Timers, claiming: Claiming) -> None:
-        self._rules = rules
-        self._timers = timers
-        self._ledger = ledger
-        self._grid = grid
+    def __init__(self, state: SchedulerState, claiming: Claiming) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._claiming = claiming
         self._counted: dict[ClusterName, bool] = {}
         """Of clusters where all that goes wrong at the moment is one event: whether it was counted."""

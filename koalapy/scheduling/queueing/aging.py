@@ -7,12 +7,10 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import JobId, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.ledger import Ledger
-from koalapy.scheduling.queueing.asking import Asking
 from koalapy.scheduling.queueing.needs import Room
+from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.queueing.queue import PlacementQueue
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.state import SchedulerState
 
 
 class Aging:
@@ -25,13 +23,11 @@ class Aging:
     """
 
     def __init__(
-        self, rules: Rules, queues: Mapping[Priority, PlacementQueue], ledger: Ledger, grid: GridStatus, asking: Asking
+        self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue], evaluator: PolicyEvaluator
     ) -> None:
-        self._rules = rules
+        self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
         self._queues = queues
-        self._ledger = ledger
-        self._grid = grid
-        self._asking = asking
+        self._evaluator = evaluator
         self._stale = False
         self._chosen: JobId | None = None
         self._kept: Counter[ClusterName] = Counter()
@@ -73,13 +69,13 @@ class Aging:
                 spec = self._ledger.jobs[entry.job].spec
                 if spec.internal:
                     continue
-                answer = self._asking.ask(spec, self._empty)
+                answer = self._evaluator.ask(spec, self._empty)
                 if isinstance(answer, Placement):
                     self._chosen = entry.job
                     for component in answer.components:
                         self._kept[component.cluster] += component.size
                     return
-                if not self._asking.learns(spec):
+                if not self._evaluator.learns(spec):
                     group.refused_on = self._grids
 
     def _look(self) -> Room:

@@ -9,7 +9,7 @@ from koalapy.model.wording import listed
 from koalapy.placement.constraints import Constraints, capped, part_with
 from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import reason_for
-from koalapy.scheduling.queueing.answers import BrokenPolicy
+from koalapy.scheduling.queueing.policy_answers import BrokenPolicy
 
 Reasons = dict[ClusterName, ClusterReason]
 

@@ -16,10 +16,10 @@ from koalapy.model.transfer import immovable
 from koalapy.placement.constraints import Constraints
 from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import not_usable
-from koalapy.scheduling.queueing.answers import BrokenPolicy, checked, constrained
+from koalapy.scheduling.queueing.policy_answers import BrokenPolicy, checked, constrained
 from koalapy.scheduling.queueing.policy_reasons import Reasons, explained, explained_where_named
 
-__all__ = ["BrokenPolicy", "Demands", "Placer"]
+__all__ = ["BrokenPolicy", "Demands", "Eligibility"]
 
 
 class Demands(NamedTuple):
@@ -36,7 +36,7 @@ class Demands(NamedTuple):
         return Constraints(self.at_most, self.speed_ratio)
 
 
-class Placer:
+class Eligibility:
     """Knows the profiles of the grid's clusters, which do not change while a daemon lives."""
 
     def __init__(self, profiles: Mapping[ClusterName, ClusterProfile]) -> None:

@@ -11,39 +11,34 @@ from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName, Request
-from koalapy.scheduling.grid import ClusterStatus, GridStatus
-from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.queueing.aging import Aging
-from koalapy.scheduling.queueing.asking import Asking, Shape
 from koalapy.scheduling.queueing.needs import needs_of
 from koalapy.scheduling.queueing.offers import Offers
+from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator, Shape
 from koalapy.scheduling.queueing.queue import ANY_CLUSTER, PlacementQueue
 from koalapy.scheduling.queueing.tries import placement_limit
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.state import SchedulerState
 
 SHARED_REQUESTS = 10_000
 
 
-class Waiting:
+class PlacementQueues:
     """Offers the grid to waiting jobs; ``begin`` is called with each job that was placed, and its placement."""
 
     def __init__(
         self,
-        rules: Rules,
-        ledger: Ledger,
-        grid: GridStatus,
-        asking: Asking,
+        state: SchedulerState,
+        evaluator: PolicyEvaluator,
         room_with_preemption: Callable[[ClusterStatus], int],
         begin: Callable[[Job, Placement, float], None],
     ) -> None:
-        self.rules = rules
-        self.grid = grid
+        self.rules, self.grid, self._ledger = state.rules, state.grid, state.ledger
         self.room_with_preemption = room_with_preemption
-        self._ledger = ledger
-        self._asking = asking
+        self._evaluator = evaluator
         self._begin = begin
-        self._queues = {priority: PlacementQueue(rules.queue_order) for priority in Priority}
-        self._aging = Aging(rules, self._queues, ledger, grid, asking)
+        self._queues = {priority: PlacementQueue(self.rules.queue_order) for priority in Priority}
+        self._aging = Aging(state, self._queues, evaluator)
         self._seq = 0
         self._pausing: set[JobId] = set()
         """Queued jobs that come back to their queues later."""
@@ -125,7 +120,7 @@ class Waiting:
 
     def _push(self, job: Job) -> None:
         queue = self._queues[job.spec.priority]
-        queue.push(job.id, job.queue_seq, self._asking.shape(job.spec), job.spec.request)
+        queue.push(job.id, job.queue_seq, self._evaluator.shape(job.spec), job.spec.request)
         self._say_tries(job)
         if self.tries(job) >= self.rules.aging_tries:
             self._aging.reconsider()
@@ -188,10 +183,10 @@ class Waiting:
         queue = self._queues[job.spec.priority]
         if self.rules.queue != "scan" and (head := queue.head()) is not None and head != job.id:
             return f"waits behind job {head}"
-        shape = self._asking.shape(job.spec)
+        shape = self._evaluator.shape(job.spec)
         answer = self._answers.get(shape)
         if answer is None:
-            refused = self._asking.ask(job.spec, self.grid.view())
+            refused = self._evaluator.ask(job.spec, self.grid.view())
             answer = self._answers[shape] = refused.summary if isinstance(refused, Refusal) else ""
         if answer:
             return answer
@@ -275,7 +270,7 @@ class Waiting:
                 if self.rules.queue == "fcfs" and queue.head() != job_id:
                     continue
                 job = self._ledger.jobs[job_id]
-                shape, needs = self._asking.shape(job.spec), needs_of(job.spec.request)
+                shape, needs = self._evaluator.shape(job.spec), needs_of(job.spec.request)
                 if shape not in refused and offer.may_fit(needs) and self._place(job_id, offer, now):
                     for other in offers.values():
                         other.renew()
@@ -288,9 +283,9 @@ class Waiting:
         if job_id in self._bounced:
             return False
         job = self._ledger.jobs[job_id]
-        answer = self._asking.ask(job.spec, offers.view)
+        answer = self._evaluator.ask(job.spec, offers.view)
         if isinstance(answer, Refusal) and offers.with_preemption is not None:
-            answer = self._asking.ask(job.spec, offers.with_preemption)
+            answer = self._evaluator.ask(job.spec, offers.with_preemption)
         if isinstance(answer, Refusal):
             return False
         self._beginning = job_id

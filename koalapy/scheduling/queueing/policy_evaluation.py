@@ -12,34 +12,29 @@ from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import Request, shape_of
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
-from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.advising import Advising
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.queueing.answers import informed
-from koalapy.scheduling.queueing.placing import BrokenPolicy, Placer
+from koalapy.scheduling.queueing.eligibility import BrokenPolicy, Eligibility
+from koalapy.scheduling.queueing.policy_answers import informed
+from koalapy.scheduling.state import SchedulerState
 
 Shape = tuple[object, ...]
 LOOK_AHEAD = 50
 """How many waiting requests a policy that looks ahead is shown."""
 
 
-class Asking:
+class PolicyEvaluator:
     """Policies by name, what jobs demand of clusters beside, and what clusters on probation are given."""
 
     def __init__(
         self,
-        policies: Registry,
-        placer: Placer,
-        grid: GridStatus,
+        state: SchedulerState,
+        eligibility: Eligibility,
         waiting: Callable[[], Iterable[Request]],
-        warn: Callable[[str], None],
         advising: Advising,
     ) -> None:
-        self._policies = policies
-        self._placer = placer
-        self._grid = grid
+        self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
+        self._eligibility = eligibility
         self._waiting = waiting
-        self._warn = warn
         self._advising = advising
         self._broken: set[str] = set()
         """Policies of which was told that they answer nonsense."""
@@ -48,7 +43,7 @@ class Asking:
         """What the answer to a job depends on."""
         learned = self._advising.shape(spec) if self.learns(spec) else ()
         own = ("internal",) if spec.internal else ()
-        return (spec.policy, *shape_of(spec.request), *self._placer.demands(spec), *spec.inputs, *learned, *own)
+        return (spec.policy, *shape_of(spec.request), *self._eligibility.demands(spec), *spec.inputs, *learned, *own)
 
     def learns(self, spec: JobSpec) -> bool:
         """Whether the answer to a job may also change with what is learned meanwhile."""
@@ -61,14 +56,14 @@ class Asking:
             return Refusal(nowhere)
         try:
             policy = self._policy(spec, view)
-            answer = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
+            answer = self._eligibility.ask(policy, spec, self._looking_ahead(policy, spec, view))
             return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
             return Refusal(error.message)
         except BrokenPolicy as error:
             if error.policy not in self._broken:
                 self._broken.add(error.policy)
-                self._warn(error.message)
+                self._ledger.warn(error.message)
             return Refusal(error.message)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
@@ -78,7 +73,7 @@ class Asking:
             return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
         try:
             policy = self._policy(spec, view)
-            return self._placer.explain(policy, spec, self._looking_ahead(policy, spec, view))
+            return self._eligibility.explain(policy, spec, self._looking_ahead(policy, spec, view))
         except (UsageError, BrokenPolicy) as error:
             return (ClusterReason("", error.message),)
 
@@ -116,7 +111,7 @@ class Asking:
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
             clusters = tuple(replace(c, idle=largest.get(c.name, c.idle)) for c in view)
             view = replace(view, clusters=clusters, waiting=())
-            another = self._placer.ask(policy, spec, self._looking_ahead(policy, spec, view))
+            another = self._eligibility.ask(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
                 return whole if self._grid.is_all_on_trial else another
             answer = another

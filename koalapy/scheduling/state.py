@@ -1,0 +1,31 @@
+"""What all parts of the scheduler work on."""
+
+from collections.abc import Iterable
+
+from koalapy.placement.registry import Registry
+from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.grid import ClusterStatus, GridStatus, Links
+from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.timers import Timers
+
+
+class SchedulerState:
+    """The rules, what is known of clusters and jobs, what has been learned, and the deadlines; every part gets it."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        policies: Registry,
+        clusters: Iterable[ClusterStatus],
+        links: Links | None = None,
+        experience: Experience | None = None,
+    ) -> None:
+        self.rules = rules
+        self.policies = policies
+        self.grid = GridStatus(clusters, links)
+        self.ledger = Ledger()
+        self.timers = Timers()
+        self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
+        self.now = 0.0
+        """The latest time that the scheduler was told."""
