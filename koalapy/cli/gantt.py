@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len
+
 from koalapy.cli.errors import printable
-from koalapy.cli.width import columns_of, cut, left
+from koalapy.cli.width import cut, left
 from koalapy.model.moment import clock
 
 Json = dict[str, Any]
@@ -67,7 +69,7 @@ def chart(job: Json, attempts: Sequence[Json], *, width: int, now: float, limit:
     if not unicode:
         rows = [replace(row, label=_ascii(row.label), text=_ascii(row.text)) for row in rows]
     origin = f"{clock(start, now, exact=True)} UTC"
-    margin = max(columns_of(label) for label in (origin, *(row.label for row in rows))) + 2
+    margin = max(cell_len(label) for label in (origin, *(row.label for row in rows))) + 2
     columns = max(FEWEST_COLUMNS, width - margin)
     scale = Scale(start, end, columns)
     lines = [origin.ljust(margin) + scale.labels(), " " * margin + scale.ruler(marks)]

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.cells import cell_len
+
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import duration, table
-from koalapy.cli.width import columns_of, left, right
+from koalapy.cli.width import left, right
 from koalapy.model.moment import clock
 
 Json = dict[str, Any]
@@ -34,8 +36,8 @@ def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns:
         cells = [_cell(links[min(one, other), max(one, other)], back=one > other) for other in clusters]
         rows.append([printable(one), *(top for top, _ in cells)])
         rows.append(["", *(bottom for _, bottom in cells)])
-    first = max(columns_of(row[0]) for row in rows)
-    width = max([WIDTH, *(columns_of(cell) for row in rows for cell in row[1:])])
+    first = max(cell_len(row[0]) for row in rows)
+    width = max([WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
     most = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
     parts = [range(start, min(start + most, len(clusters) + 1)) for start in range(1, len(clusters) + 1, most or 1)]
     return "\n\n".join(_part(rows, part, first, width) for part in parts or [range(0)])

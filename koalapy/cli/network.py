@@ -10,7 +10,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.matrix import history_table, in_words, network_page
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
-from koalapy.cli.width import room
+from koalapy.cli.width import terminal_size
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ def network(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
     if as_json:
         show_json(answer)
     else:
-        terminal = room(sys.stdout)
+        terminal = terminal_size(sys.stdout)
         print(network_page(answer, terminal[0] if terminal else None))
 
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.cells import cell_len
+
 from koalapy.cli.errors import printable
 from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
-from koalapy.cli.width import columns_of, folded, left, room
+from koalapy.cli.width import folded, left, terminal_size
 from koalapy.model.moment import clock
 from koalapy.model.wording import nodes
 
@@ -23,13 +25,13 @@ INDENT = 4
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool = True) -> str:
     """Columns as wide as needed; on a terminal the last one is folded, within its column or below the others."""
     text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(columns_of(row[column]) for row in text) for column in range(len(header))]
-    terminal = room(sys.stdout) if fold else None
+    widths = [max(cell_len(row[column]) for row in text) for column in range(len(header))]
+    terminal = terminal_size(sys.stdout) if fold else None
     start = sum(widths[:-1]) + 2 * len(widths[:-1])
     lines = []
     for row in text:
         before = "  ".join([*(left(cell, most) for cell, most in zip(row[:-1], widths, strict=False)), ""])
-        if terminal is None or start + columns_of(row[-1]) <= terminal[0]:
+        if terminal is None or start + cell_len(row[-1]) <= terminal[0]:
             lines.append(f"{before}{row[-1]}".rstrip())
             continue
         beside = terminal[0] - start >= NARROWEST

@@ -5,11 +5,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from rich.cells import cell_len
+
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.deadline import TimeIsUp
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import seconds_since
-from koalapy.cli.width import columns_of, cut, left, room
+from koalapy.cli.width import cut, left, terminal_size
 from koalapy.model.quantities import bytes_text
 
 Json = dict[str, Any]
@@ -34,7 +36,7 @@ def lines(job: Json, *, unicode: bool) -> list[str]:
         for i, c in enumerate(job["components"])
         if c["staging_since"] and _is_told(c)
     ]
-    width = max((columns_of(where) for where, _ in staged), default=0)
+    width = max((cell_len(where) for where, _ in staged), default=0)
     return [f"{left(where, width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
 
 
@@ -103,7 +105,7 @@ def _told(job: Json, stream: TextIO) -> list[str]:
 
 def _fitting(told: list[str], stream: TextIO) -> list[str]:
     """As much as can be drawn again in place: no line goes on in the next one, and none leaves the terminal."""
-    terminal = room(stream)
+    terminal = terminal_size(stream)
     if terminal is None:
         return told
     columns, most = terminal[0], max(2, terminal[1] - 1)

@@ -1,40 +1,26 @@
-"""How many columns of a terminal a text takes: East Asian signs take two, accents that stand by themselves none."""
+"""Texts in columns of a terminal: East Asian signs take two, accents that stand by themselves none."""
 
 import shutil
-import unicodedata
-from itertools import accumulate, takewhile
 from typing import TextIO
 
-
-def columns_of(text: str) -> int:
-    """Columns."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_columns, text))
-
-
-def _columns(sign: str) -> int:
-    if unicodedata.combining(sign):
-        return 0
-    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+from rich.cells import cell_len, chop_cells
 
 
 def left(text: str, columns: int) -> str:
     """With blanks after it."""
-    return text + " " * (columns - columns_of(text))
+    return text + " " * (columns - cell_len(text))
 
 
 def right(text: str, columns: int) -> str:
     """With blanks before it."""
-    return " " * (columns - columns_of(text)) + text
+    return " " * (columns - cell_len(text)) + text
 
 
 def cut(text: str, columns: int, mark: str = "…") -> str:
     """As much of it as has room, with a mark of one column where something is missing."""
-    if columns_of(text) <= columns:
+    if cell_len(text) <= columns:
         return text
-    filled = accumulate(map(_columns, text))
-    return text[: sum(1 for _ in takewhile(lambda so_far: so_far < columns, filled))] + mark
+    return (chop_cells(text, columns - 1)[0] if columns > 1 else "") + mark
 
 
 def folded(text: str, columns: int) -> list[str]:
@@ -42,18 +28,13 @@ def folded(text: str, columns: int) -> list[str]:
     lines = [""]
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
-        if columns_of(joined) <= columns:
+        if cell_len(joined) <= columns:
             lines[-1] = joined
-            continue
-        lines += [""] if lines[-1] else []
-        while columns_of(word) > columns:
-            first = max(1, sum(1 for _ in takewhile(lambda so_far: so_far <= columns, accumulate(map(_columns, word)))))
-            lines[-1:] = [word[:first], ""]
-            word = word[first:]
-        lines[-1] = word
-    return lines if lines[-1] or len(lines) == 1 else lines[:-1]
+        else:
+            lines[-1:] = [line for line in (lines[-1], *chop_cells(word, columns)) if line]
+    return lines
 
 
-def room(stream: TextIO) -> tuple[int, int] | None:
+def terminal_size(stream: TextIO) -> tuple[int, int] | None:
     """Columns and lines of a terminal; None where the text goes elsewhere."""
     return shutil.get_terminal_size() if stream.isatty() else None

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from koalapy.cli import tables
-from koalapy.cli.width import columns_of, folded
+from koalapy.cli.width import folded
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
 
@@ -274,7 +275,7 @@ def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala
 
 def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     header, reason = ["ID", "NAME", "REASON"], "local users of north were faster than this job three times in a row"
-    monkeypatch.setattr(tables, "room", lambda _: (50, 24))
+    monkeypatch.setattr(tables, "terminal_size", lambda _: (50, 24))
     assert tables.table(header, [["1", "short", reason], ["2", "x", "-"]]).splitlines() == [
         "ID  NAME   REASON",
         "1   short  local users of north were faster than",
@@ -289,14 +290,14 @@ def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
         "    local users of north were faster than this job",
         "    three times in a row",
     ]
-    monkeypatch.setattr(tables, "room", lambda _: None)
+    monkeypatch.setattr(tables, "terminal_size", lambda _: None)
     assert tables.table(header, [["1", "n" * 40, reason]]).splitlines()[1].endswith("in a row")
 
 
 @given(st.text(st.sampled_from("ab 東\u0301"), max_size=40), st.integers(2, 9))
 def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
     lines = folded(text, columns)
-    assert all(columns_of(line) <= columns for line in lines)
+    assert all(cell_len(line) <= columns for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 

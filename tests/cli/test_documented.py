@@ -47,7 +47,7 @@ HEAVY = (
     "httpx2",
     "pydantic",
     "typer",
-    "rich",
+    "rich.console",
     "numpy",
     "matplotlib",
     "yaml",

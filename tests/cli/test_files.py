@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from koalapy.cli import transfers
 from koalapy.cli.errors import CliError, Exit
@@ -20,7 +21,6 @@ from koalapy.cli.resubmit import command_for
 from koalapy.cli.staging import packed
 from koalapy.cli.submission import inputs_of
 from koalapy.cli.unpacking import unpack
-from koalapy.cli.width import columns_of
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.replica import ReplicaState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
@@ -83,7 +83,7 @@ def test_columns_stand_below_each_other_whatever_the_names(koala: Koala, server:
     server.files.replicas = [replace(MESH, name=name) for name in names]
     lines = koala("replicas", "list").out.splitlines()
     assert {
-        columns_of(line[: line.index(word)]) for line, word in zip(lines, ["CLUSTER", *["north"] * 4], strict=True)
+        cell_len(line[: line.index(word)]) for line, word in zip(lines, ["CLUSTER", *["north"] * 4], strict=True)
     } == {11}
 
 
@@ -555,7 +555,7 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytes
     assert waits == "queued: no replica of m is good\n\x1b[1F"
     assert under_way.endswith("and 5 more\n\x1b[5F")
     for page in (under_way, there):
-        assert all(columns_of(line.split("\x1b")[0]) <= 40 for line in page.splitlines())
+        assert all(cell_len(line.split("\x1b")[0]) <= 40 for line in page.splitlines())
         assert page.count("\n") == 5
 
 

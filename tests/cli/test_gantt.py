@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from koalapy.cli.gantt import ASCII, MEANINGS, UNICODE, chart
-from koalapy.cli.width import columns_of
 
 Json = dict[str, Any]
 NOON = 1795262400.0
@@ -166,7 +166,7 @@ def jobs(draw: st.DrawFn) -> tuple[Json, list[Json]]:
 
 
 def behind(line: str, columns: int) -> str:
-    return next(line[i:] for i in range(len(line) + 1) if columns_of(line[:i]) == columns)
+    return next(line[i:] for i in range(len(line) + 1) if cell_len(line[:i]) == columns)
 
 
 @given(jobs(), st.integers(75, 200), st.floats(0, 5000), st.integers(1, 4), st.booleans())
@@ -178,7 +178,7 @@ def test_no_line_is_too_long_and_no_mark_out_of_order(
     marks = UNICODE if unicode else ASCII
     order = "".join(marks[what] for what in list(MEANINGS)[2:])
     lines = text.split("\n")
-    assert all(columns_of(line) <= width for line in lines)
+    assert all(cell_len(line) <= width for line in lines)
     margin = len(lines[1]) - len(lines[1].lstrip())
     lanes = [behind(line, margin) for line in lines if line.startswith("  ") and line[2].isdecimal()]
     assert len(lanes) == sum(len(a["components"]) for a in found[1][-limit:])
