@@ -17,7 +17,11 @@ def show(
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
-    """Everything about one job: where it is, and what happened to it."""
+    """Everything about one job: where it is, and what happened to it.
+
+    A claim asks a cluster for the nodes of a component. At the barrier, components that have theirs wait for the
+    others, and for files. The start delay is how much later than first estimated the job was to start.
+    """
     from koalapy.cli import tables, transfers
 
     client = Client(url, token)

@@ -16,7 +16,10 @@ HISTORY = 10
 
 
 def explain(job: Job, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
-    """Why a job waits, and what would start it now; or why it is where it is."""
+    """Why a job waits, and what would start it now; or why it is where it is.
+
+    IDLE are the nodes that this job could be given, of all; LACKS is how many more would do on that cluster alone.
+    """
     found = Client(url, token).get(f"/api/v1/jobs/{job}/explain")
     if as_json:
         show_json(found)

@@ -16,9 +16,9 @@ Json = dict[str, Any]
 MEANINGS = {
     "queued": "queued",
     "held": "held",
-    "placed": "placed, not yet handed in",
+    "placed": "placed, no nodes yet",
     "waiting": "waits in the cluster's own queue",
-    "claimed": "claimed, waits at the barrier",
+    "claimed": "has nodes, waits for the others",
     "running": "running",
     "stopping": "stopping",
 }

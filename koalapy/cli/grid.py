@@ -52,7 +52,10 @@ def metrics(
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
-    """How well the clusters are used, and how long jobs wait."""
+    """How well the clusters are used, and how long jobs wait.
+
+    USED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own users have, past the scheduler.
+    """
     answer = Client(url, token).get("/api/v1/metrics", since=since)
     if as_json:
         show_json(answer)
@@ -61,5 +64,8 @@ def metrics(
 
 
 clusters_group = Group(
-    "Show clusters, or act on one.", {"clear": clear, "drain": drain, "resume": resume}, default=clusters
+    "Show clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
+    "users have, past the scheduler.",
+    {"clear": clear, "drain": drain, "resume": resume},
+    default=clusters,
 )

@@ -34,7 +34,11 @@ def queue(
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
-    """List jobs, newest first: yours that are not over, or what the options ask for."""
+    """List jobs, newest first: yours that are not over, or what the options ask for.
+
+    A job is queued until clusters are chosen for it; then it is placed, claiming while these are asked for its nodes,
+    and starting once it has all of them. It is unknown while one of its clusters is out of reach.
+    """
     owner = user or ("" if everyone else current_user())
     query = {"owner": owner, "state": state, "name": name, "cluster": cluster}
     client = Client(url, token)

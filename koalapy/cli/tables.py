@@ -146,6 +146,8 @@ def metrics(found: Json) -> str:
             f"The last {duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
             table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
             table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
+            "BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.\n"
+            "START DELAY: how much later than first estimated jobs were to start.",
             f"Jobs that ended: {ended}; {found['restarts']} restarts. Now: {found['queued']} queued, "
             f"{found['active']} placed or running.",
         ]
@@ -175,7 +177,7 @@ def job_page(job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Seq
         ("submitted", job["submitted_at"]),
         ("queued", _s(job["queue_time"])),
         ("start-up", _s(job["startup_overhead"])),
-        ("delayed", _s(job["start_delay"])),
+        ("start delay", _s(job["start_delay"], " later than first estimated")),
         ("in all", _s(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
@@ -202,5 +204,5 @@ def is_unicode() -> bool:
     return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
 
 
-def _s(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f} s"
+def _s(seconds: float | None, more: str = "") -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s{more}"

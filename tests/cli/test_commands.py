@@ -380,6 +380,9 @@ PRIORITY  JOBS  QUEUE TIME  WAIT TIME  START-UP  RESPONSE TIME  START DELAY
 high      0     -           -          -         -              -
 low       3     1.500 s     62.000 s   60.500 s  3725.250 s     -
 
+BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.
+START DELAY: how much later than first estimated jobs were to start.
+
 Jobs that ended: 2 succeeded, 1 failed, 0 cancelled; 4 restarts. Now: 5 queued, 1 placed or running.
 """
 

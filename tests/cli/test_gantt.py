@@ -92,9 +92,8 @@ attempt 2           running
   1 south:2                                  ·░░░
   2 west:2 (for 1)                               ·░░▒███████████████████████████
 
-─ queued  ╌ held  · placed, not yet handed in
-░ waits in the cluster's own queue  ▒ claimed, waits at the barrier  █ running
-≈ stopping"""
+─ queued  ╌ held  · placed, no nodes yet  ░ waits in the cluster's own queue
+▒ has nodes, waits for the others  █ running  ≈ stopping"""
 
 
 def test_a_job_that_was_tried_twice() -> None:
@@ -111,9 +110,9 @@ attempt 2           running
   1 south:2                 .:::
   2 west:2 (for 1)              .:+#########################
 
-- queued  . placed, not yet handed in
+- queued  . placed, no nodes yet
 : waits in the cluster's own queue
-+ claimed, waits at the barrier  # running"""
++ has nodes, waits for the others  # running"""
 
 
 def test_without_unicode_and_with_the_last_attempt_only() -> None:

@@ -460,7 +460,7 @@ def test_a_placed_job_waits_for_its_claiming_time() -> None:
     assert found.state is JobState.PLACED
     assert found.headline == (
         "placed on north (2 nodes); the files of component 0 are on their way, "
-        "expected at 14:03:40; claims nodes at 14:03:15"
+        "expected at 14:03:40; asks for its nodes at 14:03:15"
     )
     assert found.placement is not None
     assert [(c.size, c.cluster) for c in found.placement.components] == [(2, "north")]
@@ -484,7 +484,8 @@ def test_a_claim_waits_behind_local_users() -> None:
         "waits in the resource manager of north behind local users with component 0, for 10 s at most"
     )
     assert text_of(found, "north") == "component 0: queued in the resource manager since 14:02:00"
-    assert text_of(found, "south").startswith("component 1: every node has reported, waits at the barrier since 14:02:")
+    there = "every node has reported, waits at the barrier for the others"
+    assert text_of(found, "south").startswith(f"component 1: {there} since 14:02:")
 
 
 def test_the_barrier_waits_for_a_component() -> None:

@@ -96,9 +96,9 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
         by_state.setdefault(component.state, []).append(component)
     if placed := by_state.get(ComponentState.PLACED):
         at = attempt.claim_at if attempt.claim_at is not None else now
-        what = "nodes" if len(placed) == len(attempt.gang) else f"nodes for {_components(placed)}"
+        what = "its nodes" if len(placed) == len(attempt.gang) else f"the nodes of {_components(placed)}"
         awaited = f"; {_files(attempt, now)}" if _awaited(attempt) else ""
-        return f"placed on {_where(attempt.gang)}{awaited}; claims {what} at {clock(at, now, exact=True)}"
+        return f"placed on {_where(attempt.gang)}{awaited}; asks for {what} at {clock(at, now, exact=True)}"
     if waiting := by_state.get(ComponentState.WAITING):
         return (
             f"waits in the resource manager of {_names(waiting)} behind local users with {_components(waiting)}, "
@@ -108,7 +108,7 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
         return f"waits for the nodes of {_components(submitted)} on {_names(submitted)} to report"
     if _awaited(attempt):
         return f"has all its nodes; {_files(attempt, now)}"
-    return f"waits at the barrier for {_components(attempt.gang)}"
+    return f"waits at the barrier until all of {_components(attempt.gang)} are there"
 
 
 def _awaited(attempt: Attempt) -> list[Component]:
@@ -136,10 +136,10 @@ def _names(components: Sequence[Component]) -> str:
 
 
 STATE_TEXTS = {
-    ComponentState.PLACED: "nothing is claimed yet",
+    ComponentState.PLACED: "its nodes are not asked for yet",
     ComponentState.SUBMITTED: "being handed to the resource manager",
     ComponentState.WAITING: "queued in the resource manager",
-    ComponentState.CLAIMED: "every node has reported, waits at the barrier",
+    ComponentState.CLAIMED: "every node has reported, waits at the barrier for the others",
     ComponentState.RUNNING: "runs",
     ComponentState.STOPPING: "was told to end",
     ComponentState.DELIVERING: "has ended, and what it has to bring is on its way",
