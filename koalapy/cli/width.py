@@ -31,7 +31,7 @@ def folded(text: str, columns: int) -> list[str]:
         if cell_len(joined) <= columns:
             lines[-1] = joined
         else:
-            lines[-1:] = [line for line in (lines[-1], *chop_cells(word, columns)) if line]
+            lines[-1:] = [line for line in (lines[-1], *(chop_cells(word, columns) or [word])) if line]
     return lines
 
 
