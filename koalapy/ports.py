@@ -195,6 +195,16 @@ class OutputStore(Protocol):
 class Store(Protocol):
     """The truth. Calls block; those that write raise ``StoreUnavailable`` when trying again may help."""
 
+    @property
+    def instance(self) -> str:
+        """The name of what is stored here, the same for every daemon that opens it."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Of the lease that is held."""
+        ...
+
     def load(self) -> Saved: ...
 
     def write(self, batch: Batch) -> None:
@@ -207,7 +217,11 @@ class Store(Protocol):
         """Go on with a higher epoch than the lease was taken with; ``LeaseLost`` as ``write``."""
         ...
 
-    def release_lease(self) -> None: ...
+    def release_lease(self) -> None:
+        """Let the next daemon start at once."""
+        ...
+
+    def close(self) -> None: ...
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
         """Those of the keys that were used, and for what."""
@@ -266,7 +280,9 @@ class AdviceStore(Protocol):
 class FileStore(Protocol):
     """What is kept of files outside the jobs themselves. Calls block; ``StoreUnavailable`` as those of ``Store``."""
 
-    def replicas(self) -> list[Replica]: ...
+    def replicas(self) -> list[Replica]:
+        """In order of name and cluster."""
+        ...
 
     def save_replicas(self, replicas: Sequence[Replica]) -> None:
         """All or none; each replaces that of the same name and cluster."""

@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
-from koalapy.store.sql import make_engine
+from koalapy.store.engine import make_engine
 from tests.needs import ROOT, needs
 
 CONTENTS = ("koala.db", "token")

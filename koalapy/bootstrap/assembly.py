@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 from fastapi import APIRouter
-from sqlalchemy import Engine as SqlEngine
 
 from koalapy.agents.environment import of_agents
 from koalapy.api.advisor import advisor_router
@@ -57,31 +56,12 @@ from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.service.retention import Keeping, Retention
 from koalapy.settings import ClusterSection, Settings
-from koalapy.store.advice import SqlAdvice
-from koalapy.store.history import SqlHistory
-from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
-from koalapy.store.output_rows import move_output
-from koalapy.store.replicas import SqlFiles
-from koalapy.store.sql import SqlStore, make_engine
 
 log = structlog.get_logger()
 
 Describe = Callable[[str], ClusterRecord]
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """All in one database, and the output beside it; ``saved`` is what the daemon before this one left there."""
-
-    database: SqlEngine
-    jobs: SqlStore
-    saved: Saved
-    files: SqlFiles
-    measurements: SqlMeasurements
-    advice: SqlAdvice
-    output: FileOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +175,9 @@ def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
 
 def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     """The database as this version has it; ``KoalaError`` when another daemon holds it."""
-    database = make_engine(settings.database or f"sqlite:///{data_dir / 'koala.db'}")
-    migrate(database)
-    store = SqlStore(database, time.time())
-    files, measurements = SqlFiles(database, store.lease), SqlMeasurements(database, store.lease)
     output = FileOutput(data_dir / "output", settings.output_limit)
     try:
-        if moved := move_output(database, store.lease, output):
-            log.info("output was moved out of the database", action="move", components=moved)
+        return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", time.time(), output)
     except OSError as error:
         raise UsageError(
             f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",
@@ -210,7 +185,6 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
             value=str(data_dir),
             hint="make room there, and start again",
         ) from error
-    return Stores(database, store, store.load(), files, measurements, SqlAdvice(database), output)
 
 
 def _scheduler(
@@ -349,8 +323,7 @@ def _services(
     jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks.build())
     advisor = Advisor(engine.scheduler.experience, stores.advice)
     keeping = Keeping(settings.jobs_keep, settings.internal_jobs_keep)
-    history = SqlHistory(stores.database, stores.jobs.lease)
-    retention = Retention(history, outputs, results, keeping, for_removal(clock), lambda: engine.draining)
+    retention = Retention(stores.history, outputs, results, keeping, for_removal(clock), lambda: engine.draining)
     return Services(jobs, bundles, files, results, network, advisor, disks, retention)
 
 

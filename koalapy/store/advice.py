@@ -4,31 +4,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.advice import CLOCKS_AGREE, Advised, Option, Run, Size, run_of
 from koalapy.model.job import Job, JobState
 from koalapy.store import tables
-from koalapy.store.engine import reading, unavailable_is_known
-from koalapy.store.history import kept_runs
+from koalapy.store.database import Database
 
+MAX_RETAINED_RUNS = 5000
+"""Of jobs that are gone, the newest, from which the advisor learns when a daemon starts."""
+
+_runs = tables.runs.c
 _advice, _jobs, _attempts, _components = tables.advice.c, tables.jobs.c, tables.attempts.c, tables.components.c
 
 
 class SqlAdvice:
-    """The ``AdviceStore`` port on a migrated database; ``StoreUnavailable`` when it does not answer."""
+    """The ``AdviceStore`` port on a database."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._reader = reading(engine)
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def record(self, application: str, limit: int) -> list[Advised]:
-        """What was advised, newest first; of all applications when none is named."""
         query = select(tables.advice).order_by(_advice.job_id.desc(), _advice.generation.desc()).limit(limit)
         if application:
             query = query.where(_advice.application == application)
-        with unavailable_is_known(), self._reader.connect() as connection:
-            return [_advised(row) for row in connection.execute(query).mappings()]
+        return [_advised(row) for row in self._database.rows(query)]
 
     def runs(self, limit: int) -> list[Run]:
         """What the last jobs have taught whose application is known, from the oldest to the newest; see ``run_of``.
@@ -69,10 +70,10 @@ class SqlAdvice:
             .where(_attempts.ended_at.is_not(None))
             .order_by(last.c.id)
         )
-        with unavailable_is_known(), self._reader.connect() as connection:
-            found = connection.execute(query).mappings()
-            runs = [_run(list(rows)) for _, rows in groupby(found, key=lambda row: row["id"])]
-            return [*kept_runs(connection, limit - len(runs)), *runs]
+        with self._database.reading() as connection:
+            components = connection.execute(query).mappings()
+            runs = [_run(list(rows)) for _, rows in groupby(components, key=lambda row: row["id"])]
+            return [*_retained_runs(connection, limit - len(runs)), *runs]
 
 
 def write_advised(connection: Connection, given: Sequence[Advised]) -> None:
@@ -113,3 +114,22 @@ def _run(rows: Sequence[RowMapping]) -> Run:
     clusters = tuple(sorted({row["cluster"] for row in rows}))
     seconds = max(0.0, first["ended_at"] - first["barrier_at"])
     return Run(first["application"], size, clusters, seconds, bool(first["killed"]))
+
+
+def retain_runs(connection: Connection, jobs: Iterable[Job]) -> None:
+    """What jobs have taught that will not be kept any more."""
+    runs = [{"job_id": job.id, "run": run._asdict()} for job in jobs if (run := run_of(job)) is not None]
+    if not runs:
+        return
+    connection.execute(insert(tables.runs), runs)
+    newest = select(_runs.job_id).order_by(_runs.job_id.desc())
+    too_old = connection.execute(newest.offset(MAX_RETAINED_RUNS).limit(1)).scalar()
+    if too_old is not None:
+        connection.execute(delete(tables.runs).where(_runs.job_id <= too_old))
+
+
+def _retained_runs(connection: Connection, limit: int) -> list[Run]:
+    """The newest, from the oldest on."""
+    query = select(_runs.run).order_by(_runs.job_id.desc()).limit(limit)
+    retained = connection.execute(query).scalars().all()[::-1]
+    return [Run(**run | {"size": Size(*run["size"]), "clusters": tuple(run["clusters"])}) for run in retained]

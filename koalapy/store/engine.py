@@ -20,17 +20,19 @@ from sqlalchemy.exc import (
 from koalapy.model.errors import StoreUnavailable, UsageError
 from koalapy.private import private_file
 
+MEMORY = "memory:"
+"""The URL of what is kept in memory only, and so has no engine."""
 SURROGATE = re.compile(r"\\ud", re.IGNORECASE)
 """How surrogates begin in JSON, alone or in pairs."""
 WRITING = {"koala_writes": True}
 """Execution options of an engine for transactions that write."""
 SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-BUSY = 3000
+SQLITE_BUSY_TIMEOUT = 3000
 """Milliseconds that SQLite waits for another process to be done with the database."""
-AGAIN = "try again when it is back"
-POOL_PATIENCE = 5.0
+RETRY_HINT = "try again when it is back"
+POOL_TIMEOUT = 5.0
 """Seconds to wait for a connection, when all are busy."""
-PATIENCE = {
+POSTGRESQL_TIMEOUTS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "options": "-c lock_timeout=5000 -c idle_in_transaction_session_timeout=30000",
@@ -59,7 +61,7 @@ def _no_database(url: str) -> UsageError:
         f"database: {kind}:… is no database that koala knows",
         field="database",
         value=kind,
-        hint="give sqlite:///PATH or postgresql://USER@HOST/NAME",
+        hint="give sqlite:///PATH, postgresql://USER@HOST/NAME, or memory: for a trial",
     )
 
 
@@ -96,12 +98,12 @@ def _sqlite(url: URL) -> Engine:
             private_file(path)
             for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
                 private_file(beside)
-    engine = create_engine(url, **JSON, pool_timeout=POOL_PATIENCE)
+    engine = create_engine(url, **JSON, pool_timeout=POOL_TIMEOUT)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
         connection.isolation_level = None  # else the driver begins a transaction only at its first change
-        connection.execute(f"PRAGMA busy_timeout={BUSY}").close()
+        connection.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT}").close()
         if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
             # Only while there is nothing: so what is deleted can be given back to the disk some pages at a time.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL").close()
@@ -119,9 +121,9 @@ def _sqlite(url: URL) -> Engine:
 
 def _postgresql(url: URL) -> Engine:
     """Through psycopg 3; connections that the server has dropped meanwhile are made again."""
-    url = url.set(drivername="postgresql+psycopg", query={**PATIENCE, **url.query})
+    url = url.set(drivername="postgresql+psycopg", query={**POSTGRESQL_TIMEOUTS, **url.query})
     try:
-        return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_PATIENCE)
+        return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT)
     except ModuleNotFoundError as error:
         raise UsageError(
             "database: PostgreSQL needs the package psycopg",
@@ -147,7 +149,7 @@ def unavailable_is_known() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, InternalError) as error:
-        said = " ".join(str(error.orig).split())
-        raise StoreUnavailable(f"the database does not answer: {said}", hint=AGAIN) from error
+        reason = " ".join(str(error.orig).split())
+        raise StoreUnavailable(f"the database does not answer: {reason}", hint=RETRY_HINT) from error
     except TimeoutError as error:
-        raise StoreUnavailable("the database does not answer: all connections are busy", hint=AGAIN) from error
+        raise StoreUnavailable("the database does not answer: all connections are busy", hint=RETRY_HINT) from error

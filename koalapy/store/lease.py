@@ -18,7 +18,7 @@ from koalapy.store.tables import lease
 log = structlog.get_logger()
 
 LEASE_SECONDS = 30.0
-LOOK_EVERY = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between two looks at a lease that is watched."""
 
 
@@ -63,8 +63,8 @@ class Lease:
     def _watch(self, expiry: float, sleep: Callable[[float], None]) -> None:
         """Its holder's clock was ahead of ours, so that only its renewals tell whether it lives: ``ConflictError``."""
         log.warning("the lease ends too late by this machine's clock: it is watched", action="lease", s=LEASE_SECONDS)
-        for _ in range(int(LEASE_SECONDS / LOOK_EVERY)):
-            sleep(LOOK_EVERY)
+        for _ in range(int(LEASE_SECONDS / POLL_INTERVAL)):
+            sleep(POLL_INTERVAL)
             with self._engine.connect() as connection:
                 row = connection.execute(select(lease)).mappings().one()
             if row["expires_at"] != expiry:

@@ -3,28 +3,24 @@
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Engine, RowMapping, delete, func, insert, select
+from sqlalchemy import RowMapping, delete, func, insert, select
 
 from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
-from koalapy.store.engine import reading, unavailable_is_known
-from koalapy.store.lease import Lease
+from koalapy.store.database import Database
 
-KEPT = 1000
-"""Lines of each pair and kind."""
+MAX_RETAINED = 1000
+"""Measurements of each pair and kind."""
 
 _columns = tables.measurements.c
 
 
 class SqlMeasurements:
-    """The ``MeasurementStore`` port on a migrated database, for who holds its lease; ``StoreUnavailable`` when it does
-    not answer, ``LeaseLost`` when another daemon has taken over."""
+    """The ``MeasurementStore`` port on a database."""
 
-    def __init__(self, engine: Engine, lease: Lease, kept: int = KEPT) -> None:
-        self._lease = lease
-        self._reader = reading(engine)
-        self._kept = kept
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def add(self, measurement: Measurement) -> None:
         row = asdict(measurement)
@@ -35,12 +31,12 @@ class SqlMeasurements:
             & (_columns.kind == measurement.kind.value)
         )
         newest = select(_columns.id).where(same).order_by(_columns.id.desc())
-        with self._lease.writing() as connection:
+        with self._database.writing() as connection:
             # The answer to a commit may be lost: this may be the second try.
             if connection.execute(select(_columns.id).where(same, _columns.at == measurement.at)).first() is not None:
                 return
             connection.execute(insert(tables.measurements).values(row))
-            first_too_old = connection.execute(newest.offset(self._kept).limit(1)).scalar()
+            first_too_old = connection.execute(newest.offset(MAX_RETAINED).limit(1)).scalar()
             if first_too_old is not None:
                 connection.execute(delete(tables.measurements).where(same, _columns.id <= first_too_old))
 
@@ -59,8 +55,7 @@ class SqlMeasurements:
         return self._read(query.order_by(_columns.id.desc()).limit(limit))
 
     def _read(self, query: Any) -> list[Measurement]:
-        with unavailable_is_known(), self._reader.connect() as connection:
-            return [_measurement(row) for row in connection.execute(query).mappings()]
+        return [_measurement(row) for row in self._database.rows(query)]
 
 
 def _measurement(row: RowMapping) -> Measurement:

@@ -1,14 +1,21 @@
-"""Bring a database to the newest revision of ``migrations/``."""
+"""Bring what earlier versions left to where this one has it: the tables, by ``migrations/``, and output."""
 
 from pathlib import Path
 
+import structlog
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, delete, select, text
 
+from koalapy.model.job import token_of
+from koalapy.ports import OutputPiece, OutputStore
+from koalapy.store import tables
+from koalapy.store.database import Database
 from koalapy.store.engine import unavailable_is_known, writing
 
-ONE_AT_A_TIME = 0x6B6F616C61
+log = structlog.get_logger()
+
+LOCK_NUMBER = 0x6B6F616C61
 """Any number, as long as every daemon of this database takes the same one."""
 
 
@@ -29,6 +36,29 @@ def migrate(engine: Engine, revision: str = "head") -> None:
     config = alembic_config()
     with unavailable_is_known(), writing(engine).begin() as connection:
         if connection.dialect.name == "postgresql":
-            connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": ONE_AT_A_TIME})
+            connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+
+
+def move_output(database: Database, target: OutputStore) -> int:
+    """Move output that earlier versions kept in the database to files; of how many components that was. ``OSError``.
+
+    To be killed in between does no harm: what is there already is not written twice.
+    """
+    output = tables.output.c
+    keys = output.job_id, output.generation, output.component
+    with database.reading() as connection:
+        components = connection.execute(select(*keys).distinct().order_by(*keys)).all()
+    for job, generation, component in components:
+        this = (output.job_id == job) & (output.generation == generation) & (output.component == component)
+        with database.reading() as connection:
+            query = select(output.offset, output.data).where(this).order_by(output.offset)
+            for part in connection.execution_options(yield_per=64).execute(query).partitions():
+                pieces = [OutputPiece(row.offset, row.data, missing=row.offset) for row in part]
+                target.append(token_of(job, generation, component, nonce=""), pieces)
+        with database.writing() as connection:
+            connection.execute(delete(tables.output).where(this))
+    if components:
+        log.info("output was moved out of the database", action="move", components=len(components))
+    return len(components)

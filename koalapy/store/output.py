@@ -18,9 +18,9 @@ from koalapy.ports import OutputPiece
 
 SEGMENT = 4 * 1024 * 1024
 """Bytes of a segment at most."""
-AT_ONCE = 1024 * 1024
+MAX_READ = 1024 * 1024
 """Bytes that are read at once."""
-REMEMBERED = 10_000
+MAX_RETAINED_STREAMS = 10_000
 """Components whose files need not be looked for again."""
 _NAME = re.compile(r"(.+)@(0|[1-9]\d{0,18})", re.ASCII)
 
@@ -70,7 +70,7 @@ class FileOutput:
         with self._stream(token) as stream:
             segments, end = [replace(segment) for segment in stream.segments], stream.end
         found: list[OutputPiece] = []
-        room, at = AT_ONCE, after
+        room, at = MAX_READ, after
         for segment, start, stop in self._shown(segments, end, after):
             data = _read(segment, start, min(stop, start + room))
             if data:
@@ -115,7 +115,7 @@ class FileOutput:
             stream = self._streams.pop(token, None) or Stream(self._look(token))
             self._streams[token] = stream
             stream.users += 1
-            if len(self._streams) > REMEMBERED:
+            if len(self._streams) > MAX_RETAINED_STREAMS:
                 idle = next((one for one, known in self._streams.items() if not known.users), None)
                 self._streams.pop(idle or "", None)
         try:

@@ -1,61 +1,56 @@
 """The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count, groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Priority, TimelineEntry
 from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
-from koalapy.store.engine import make_engine, reading, unavailable_is_known, writing
-from koalapy.store.jobs import AT_ONCE, jobs_of
-from koalapy.store.lease import Lease
+from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.usage import usage_between
-
-__all__ = ["SqlStore", "make_engine"]
 
 
 class SqlStore:
-    """The ``Store`` port on an SQL database that has been migrated; holds the lease while it is open."""
+    """The ``Store`` port on a database."""
 
-    def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._engine = engine
-        self._writer = writing(engine)
-        self._reader = reading(engine)
-        with unavailable_is_known():
-            self.lease = Lease(self._writer, now, sleep)
-        self.instance = self.lease.instance
-        self.epoch = self.lease.epoch
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._lease = database.lease
         self._known: set[JobId] = set()
         self._numbers = count(1)
 
+    @property
+    def instance(self) -> str:
+        return self._lease.instance
+
+    @property
+    def epoch(self) -> int:
+        return self._lease.epoch
+
     def close(self) -> None:
-        self._engine.dispose()
+        self.database.close()
 
     def renew_lease(self, now: float) -> None:
-        self.lease.renew(now)
+        self._lease.renew(now)
 
     def raise_epoch(self, epoch: int) -> None:
-        self.lease.raise_epoch(epoch)
-        self.epoch = epoch
+        self._lease.raise_epoch(epoch)
 
     def release_lease(self) -> None:
-        self.lease.release()
+        self._lease.release()
 
     # Writing
 
     def write(self, batch: Batch) -> None:
         """All of the batch in one transaction; a batch that comes again because its fate was unknown is stored once."""
         batch.number = batch.number or next(self._numbers)
-        with self.lease.writing_once(batch.number) as connection:
+        with self._lease.writing_once(batch.number) as connection:
             if connection is not None:
                 self._write(connection, batch)
         for job in batch.jobs.values():
@@ -63,28 +58,21 @@ class SqlStore:
 
     def _write(self, connection: Connection, batch: Batch) -> None:
         self._write_jobs(connection, batch.jobs.values())
-        self._write_attempts(connection, batch.attempts)
+        _write_attempts(connection, batch.attempts)
         _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
-        _insert(
-            connection,
-            tables.outbox,
-            [{"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox],
-        )
+        commands = [
+            {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
+        ]
+        _insert(connection, tables.outbox, commands)
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
             connection.execute(statement, [{"done": done} for done in batch.acknowledged])
         # A key is the first job's that was stored with it, whatever another says.
-        self._insert_new(
-            connection,
-            tables.submissions,
-            [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted],
-        )
-        self._upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
-        self._upsert(
-            connection,
-            tables.queues,
-            [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()],
-        )
+        keys = [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted]
+        upsert(connection, tables.submissions, keys, replace=False)
+        upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
+        scans = [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()]
+        upsert(connection, tables.queues, scans)
         write_advised(connection, batch.advised)
         complete_advised(connection, batch.jobs.values())
 
@@ -97,44 +85,14 @@ class SqlStore:
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
-        self._write_attempts(connection, [(job.id, job.attempt) for job in (*new, *old) if job.attempt is not None])
-
-    def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
-        self._upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
-        self._upsert(
-            connection,
-            tables.components,
-            [rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components],
-        )
-
-    def _insert_new(self, connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
-        """Those rows whose keys are not there yet."""
-        if values:
-            connection.execute(self._insert_into(table).on_conflict_do_nothing(), values)
-
-    def _upsert(self, connection: Connection, table: Table, values: Sequence[dict[str, Any]]) -> None:
-        if not values:
-            return
-        statement = self._insert_into(table)
-        keys = [column.name for column in table.primary_key]
-        changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
-        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), list(values))
-
-    def _insert_into(self, table: Table) -> sqlite.Insert | postgresql.Insert:
-        return sqlite.insert(table) if self._engine.dialect.name == "sqlite" else postgresql.insert(table)
+        _write_attempts(connection, [(job.id, job.attempt) for job in (*new, *old) if job.attempt is not None])
 
     # Reading
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        """The database as of one moment, so that what belongs together is of one age."""
-        with unavailable_is_known(), self._reader.connect() as connection:
-            yield connection
 
     def load(self) -> Saved:
         """Everything that is not over."""
         unfinished = tables.jobs.c.state.not_in([state.value for state in FINAL_STATES])
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             jobs = jobs_of(connection, select(tables.jobs).where(unfinished))
             outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
             clusters = connection.execute(select(tables.clusters)).mappings()
@@ -151,17 +109,14 @@ class SqlStore:
             )
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
-        known, wanted = tables.submissions.c, list(keys)
-        found: dict[str, Submitted] = {}
-        with self._reading() as connection:
-            for start in range(0, len(wanted), AT_ONCE):
-                some = known.key.in_(wanted[start : start + AT_ONCE])
-                rows_found = connection.execute(select(known.key, known.job_id, known.digest).where(some))
-                found |= {key: Submitted(key, job, digest) for key, job, digest in rows_found}
-        return found
+        known = tables.submissions.c
+        query = select(known.key, known.job_id, known.digest)
+        with self.database.reading() as connection:
+            used = [row for some in chunks(keys) for row in connection.execute(query.where(known.key.in_(some)))]
+        return {row.key: Submitted(row.key, row.job_id, row.digest) for row in used}
 
     def job(self, job: JobId) -> Job | None:
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             found = jobs_of(connection, select(tables.jobs).where(tables.jobs.c.id == job))
             return found[0] if found else None
 
@@ -187,7 +142,7 @@ class SqlStore:
             query = query.where(tables.jobs.c.id < which.before)
         if which.ids is not None:
             query = query.where(tables.jobs.c.id.in_(which.ids))
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return jobs_of(connection, query)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
@@ -195,14 +150,13 @@ class SqlStore:
         ids = select(tables.timeline.c.id).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
         page = ids.offset(after).limit(limit).subquery()
         query = select(tables.timeline).join(page, page.c.id == tables.timeline.c.id).order_by(page.c.id)
-        with self._reading() as connection:
-            return [rows.entry_from_row(row) for row in connection.execute(query).mappings()]
+        return [rows.entry_from_row(row) for row in self.database.rows(query)]
 
     def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
         attempts, components = tables.attempts, tables.components
         query = select(attempts).where(attempts.c.job_id == job).order_by(attempts.c.generation.desc()).limit(last)
         by_generation: dict[int, list[Component]] = defaultdict(list)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             tried = connection.execute(query).mappings().all()[::-1]
             first = tried[0]["generation"] if tried else 0
             parts = select(components).where(components.c.job_id == job, components.c.generation >= first)
@@ -211,10 +165,48 @@ class SqlStore:
         return [rows.attempt_from_row(row, tuple(by_generation[row["generation"]])) for row in tried]
 
     def usage(self, start: float, end: float) -> Usage:
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return usage_between(connection, start, end)
 
 
 def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
     if values:
         connection.execute(insert(table), values)
+
+
+def _write_attempts(connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
+    upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
+    components = [
+        rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components
+    ]
+    upsert(connection, tables.components, components)
+
+
+def jobs_of(connection: Connection, query: Any) -> list[Job]:
+    """Those of whole rows of ``jobs`` that a query selects, in its order, each with its last attempt."""
+    selected = connection.execute(query).mappings().all()
+    attempts: dict[tuple[JobId, int], Attempt] = {}
+    for ids in chunks(row["id"] for row in selected if row["generation"]):
+        attempts |= _last_attempts(connection, ids)
+    return [rows.job_from_row(row, attempts.get((row["id"], row["generation"]))) for row in selected]
+
+
+def _last_attempts(connection: Connection, ids: list[JobId]) -> dict[tuple[JobId, int], Attempt]:
+    jobs, attempts, components = tables.jobs.c, tables.attempts.c, tables.components.c
+    of_component = (components.job_id == jobs.id) & (components.generation == jobs.generation)
+    of_attempt = (attempts.job_id == jobs.id) & (attempts.generation == jobs.generation)
+    parts = connection.execute(
+        select(tables.components)
+        .join(tables.jobs, of_component)
+        .where(jobs.id.in_(ids))
+        .order_by(components.job_id, components.index)
+    ).mappings()
+    by_job = {
+        key: tuple(rows.component_from_row(row) for row in group)
+        for key, group in groupby(parts, key=lambda row: (row["job_id"], row["generation"]))
+    }
+    tried = connection.execute(select(tables.attempts).join(tables.jobs, of_attempt).where(jobs.id.in_(ids))).mappings()
+    return {
+        (row["job_id"], row["generation"]): rows.attempt_from_row(row, by_job[(row["job_id"], row["generation"])])
+        for row in tried
+    }

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from alembic import op
 
 from koalapy.model.application import application_of
-from koalapy.store.plain import Plain
 from koalapy.store.rows import spec_from_json
+from koalapy.store.tables import Plain
 
 revision = "0007"
 down_revision = "0006"

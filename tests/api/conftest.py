@@ -35,11 +35,13 @@ from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.store.advice import SqlAdvice
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.files import SqlFiles
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
-from koalapy.store.replicas import SqlFiles
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.sql import SqlStore
 from tests.service.sites import Sites
 
 Open = Callable[..., Any]
@@ -57,9 +59,9 @@ LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5
 async def serving(
     path: Path, tokens: list[str], rules: Rules, sites: Sites | None = None
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    database = make_engine(f"sqlite:///{path}")
-    migrate(database)
-    store = SqlStore(database, 0.0)
+    migrate(tables := make_engine(f"sqlite:///{path}"))
+    database = Database(tables, 0.0)
+    store = SqlStore(database)
     clusters = [ClusterStatus("north"), ClusterStatus("south")]
     for cluster in clusters:
         cluster.total = 4
@@ -89,7 +91,7 @@ async def serving(
         )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
-    file_store = SqlFiles(database, store.lease)
+    file_store = SqlFiles(database)
     bundles = Bundles(
         file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock, needed=list
     )
@@ -104,7 +106,7 @@ async def serving(
         clock=engine.clock,
         attempts=jobs.attempts,
     )
-    measurements = SqlMeasurements(database, store.lease)
+    measurements = SqlMeasurements(database)
     network = Network(engine, jobs, measurements, LinkBook(("north", "south"), LINKS), Measuring())
     routers = [
         network_router(network),

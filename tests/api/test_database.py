@@ -207,7 +207,7 @@ async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duties, "RETRY_PAUSE", 0.05)
-    monkeypatch.setattr("koalapy.store.engine.BUSY", 50)
+    monkeypatch.setattr("koalapy.store.engine.SQLITE_BUSY_TIMEOUT", 50)
     async with running(tmp_path / "koala.db") as daemon:
         database, lost = daemon.engine.database, []
         calendar = duties.Duties(daemon.engine, daemon.store, lambda: lost.append(True))

@@ -14,8 +14,10 @@ from koalapy.api.guard import LARGEST_BODY
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.sql import SqlStore
 from tests.api.conftest import Open
 
 JSON = {"content-type": "application/json"}
@@ -142,7 +144,7 @@ async def test_a_job_that_an_older_daemon_let_in_spoils_nothing(open_api: Open, 
     path = tmp_path / "koala.db"
     engine = make_engine(f"sqlite:///{path}")
     migrate(engine)
-    store = SqlStore(engine, 0.0)
+    store = SqlStore(Database(engine, 0.0))
     jobs = {ident: Job(ident, JobSpec(FlexibleRequest(6), ("true",), owner="ada"), 0.0) for ident in (1, 2)}
     store.write(Batch(at=0.0, epoch=store.epoch, jobs=jobs))
     store.release_lease()

@@ -14,8 +14,10 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.settings import ClusterSection, Settings
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.sql import SqlStore
 
 SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection(speed=2.0)})
 
@@ -26,7 +28,7 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     describe = _describer(SETTINGS, known.__getitem__, path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
-    store = SqlStore(engine, 0.0)
+    store = SqlStore(Database(engine, 0.0))
     store.write(Batch(at=1.0, epoch=store.epoch, clusters=[describe(name) for name in known]))
     saved = store.load()
     store.release_lease()

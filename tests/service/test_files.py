@@ -34,9 +34,8 @@ from koalapy.service.jobs import JobRecord
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.service.retention import Keeping, Retention
+from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
-from koalapy.store.replicas import SqlFiles
-from koalapy.store.sql import make_engine
 from tests.service.archives import GOOD, archive, archive_of, pieces, special, unpacked
 from tests.service.sites import Sites, sha
 from tests.service.test_hub import DEADLINE, Daemon, running
@@ -66,7 +65,7 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with running(tmp_path / "koala.db") as daemon:
         sites = Sites()
-        store = SqlFiles(make_engine(f"sqlite:///{tmp_path / 'koala.db'}"), daemon.store.lease)
+        store = SqlFiles(daemon.store.database)
         needed: set[str] = set()
         bundles = Bundles(
             store, tmp_path / "bundles", limit=100_000, quota=10**9, needed=lambda: needed, clock=lambda: 1000.0
@@ -656,7 +655,7 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
     bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: {kept.id}, clock=now)
     results = results_of(world, tmp_path, Tried(world))
     outputs = Outputs(world.daemon.engine, world.daemon.store, world.daemon.kept)
-    history = SqlHistory(world.daemon.store._engine, world.daemon.store.lease)
+    history = SqlHistory(world.daemon.store.database)
     retention = Retention(history, outputs, results, Keeping(None, 3600.0), now)
     await Housekeeping(bundles, results, retention, 60.0, now).tidy()
     assert [bundle.id for bundle in world.store.bundles()] == [kept.id]

@@ -31,9 +31,11 @@ from koalapy.service.hub import Hub
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.session import Session
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.sql import SqlStore
 
 DEADLINE = 30.0
 
@@ -70,7 +72,7 @@ class Daemon:
     def __init__(self, path: Path, unreachable_after: float = 60.0) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
-        self.store = SqlStore(database, 0.0)
+        self.store = SqlStore(Database(database, 0.0))
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: f"{next(nonces):x}")

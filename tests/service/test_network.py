@@ -24,7 +24,6 @@ from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkBook, LinkState, Pair
 from koalapy.service.network import Measuring, Network, spec_of
 from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.sql import make_engine
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
 NORTH, BOTH, SOUTH = ("north", "north"), ("north", "south"), ("south", "south")
@@ -110,7 +109,7 @@ class World:
     def __init__(self, daemon: Daemon, north: Site, south: Site, path: Path) -> None:
         self.daemon = daemon
         self.sites = {"north": north, "south": south}
-        self.store = SqlMeasurements(make_engine(f"sqlite:///{path}"), daemon.store.lease)
+        self.store = SqlMeasurements(daemon.store.database)
         self.jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
         self.network = self.new_network()
 

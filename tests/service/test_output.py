@@ -14,10 +14,11 @@ from koalapy.ports import Batch, OutputPiece
 from koalapy.service.jobs import Jobs
 from koalapy.service.output import Outputs
 from koalapy.store import tables
-from koalapy.store.migrate import migrate
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.migrate import migrate, move_output
 from koalapy.store.output import FileOutput
-from koalapy.store.output_rows import move_output
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.sql import SqlStore
 from tests.service.test_hub import Daemon
 from tests.service.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, output, when
 
@@ -95,9 +96,10 @@ async def test_output_of_long_ago_is_not_taken_for_a_new_job_of_the_same_number(
 
 def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the daemon is killed in between, again and again."""
-    database = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
-    migrate(database)
-    store = SqlStore(database, 0.0)
+    engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
+    migrate(engine)
+    database = Database(engine, 0.0)
+    store = SqlStore(database)
     texts = {(1, 0): b"0123456789" * 100, (1, 1): b"other", (2, 0): b""}
     parts = tuple(Component(index, "north", 1) for index in (0, 1))
     job = Job(
@@ -109,7 +111,7 @@ def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypat
         attempt=Attempt(1, parts, placed_at=0.0),
     )
     store.write(Batch(at=0.0, epoch=1, jobs={1: job, 2: replace(job, id=2)}))
-    with database.begin() as connection:
+    with engine.begin() as connection:
         for (ident, component), text in texts.items():
             for offset in range(0, len(text), 7):
                 row = {"job_id": ident, "generation": 1, "component": component, "offset": offset}
@@ -117,12 +119,12 @@ def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypat
     kept = FileOutput(tmp_path / "output", 2000)
     kept.append("1.1.0", [OutputPiece(0, b"01234")])  # as one that was killed then
     with monkeypatch.context() as patch:
-        patch.setattr(type(store.lease), "writing", killed)
+        patch.setattr(type(database.lease), "writing", killed)
         with pytest.raises(KeyboardInterrupt):
-            move_output(database, store.lease, kept)
+            move_output(database, kept)
     kept = FileOutput(tmp_path / "output", 2000)
-    assert move_output(database, store.lease, kept) == 2
-    assert move_output(database, store.lease, kept) == 0
+    assert move_output(database, kept) == 2
+    assert move_output(database, kept) == 0
     for (ident, component), text in texts.items():
         pieces = kept.read(f"{ident}.1.{component}", 0, to_the_end=True)
         assert b"".join(piece.data for piece in pieces) == text

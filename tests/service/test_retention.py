@@ -19,8 +19,8 @@ from koalapy.service.network import Measuring, spec_of
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.service.retention import Keeping, Retention
+from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
-from koalapy.store.replicas import SqlFiles
 from tests.service.archives import archive_of, pieces
 from tests.service.test_hub import Daemon, running
 
@@ -35,12 +35,12 @@ class World:
 
     def __init__(self, path: Path, daemon: Daemon) -> None:
         self.path, self.daemon, self.store = path, daemon, daemon.store
-        self.files = SqlFiles(self.store._engine, self.store.lease)
+        self.files = SqlFiles(self.store.database)
         self.jobs = Jobs(daemon.engine, self.store, daemon.outputs, 1, daemon.describe)
         self.results = Results(
             self.files, path / "results", limit=10**6, quota=10**9, clock=lambda: NOW, attempts=self.jobs.attempts
         )
-        self.history = SqlHistory(self.store._engine, self.store.lease)
+        self.history = SqlHistory(self.store.database)
         self.ending = False
 
     def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY) -> Retention:

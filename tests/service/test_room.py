@@ -15,9 +15,11 @@ from koalapy.service import bundles, results
 from koalapy.service.bundles import Bundles
 from koalapy.service.jobs import JobRecord
 from koalapy.service.results import Results
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.files import SqlFiles
 from koalapy.store.migrate import migrate
-from koalapy.store.replicas import SqlFiles
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.store.sql import SqlStore
 from tests.service.archives import archive_of, pieces
 
 SIZE = 10240
@@ -38,8 +40,8 @@ class World:
         database = make_engine(f"sqlite:///{path / 'koala.db'}")
         migrate(database)
         self.path = path
-        self.jobs = SqlStore(database, 0.0)
-        self.store = SqlFiles(database, self.jobs.lease)
+        self.jobs = SqlStore(Database(database, 0.0))
+        self.store = SqlFiles(self.jobs.database)
         self.now = 1000.0
         self.needed: set[str] = set()
         spec = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))

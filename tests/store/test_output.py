@@ -174,7 +174,7 @@ def test_a_reader_beside_a_writer_never_sees_wrong_bytes(tmp_path: Path) -> None
 def test_what_is_forgotten_for_lack_of_room_in_memory_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_module, "REMEMBERED", 3)
+    monkeypatch.setattr(output_module, "MAX_RETAINED_STREAMS", 3)
     kept = FileOutput(tmp_path, 100, SEGMENT)
     tokens = [f"{job}.1.0.abc" for job in range(10)]
     for end in range(0, 300, 50):

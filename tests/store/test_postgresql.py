@@ -16,12 +16,14 @@ from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.ports import JobFilter, OutboxEntry, Submitted
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine, writing
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
-from koalapy.store.sql import SqlStore, make_engine
-from tests.store.conftest import Open, stores
+from koalapy.store.sql import SqlStore
+from tests.store.conftest import Open, sql_stores
+from tests.store.jobs import a_job, batch, running
 from tests.store.postgresql import Server
-from tests.store.test_sql import a_job, batch, running
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def url(server: Server) -> str:
 
 @pytest.fixture
 def open_store(url: str) -> Iterator[Open]:
-    yield from stores(url)
+    yield from sql_stores(url)
 
 
 @pytest.fixture
@@ -90,12 +92,12 @@ def test_a_daemon_that_finds_no_server_says_so(url: str, server: Server) -> None
 def test_nobody_takes_over_while_a_transaction_is_written(store: SqlStore, url: str) -> None:
     """The successor waits for it, and finds it written."""
     successor: list[SqlStore] = []
-    with store._writer.begin() as connection:
+    with writing(store.database.engine).begin() as connection:
         connection.execute(text("update lease set holder = 'elsewhere:1:1', expires_at = 0"))
-    taking_over = threading.Thread(target=lambda: successor.append(SqlStore(make_engine(url), now=2000.0)))
-    with store.lease.writing() as connection:
+    taking_over = threading.Thread(target=lambda: successor.append(SqlStore(Database(make_engine(url), now=2000.0))))
+    with store.database.lease.writing() as connection:
         taking_over.start()
-        with store._engine.connect() as watching:
+        with store.database.engine.connect() as watching:
             waits = text(
                 "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
             )
@@ -162,8 +164,8 @@ def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url
     through = re.sub(r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cut.port}/\1?sslmode=disable&gssencmode=disable", url)
     store.release_lease()
     engine = make_engine(through)
-    daemon = SqlStore(engine, now=2000.0)
-    measurements = SqlMeasurements(engine, daemon.lease)
+    daemon = SqlStore(Database(engine, now=2000.0))
+    measurements = SqlMeasurements(daemon.database)
     measured = Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)
     timeline = [TimelineEntry(1, 5.0, "error", JobState.QUEUED)]
     writes: list[Callable[[], None]] = [
@@ -187,12 +189,12 @@ def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url
 
 def test_what_holds_the_lease_row_for_too_long_makes_the_database_unavailable(store: SqlStore, url: str) -> None:
     """Such as a transaction of ours that was cut off, until the server has found that out."""
-    with store._engine.connect() as connection:
+    with store.database.engine.connect() as connection:
         assert connection.execute(text("show lock_timeout")).scalar() == "5s"
         assert connection.execute(text("show idle_in_transaction_session_timeout")).scalar() == "30s"
-    impatient = copy(store.lease)
+    impatient = copy(store.database.lease)
     impatient._engine = make_engine(f"{url}&options=-c%20lock_timeout%3D50")
-    with store._writer.begin() as stuck:
+    with writing(store.database.engine).begin() as stuck:
         stuck.execute(text("update lease set expires_at = 1"))
         with pytest.raises(StoreUnavailable, match="lock timeout"), impatient.writing():
             pass

@@ -1,6 +1,7 @@
 """How clusters were used and how long jobs waited, as the books have it."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,14 +10,14 @@ from hypothesis import strategies as st
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, Usage
-from koalapy.store.sql import SqlStore
+from koalapy.store.opening import Stores
 
 LOW, HIGH = (JobSpec(FlexibleRequest(3), ("true",), priority=priority) for priority in (Priority.LOW, Priority.HIGH))
 NOTHING = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes()}
 
 
-def write(store: SqlStore, *jobs: Job) -> None:
-    store.write(Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}))
+def write(stores: Stores, *jobs: Job) -> None:
+    stores.jobs.write(Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}))
 
 
 def with_attempt(job: Job, *components: Component, **times: float) -> Job:
@@ -32,8 +33,8 @@ def over(ident: int, spec: JobSpec, submitted: float, placed: float, started: fl
     return replace(job, first_start_estimate=placed + 2, restarts=2)
 
 
-def test_an_empty_grid_has_used_nothing(store: SqlStore) -> None:
-    assert store.usage(0.0, 100.0) == Usage({}, NOTHING, {}, 0)
+def test_an_empty_grid_has_used_nothing(stores: Stores) -> None:
+    assert stores.jobs.usage(0.0, 100.0) == Usage({}, NOTHING, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -54,28 +55,28 @@ def test_an_empty_grid_has_used_nothing(store: SqlStore) -> None:
     ],
 )
 def test_only_what_lies_in_the_span_counts(
-    store: SqlStore, claimed: float | None, ended: float | None, seconds: float
+    stores: Stores, claimed: float | None, ended: float | None, seconds: float
 ) -> None:
     component = Component(0, "north", 3, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
-    write(store, with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), component))
-    assert store.usage(10.0, 100.0).node_seconds.get("north", 0.0) == pytest.approx(3 * seconds)
+    write(stores, with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), component))
+    assert stores.jobs.usage(10.0, 100.0).node_seconds.get("north", 0.0) == pytest.approx(3 * seconds)
 
 
-def test_earlier_attempts_and_replaced_components_count_and_lost_ones_do_not(store: SqlStore) -> None:
+def test_earlier_attempts_and_replaced_components_count_and_lost_ones_do_not(stores: Stores) -> None:
     ended = Component(0, "north", 1, ComponentState.ENDED, claimed_at=10.0, ended_at=15.0)
     job = with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), replace(ended, superseded=True), replace(ended, index=1))
-    write(store, job)
+    write(stores, job)
     never_heard_of_again = Component(0, "north", 1, ComponentState.RUNNING, claimed_at=20.0)
-    write(store, job := with_attempt(job, never_heard_of_again))
-    write(store, with_attempt(job, replace(ended, claimed_at=30.0, ended_at=None, cluster="south")))
-    assert store.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0, "south": 70.0})
-    write(store, replace(job, state=JobState.CANCELLED, ended_at=40.0))
-    assert store.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0})
+    write(stores, job := with_attempt(job, never_heard_of_again))
+    write(stores, with_attempt(job, replace(ended, claimed_at=30.0, ended_at=None, cluster="south")))
+    assert stores.jobs.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0, "south": 70.0})
+    write(stores, replace(job, state=JobState.CANCELLED, ended_at=40.0))
+    assert stores.jobs.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0})
 
 
-def test_means_by_priority(store: SqlStore) -> None:
+def test_means_by_priority(stores: Stores) -> None:
     write(
-        store,
+        stores,
         over(1, LOW, 0.0, 10.0, 12.0, 50.0),
         over(2, LOW, 0.0, 30.0, 36.0, 90.0),
         over(3, HIGH, 40.0, 41.0, 44.0, 60.0),
@@ -84,7 +85,7 @@ def test_means_by_priority(store: SqlStore) -> None:
         replace(over(6, HIGH, 0.0, 1.0, 2.0, 70.0), state=JobState.FAILED, started_at=None, attempt=None, generation=0),
         Job(7, HIGH, 0.0),
     )
-    usage = store.usage(20.0, 100.0)
+    usage = stores.jobs.usage(20.0, 100.0)
     assert usage.mean_times == {
         Priority.LOW: MeanTimes(2, 20.0, 24.0, 4.0, 70.0, 3.0),
         Priority.HIGH: MeanTimes(1, 1.0, 4.0, 3.0, 20.0, 3.0),
@@ -93,6 +94,7 @@ def test_means_by_priority(store: SqlStore) -> None:
     assert usage.restarts == 10
 
 
+NUMBERS = count(1)
 times = st.none() | st.floats(0, 100)
 spans = st.tuples(st.integers(1, 5), times, times)
 
@@ -100,19 +102,18 @@ spans = st.tuples(st.integers(1, 5), times, times)
 @given(st.lists(spans, max_size=5), st.floats(1, 99))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
 def test_two_spans_together_use_what_the_whole_uses(
-    store: SqlStore, found: list[tuple[int, float | None, float | None]], cut: float
+    stores: Stores, found: list[tuple[int, float | None, float | None]], cut: float
 ) -> None:
+    job = Job(next(NUMBERS), LOW, 0.0, JobState.RUNNING)
+    own = f"cluster {job.id}"
     components = [
-        Component(n, "north", size, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
+        Component(n, own, size, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
         for n, (size, claimed, ended) in enumerate(found)
     ]
-    job = Job(1, LOW, 0.0, JobState.RUNNING)
-    with store._engine.begin() as connection:
-        connection.exec_driver_sql("delete from components")
-    write(store, with_attempt(job, *components))
+    write(stores, with_attempt(job, *components))
 
     def used(start: float, end: float) -> float:
-        return store.usage(start, end).node_seconds.get("north", 0.0)
+        return stores.jobs.usage(start, end).node_seconds.get(own, 0.0)
 
     held = [(s, c, 100.0 if e is None else e) for s, c, e in found if c is not None and (e is None or e >= c)]
     assert used(0.0, 100.0) == pytest.approx(sum(size * (end - start) for size, start, end in held))

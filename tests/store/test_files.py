@@ -1,6 +1,5 @@
 """What is kept of files, in every database."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,20 +7,19 @@ import pytest
 from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, StoredBundle, StoredResult
-from koalapy.store.replicas import SqlFiles
-from koalapy.store.sql import SqlStore, make_engine
+from koalapy.ports import Batch, FileStore, StoredBundle, StoredResult
+from tests.store.conftest import OpenAll
 
 MESH = Replica("climate/mesh.nc", "north", "/data/mésh -x.nc", 2**40, "c0ffee", added_at=1.5, verified_at=2.5)
 FIELDS = Replica("fields", "south", "/data/fields", 30, "f1", (Part("a b", 10, "aa"), Part("é", 20, "bb")))
 
 
 @pytest.fixture
-def files(open_store: Callable[[], SqlStore], url: str) -> SqlFiles:
-    return SqlFiles(make_engine(url), open_store().lease)
+def files(open_stores: OpenAll) -> FileStore:
+    return open_stores().files
 
 
-def test_replicas_come_back_as_they_were(files: SqlFiles) -> None:
+def test_replicas_come_back_as_they_were(files: FileStore) -> None:
     second = replace(MESH, cluster="south", state=ReplicaState.CHANGED, reason="it has 1 byte, not 2")
     files.save_replicas([FIELDS, second, MESH])
     assert files.replicas() == [MESH, second, FIELDS]
@@ -32,12 +30,12 @@ def test_replicas_come_back_as_they_were(files: SqlFiles) -> None:
     assert [(r.name, r.cluster) for r in files.replicas()] == [("climate/mesh.nc", "south"), ("fields", "south")]
 
 
-def test_an_empty_folder_is_not_taken_for_a_file(files: SqlFiles) -> None:
+def test_an_empty_folder_is_not_taken_for_a_file(files: FileStore) -> None:
     files.save_replicas([replace(FIELDS, parts=())])
     assert files.replicas()[0].parts == ()
 
 
-def test_bundles_are_kept_under_their_ids(files: SqlFiles) -> None:
+def test_bundles_are_kept_under_their_ids(files: FileStore) -> None:
     bundle = StoredBundle("a" * 64, 2**33, 3, 5.0)
     files.save_bundles([bundle, StoredBundle("b" * 64, 1, 1, 6.0)])
     files.save_bundles([replace(bundle, used_at=7.0)])
@@ -46,13 +44,13 @@ def test_bundles_are_kept_under_their_ids(files: SqlFiles) -> None:
     assert files.bundles() == [replace(bundle, used_at=7.0)]
 
 
-def test_results_are_those_of_one_attempt(open_store: Callable[[], SqlStore], url: str) -> None:
-    store = open_store()
-    files = SqlFiles(make_engine(url), store.lease)
+def test_results_are_those_of_one_attempt(open_stores: OpenAll) -> None:
+    stores = open_stores()
+    files = stores.files
     jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in (1, 2, 3)}
     jobs[1] = replace(jobs[1], state=JobState.SUCCEEDED, ended_at=10.0)
     jobs[2] = replace(jobs[2], state=JobState.FAILED, ended_at=20.0)
-    store.write(Batch(1.0, store.epoch, jobs))
+    stores.jobs.write(Batch(1.0, stores.jobs.epoch, jobs))
     first = StoredResult(1, 2, 0, "north", 10, 1, 9.0)
     earlier = [files.save_result(replace(first, generation=1, rank=rank, size=7)) for rank in (0, 1)]
     assert (earlier, files.results_size()) == ([0, 0], 14)
@@ -63,13 +61,13 @@ def test_results_are_those_of_one_attempt(open_store: Callable[[], SqlStore], ur
     assert (files.results(1, 1), files.results_size()) == ([], 30 + 2**40)
 
 
-def test_results_go_by_the_age_of_their_jobs(open_store: Callable[[], SqlStore], url: str) -> None:
-    store = open_store()
-    files = SqlFiles(make_engine(url), store.lease)
+def test_results_go_by_the_age_of_their_jobs(open_stores: OpenAll) -> None:
+    stores = open_stores()
+    files = stores.files
     jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in range(1, 6)}
     for ident, ended in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 40.0)):
         jobs[ident] = replace(jobs[ident], state=JobState.SUCCEEDED, ended_at=ended)
-    store.write(Batch(1.0, store.epoch, jobs))
+    stores.jobs.write(Batch(1.0, stores.jobs.epoch, jobs))
     for job in jobs:
         for rank in (0, 1):
             files.save_result(StoredResult(job, 1, rank, "north", 10, 1, 9.0))

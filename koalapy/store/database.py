@@ -1,0 +1,71 @@
+"""A database and who may write to it: what the stores in SQL have in common."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, RowMapping, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+from koalapy.store.engine import reading, unavailable_is_known, writing
+from koalapy.store.lease import Lease
+
+Id = TypeVar("Id", int, str)
+
+MAX_IDS = 500
+"""In one query."""
+
+
+class Database:
+    """One that has been migrated, for the daemon that holds its lease: ``StoreUnavailable`` when it does not answer,
+    and for what writes ``LeaseLost`` when another daemon has taken over."""
+
+    def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.engine = engine
+        self._reader = reading(engine)
+        with unavailable_is_known():
+            self.lease = Lease(writing(engine), now, sleep)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """As of one moment, so that what belongs together is of one age."""
+        with unavailable_is_known(), self._reader.connect() as connection:
+            yield connection
+
+    def rows(self, query: Any) -> Sequence[RowMapping]:
+        with self.reading() as connection:
+            return connection.execute(query).mappings().all()
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """One transaction."""
+        return self.lease.writing()
+
+
+def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]], *, replace: bool = True) -> None:
+    """Insert rows; those whose keys are there already are replaced, or left as they are."""
+    if not values:
+        return
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table)
+    keys = [column.name for column in table.primary_key]
+    changed = {name: statement.excluded[name] for name in values[0] if name not in keys} if replace else {}
+    if changed:
+        statement = statement.on_conflict_do_update(index_elements=keys, set_=changed)
+    else:
+        statement = statement.on_conflict_do_nothing()
+    connection.execute(statement, list(values))
+
+
+def chunks(ids: Iterable[Id]) -> Iterator[list[Id]]:
+    """As many at once as one query takes."""
+    rest = list(ids)
+    for start in range(0, len(rest), MAX_IDS):
+        yield rest[start : start + MAX_IDS]

@@ -1,0 +1,61 @@
+"""Opens every store that a daemon has: in the database that a URL names, and components' output beside it."""
+
+from dataclasses import dataclass
+
+from koalapy.ports import AdviceStore, FileStore, HistoryStore, MeasurementStore, OutputStore, Saved, Store
+from koalapy.store.advice import SqlAdvice
+from koalapy.store.database import Database
+from koalapy.store.engine import MEMORY, make_engine
+from koalapy.store.files import SqlFiles
+from koalapy.store.history import SqlHistory
+from koalapy.store.measurements import SqlMeasurements
+from koalapy.store.memory import Memory, MemoryStore
+from koalapy.store.migrate import migrate, move_output
+from koalapy.store.sql import SqlStore
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """``saved`` is what the daemon before this one left; the lease is held until ``jobs`` lets go of it."""
+
+    jobs: Store
+    saved: Saved
+    files: FileStore
+    measurements: MeasurementStore
+    advice: AdviceStore
+    history: HistoryStore
+    output: OutputStore
+
+
+def open_stores(url: str, now: float, output: OutputStore) -> Stores:
+    """Output that an earlier version kept in the database is moved to ``output``.
+
+    ``UsageError`` for what is no database, ``ConflictError`` when another daemon holds it, ``OSError`` when ``output``
+    does not take what is moved.
+    """
+    if url == MEMORY:
+        return stores_in_memory(Memory(), output)
+    engine = make_engine(url)
+    migrate(engine)
+    database = Database(engine, now)
+    move_output(database, output)
+    return stores_in_database(database, output)
+
+
+def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
+    store = MemoryStore(memory)
+    return Stores(store, store.load(), store, store, store, store, output)
+
+
+def stores_in_database(database: Database, output: OutputStore) -> Stores:
+    """Of a database that has been migrated."""
+    jobs = SqlStore(database)
+    return Stores(
+        jobs,
+        jobs.load(),
+        SqlFiles(database),
+        SqlMeasurements(database),
+        SqlAdvice(database),
+        SqlHistory(database),
+        output,
+    )

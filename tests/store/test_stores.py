@@ -1,0 +1,218 @@
+"""What every kind of store does: what is written is there, all of a batch or nothing, by pages, once, by its holder."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from koalapy.model.cluster import Drain
+from koalapy.model.errors import LeaseLost
+from koalapy.model.job import JobState, Priority, TimelineEntry
+from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.model.replica import Replica
+from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry, StoredBundle, StoredResult, Submitted
+from koalapy.store.opening import Stores
+from tests.store.conftest import OpenAll
+from tests.store.jobs import a_job, batch, running
+
+
+def test_a_new_daemon_finds_what_is_not_over(open_stores: OpenAll) -> None:
+    store = open_stores().jobs
+    over = a_job(3, JobState.SUCCEEDED, ended_at=5.0, exit_code=0)
+    entry = OutboxEntry(11, "north", {"type": "submit", "token": "2.1.0"})
+    north = ClusterRecord(
+        "north",
+        "local",
+        "drained",
+        4,
+        4,
+        0,
+        0,
+        0,
+        3,
+        "by ops: new switch",
+        8.0,
+        1,
+        1.0,
+        unusable=True,
+        note="three errors",
+        trials=2,
+        drained=Drain(7.0, "ops", "new switch"),
+    )
+    waits = a_job(1, placement_tries=2, counted_scan=5)
+    store.write(batch(waits, running(2), over, outbox=[entry], clusters=[north], scans={Priority.LOW: 7}))
+    store.write(batch(scans={Priority.LOW: 8, Priority.HIGH: 16}))
+    saved = open_stores().jobs.load()
+    assert {job.id: job for job in saved.jobs} == {1: waits, 2: running(2)}
+    assert saved.scans == {Priority.LOW: 8, Priority.HIGH: 16}
+    assert saved.outbox == (entry,)
+    assert saved.clusters == (replace(north, idle=0),)
+    assert saved.next_job == 4
+
+
+def test_a_job_is_updated_and_a_new_attempt_leaves_the_old_one_alone(stores: Stores) -> None:
+    stores.jobs.write(batch(a_job(1)))
+    stores.jobs.write(batch(running(1)))
+    assert stores.jobs.job(1) == running(1)
+    second = running(1, generation=2)
+    stores.jobs.write(batch(second))
+    assert stores.jobs.job(1) == second
+    assert stores.jobs.attempts(1) == [running(1).attempt, second.attempt]
+    assert stores.jobs.attempts(1, last=1) == [second.attempt]
+    assert stores.jobs.attempts(2) == []
+
+
+def test_an_attempt_that_ended_as_the_next_began_is_kept_as_it_ended(stores: Stores) -> None:
+    stores.jobs.write(batch(running(1)))
+    first = running(1).attempt
+    assert first is not None
+    ended = replace(first, ended_at=9.0, components=tuple(replace(c, ended_at=9.0) for c in first.components))
+    second = running(1, generation=2)
+    stores.jobs.write(batch(second, attempts=[(1, ended)]))
+    assert stores.jobs.attempts(1) == [ended, second.attempt]
+    assert stores.jobs.job(1) == second
+
+
+def test_a_batch_is_written_whole_or_not_at_all(stores: Stores) -> None:
+    stores.jobs.write(batch(a_job(1), outbox=[OutboxEntry(1, "north", {})]))
+    twice = batch(a_job(2), submitted=[Submitted("key", 2, "digest")], outbox=[OutboxEntry(1, "north", {})])
+    with pytest.raises((IntegrityError, ValueError)):
+        stores.jobs.write(twice)
+    assert stores.jobs.job(2) is None
+    assert stores.jobs.submitted(["key"]) == {}
+
+
+def test_a_key_stays_the_first_jobs_and_stops_nothing(stores: Stores) -> None:
+    """A daemon that let two through must not end by it."""
+    stores.jobs.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
+    stores.jobs.write(
+        batch(a_job(2), a_job(3), submitted=[Submitted("key", 2, "other"), Submitted("new", 3, "digest")])
+    )
+    assert stores.jobs.submitted({"key", "other"}) == {"key": Submitted("key", 1, "digest")}
+    assert set(stores.jobs.submitted(["new", *(f"n{number}" for number in range(1200)), "key"])) == {"new", "key"}
+    assert stores.jobs.job(2) == a_job(2)
+
+
+def test_a_job_is_new_until_its_transaction_is_through(stores: Stores) -> None:
+    clash = batch(a_job(1), outbox=[OutboxEntry(1, "north", {}), OutboxEntry(1, "north", {})])
+    with pytest.raises((IntegrityError, ValueError)):
+        stores.jobs.write(clash)
+    stores.jobs.write(batch(a_job(1)))
+    assert stores.jobs.job(1) == a_job(1)
+
+
+def test_acknowledged_commands_leave_the_outbox(stores: Stores) -> None:
+    entries = [OutboxEntry(n, "north", {"type": "stop", "token": f"{n}.1.0"}) for n in (1, 2, 3)]
+    stores.jobs.write(batch(outbox=entries))
+    stores.jobs.write(batch(acknowledged=[1, 3, 99]))
+    assert [entry.id for entry in stores.jobs.load().outbox] == [2]
+
+
+def test_pages_cover_everything_once_newest_first(stores: Stores) -> None:
+    stores.jobs.write(batch(*(a_job(n) for n in range(1, 26))))
+    seen: list[int] = []
+    before = None
+    while page := stores.jobs.jobs(JobFilter(before=before, limit=10)):
+        seen += [job.id for job in page]
+        before = page[-1].id
+    assert seen == list(range(25, 0, -1))
+
+
+def test_filters(stores: Stores) -> None:
+    stores.jobs.write(batch(a_job(1), a_job(2, JobState.FAILED), a_job(3), running(4)))
+
+    def ids(**which: object) -> list[int]:
+        return [job.id for job in stores.jobs.jobs(JobFilter(**which))]  # type: ignore[arg-type]
+
+    assert ids(states=("failed", "running")) == [4, 2]
+    assert ids(owner="bob") == [3]
+    assert ids(name="n1") == [3, 1]
+    assert ids(cluster="west") == [4]
+    assert ids(cluster="south") == ids(cluster="east") == []
+
+
+def test_the_timeline_keeps_its_order(stores: Stores) -> None:
+    entries = [
+        TimelineEntry(1, 5.0, "submitted", JobState.QUEUED),
+        TimelineEntry(1, 5.0, "claimed", JobState.CLAIMING, "2 nodes", 1, 0, "north"),
+    ]
+    stores.jobs.write(batch(a_job(1), timeline=entries))
+    assert stores.jobs.timeline(1) == entries
+
+
+def test_large_numbers(stores: Stores) -> None:
+    ident = 2**40
+    stores.jobs.write(batch(a_job(ident), outbox=[OutboxEntry(2**50, "north", {"type": "stop", "token": "1.1.0"})]))
+    assert stores.jobs.load().next_job == ident + 1
+
+
+def test_a_page_is_of_one_moment_while_jobs_are_started_anew(open_stores: OpenAll) -> None:
+    """A job is never shown without the attempt that its state speaks of."""
+    store = open_stores().jobs
+    store.write(batch(*(running(n, 1) for n in range(1, 20))))
+    going_on = threading.Event()
+
+    def start_anew() -> None:
+        for generation in range(2, 60):
+            store.write(batch(*(running(n, generation) for n in range(1, 20))))
+        going_on.set()
+
+    writer = threading.Thread(target=start_anew)
+    writer.start()
+    try:
+        while not going_on.is_set():
+            for job in store.jobs(JobFilter(limit=50)):
+                assert job.attempt is not None
+                assert job.attempt.generation == job.generation
+    finally:
+        writer.join(60)
+
+
+def test_a_daemon_that_was_followed_writes_no_more(stores: Stores, open_stores: OpenAll) -> None:
+    successor = open_stores().jobs
+    with pytest.raises(LeaseLost):
+        stores.jobs.write(batch(a_job(1)))
+    assert successor.job(1) is None
+    with pytest.raises(LeaseLost):
+        stores.jobs.renew_lease(1.0)
+
+
+def test_a_batch_is_stored_once_however_often_it_comes(stores: Stores) -> None:
+    first = batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
+    stores.jobs.write(batch(a_job(1)))
+    stores.jobs.write(first)
+    stores.jobs.write(first)
+    assert len(stores.jobs.timeline(1)) == 1
+    second = batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
+    stores.jobs.write(second)
+    assert len(stores.jobs.timeline(1)) == 2, "the same words in another batch are another thing"
+
+
+def test_the_batches_of_the_next_daemon_are_not_taken_for_those_of_the_last(open_stores: OpenAll) -> None:
+    first = open_stores().jobs
+    for ident in range(1, 5):
+        first.write(batch(a_job(ident)))
+    second = open_stores().jobs
+    second.load()
+    second.write(batch(a_job(5)))
+    assert second.load().next_job == 6
+
+
+def test_what_is_beside_the_jobs_is_written_by_the_holder_only(stores: Stores, open_stores: OpenAll) -> None:
+    files, measurements = stores.files, stores.measurements
+    stores.jobs.write(batch(a_job(1)))
+    result = StoredResult(1, 1, 0, "north", 5, 1, 1.0)
+    open_stores()
+    for write in (
+        lambda: files.save_replicas([Replica("a", "north", "/a", 1, "c")]),
+        lambda: files.remove_replicas("a", ["north"]),
+        lambda: files.save_bundles([StoredBundle("b", 1, 1, 1.0)]),
+        lambda: files.remove_bundle("b"),
+        lambda: files.save_result(result),
+        lambda: files.remove_results(before=1e12),
+        lambda: measurements.add(Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    assert (files.replicas(), files.bundles(), files.results(1, 1), measurements.latest()) == ([], [], [], [])
