@@ -31,7 +31,8 @@ from koalapy.agents.runners import RunnerServer
 from koalapy.agents.spool import RUNNER_LOG, Spool, trouble
 from koalapy.agents.uplink import Uplink
 from koalapy.model.disk import DiskLimits
-from koalapy.model.job import parse_token
+from koalapy.model.job import ComponentState, parse_token
+from koalapy.model.reports import ComponentStatus
 from koalapy.protocol.messages import (
     Ack,
     Command,
@@ -41,7 +42,6 @@ from koalapy.protocol.messages import (
     Hello,
     Open,
     Probe,
-    Status,
     Stop,
     Submit,
     Welcome,
@@ -370,7 +370,8 @@ class Agent:
         component = self._reporter.find(message.token)
         if message.type == "submit" and component is None:
             self._spool.discard(self._reporter.instance, message.token)
-            self._uplink.put(Status(token=message.token, state="ended", error=error, infrastructure=True))
+            lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
+            self._uplink.put(lost)
         elif message.type == "open" and component is not None:
             self._barrier.fail(component, error)
         else:

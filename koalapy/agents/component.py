@@ -8,7 +8,8 @@ from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agents.outputlog import LIMIT, OutputLog
 from koalapy.agents.runners import RunnerConnection, encode
 from koalapy.agents.spool import RUNNER_LOG, Folder
-from koalapy.protocol.messages import ReportedState, Status
+from koalapy.model.job import ComponentState
+from koalapy.model.reports import ComponentStatus, ReportedState
 
 KILLED_BY_TERM = 128 + 15
 
@@ -71,7 +72,7 @@ class Component:
     """Whether its results were sent, or will never be."""
     nodes: list[Node] = field(default_factory=list)
     output: OutputLog = field(init=False)
-    told: Status | None = None
+    told: ComponentStatus | None = None
     """The last status the daemon was sent on this connection."""
     _opening: bytes = b""
 
@@ -144,20 +145,21 @@ class Component:
 
     def state(self) -> ReportedState:
         if self.ended:
-            return "ended"
+            return ComponentState.ENDED
         phases = [n.phase for n in self.nodes]
         if all(phases):
             started = phases[:1] if self.leads else phases
-            return "running" if self.plan and all(p in ("running", "ending", "ended") for p in started) else "claimed"
-        return "waiting" if self.lrm_job else "submitted"
+            runs = self.plan and all(p in ("running", "ending", "ended") for p in started)
+            return ComponentState.RUNNING if runs else ComponentState.CLAIMED
+        return ComponentState.WAITING if self.lrm_job else ComponentState.SUBMITTED
 
-    def status(self) -> Status:
+    def status(self) -> ComponentStatus:
         state = self.state()
-        waits = state in ("submitted", "waiting")
-        return Status(
+        waits = state in (ComponentState.SUBMITTED, ComponentState.WAITING)
+        return ComponentStatus(
             token=self.token,
             state=state,
-            hosts=[n.host for n in self.nodes] if all(n.host for n in self.nodes) else [],
+            hosts=tuple(n.host for n in self.nodes) if all(n.host for n in self.nodes) else (),
             lrm_job=self.lrm_job,
             program_exit=self.exit_code,
             error=self.error,

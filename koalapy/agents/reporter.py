@@ -3,15 +3,17 @@
 import base64
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import replace
 
 from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.uplink import Uplink
 from koalapy.model.disk import Disk
-from koalapy.protocol.messages import DiskReport, Inventory, Output, Report, StageStatus, Status
+from koalapy.model.job import ComponentState
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
+from koalapy.protocol.messages import Output
 
-NOTHING_SEEN = Report(total=0, idle=0, background=0, down=0, holding=[])
+NOTHING_SEEN = ClusterReport(total=0, idle=0)
 RESEND = 10.0
 """Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
 DELIVERY_PATIENCE = 300.0
@@ -44,7 +46,7 @@ class Reporter:
         self._welcomed = False
         self._ready = False
         """Whether the inventory has been sent."""
-        self._reported: Report | None = None
+        self._reported: ClusterReport | None = None
 
     def add(self, component: Component) -> None:
         self.components[component.name] = component
@@ -73,8 +75,9 @@ class Reporter:
             component.output.begin_anew()
         self._ready = True
         statuses = [self._status(c) for c in own]
-        components = [*statuses, *(self._strays(snapshot) if snapshot is not None else ())]
-        self.uplink.put(Inventory(components=components, whole=snapshot is not None, stages=self.stages(self.instance)))
+        components = (*statuses, *(self._strays(snapshot) if snapshot is not None else ()))
+        stages = tuple(self.stages(self.instance))
+        self.uplink.put(Inventory(components, whole=snapshot is not None, stages=stages))
         self._reported = None
         if snapshot is not None:
             self.report(snapshot)
@@ -151,41 +154,42 @@ class Reporter:
             return
         problem = "; ".join(filter(None, (problem, self.full)))
         if snapshot is not None:
-            report = Report(
+            report = ClusterReport(
                 total=snapshot.total,
                 idle=snapshot.idle,
                 background=snapshot.background,
                 down=snapshot.down,
                 holding=self._holding(snapshot),
                 problem=problem,
-                notices=[*self.notices, *self.low],
-                lacks=self.lacks(),
-                disks=[DiskReport(**asdict(disk)) for disk in self.disks],
+                notices=(*self.notices, *self.low),
+                lacks=frozenset(self.lacks()),
+                disks=tuple(self.disks),
             )
         else:
-            report = (self._reported or NOTHING_SEEN).model_copy(update={"problem": problem})
+            report = replace(self._reported or NOTHING_SEEN, problem=problem)
         if anyway or report != self._reported:
             self._reported = report
             self.uplink.put(report)
 
-    def _holding(self, snapshot: LrmSnapshot) -> list[str]:
+    def _holding(self, snapshot: LrmSnapshot) -> frozenset[str]:
         prefix = lrm_name(self.instance, "")
-        return [j.name.removeprefix(prefix) for j in _ours(snapshot, prefix) if j.state is LrmJobState.RUNNING]
+        running = (job for job in _ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
+        return frozenset(job.name.removeprefix(prefix) for job in running)
 
-    def _status(self, component: Component) -> Status:
+    def _status(self, component: Component) -> ComponentStatus:
         """What to tell now: the end only when the daemon has the results and the last of the output."""
         status = component.status()
         if component.ended and (component.output.pending or component.collecting):
-            return status.model_copy(update={"state": "delivering"})
+            return replace(status, state=ComponentState.DELIVERING)
         return status
 
-    def _strays(self, snapshot: LrmSnapshot) -> Iterable[Status]:
+    def _strays(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
         """Jobs that carry our name though we have no record of them."""
         prefix = lrm_name(self.instance, "")
         for job in _ours(snapshot, prefix):
             if job.name not in self.components and job.state is not LrmJobState.ENDED:
                 token = job.name.removeprefix(prefix)
-                yield Status(token=token, state="waiting", lrm_job=job.id, error="its record is lost")
+                yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error="its record is lost")
 
 
 def _ours(snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:

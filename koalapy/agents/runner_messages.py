@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Payload, TruncatedText
 from koalapy.model.text import encodable
-from koalapy.protocol.bounds import Bytes, ExitCode, Host, Name, Nodes, Payload, Piece, Words
 
 
 class Said(BaseModel):
@@ -31,7 +31,7 @@ class Hello(Said):
 class Out(Said):
     t: Literal["out"]
     offset: Bytes
-    data: Piece
+    data: Base64
 
 
 class Running(Said):
@@ -52,7 +52,7 @@ class Relay(Said):
 class Exit(Said):
     t: Literal["exit"]
     code: ExitCode | None
-    error: Annotated[Words, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
+    error: Annotated[TruncatedText, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
     """May name files, whose names are any bytes."""
     infrastructure: bool
     stopped: bool
@@ -62,7 +62,7 @@ class Left(Said):
     """What a runner leaves in its spool when it ends, where programs may write, too."""
 
     code: ExitCode | None
-    error: Annotated[Words, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
+    error: Annotated[TruncatedText, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
     infrastructure: bool
     stopped: bool
     host: Host | Literal[""]

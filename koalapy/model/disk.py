@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from koalapy.model.bounds import Name, Path, Space
+
 LOW_FRACTION, LEAST_FRACTION = 0.05, 0.01
 """Of a small disk these count instead of the bytes of ``DiskLimits``."""
 FEW_FILES, LEAST_FILES = 1000, 50
@@ -12,12 +14,12 @@ FEW_FILES, LEAST_FILES = 1000, 50
 class Disk:
     """What there is of the disk below a folder; bytes, and how many files more (None where that has no limit)."""
 
-    what: str
+    what: Name
     """What we have there."""
-    path: str
-    free: int
-    size: int
-    files: int | None = None
+    path: Path
+    free: Space
+    size: Space
+    files: Space | None = None
 
     def __str__(self) -> str:
         left = f"{_rounded(self.free)} left" if self.files is None or self.files > FEW_FILES else "room for few files"

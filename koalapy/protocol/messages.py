@@ -1,7 +1,7 @@
 """What an agent and the daemon say to each other: JSON frames over one WebSocket, each frame a list of messages.
 
-The agent speaks in snapshots, so that anything may be said twice: ``Status`` is all an agent knows of one component,
-``Report`` all it knows of its cluster. The daemon speaks in commands, each with an id that the agent acknowledges and
+The agent speaks in snapshots (``model/reports.py``), which are the scheduler's own and may come twice: what they do not
+say of themselves is whose they are. The daemon speaks in commands, each with an id that the agent acknowledges and
 an epoch below which it refuses them. ``PROTOCOL`` rises with every change that an older side would misread.
 """
 
@@ -9,32 +9,28 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
+from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict
 
-from koalapy.protocol.bounds import (
-    MOST_LISTED,
-    MOST_NODES,
+from koalapy.model.bounds import (
+    MAX_LISTED,
+    MAX_NODES,
+    Base64,
     Bytes,
     Count,
-    ExitCode,
     Host,
-    Hosts,
     Name,
-    Names,
     Nodes,
     Number,
     Path,
-    Piece,
     Seconds,
-    Space,
-    Words,
+    TruncatedText,
 )
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
-
-ReportedState = Literal["submitted", "waiting", "claimed", "running", "delivering", "ended"]
 
 
 class Message(BaseModel):
@@ -69,104 +65,6 @@ class Hello(Message):
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
-class Status(Message):
-    """One component as the agent sees it now.
-
-    ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
-    program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``delivering`` means that the
-    resource manager has the nodes back, and ``ended`` that the daemon has the results and the output as well.
-    ``refused``: its resource manager did not take it, for ``error``, by the fault of the job itself, or for a limit
-    that may be gone later; a fault of the cluster is an infrastructure failure.
-    """
-
-    type: Literal["status"] = "status"
-    token: Name
-    state: ReportedState
-    hosts: Hosts = []
-    lrm_job: Name | None = None
-    program_exit: ExitCode | None = None
-    error: Words = ""
-    infrastructure: bool = False
-    refused: Literal["", "job", "limit"] = ""
-    missing: Words = ""
-    """What of its output will never come, and why."""
-    over: bool = False
-    """Whether its program has ended, be its exit code on the way or told: that comes after the output."""
-    pending: Words = ""
-    """Of one whose nodes have not all reported: what its resource manager says that it waits for."""
-    starting: Seconds = 0.0
-    """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
-
-
-class DiskReport(Message):
-    """Room on one disk, see ``model.disk``."""
-
-    what: Name
-    path: Path
-    free: Space
-    size: Space
-    files: Space | None = None
-
-
-class Report(Message):
-    """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
-
-    type: Literal["report"] = "report"
-    total: Nodes
-    idle: Nodes
-    background: Nodes
-    down: Nodes
-    holding: Names
-    problem: Words = ""
-    """Why nothing can be started there: the counts could not be read, or the resource manager takes no jobs."""
-    notices: Annotated[list[Words], Field(max_length=1000)] = []
-    """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
-    lacks: Annotated[list[Words], Field(max_length=1000)] = []
-    """Programs that are missing on the agent's host, and that some jobs need."""
-    disks: Annotated[list[DiskReport], Field(max_length=1000)] = []
-    """Where the agent writes."""
-
-
-class Moved(Message):
-    """One transfer between two clusters that is over: bytes and seconds."""
-
-    source: Name
-    size: Bytes
-    seconds: Seconds
-    flowed: Bytes = 0
-    flowing: Seconds = 0.0
-    """What of both came after the first bytes had been seen: without what it takes to set a transfer up."""
-
-
-class StageStatus(Message):
-    """The files that are brought to one component, as the agent sees them now: bytes; see ``events.StageUpdated``."""
-
-    type: Literal["stage_status"] = "stage_status"
-    token: Name
-    state: Literal["running", "done", "failed"]
-    size: Bytes
-    staged: Bytes
-    error: Words = ""
-    fault: Literal["site", "source", "file"] = "site"
-    source: Name = ""
-    file: Path = ""
-    moved: Annotated[list[Moved], Field(max_length=MOST_LISTED)] = []
-    """Of a stage that is done: what came from where, and how fast."""
-
-
-class Inventory(Message):
-    """Everything the agent and its resource manager hold for this daemon; sent after ``Welcome``.
-
-    Where the resource manager does not answer it is sent without what only that knows, and again when it does.
-    """
-
-    type: Literal["inventory"] = "inventory"
-    components: Annotated[list[Status], Field(max_length=MOST_LISTED)]
-    whole: bool = True
-    """Whether what is not in it is not there: else the resource manager has not been asked yet."""
-    stages: Annotated[list[StageStatus], Field(max_length=MOST_LISTED)] = []
-
-
 class Output(Message):
     """A piece of a component's output, base64; ``offset`` in bytes from the component's first byte.
 
@@ -176,7 +74,7 @@ class Output(Message):
     type: Literal["output"] = "output"
     token: Name
     offset: Bytes
-    data: Piece
+    data: Base64
     gap: Bytes = 0
 
 
@@ -185,7 +83,7 @@ class Ack(Message):
 
     type: Literal["ack"] = "ack"
     id: Number
-    error: Words = ""
+    error: TruncatedText = ""
 
 
 class Relay(Message):
@@ -221,7 +119,7 @@ class Answer(Message):
     type: Literal["answer"] = "answer"
     ident: Name
     payload: dict[str, object] = {}
-    error: Words = ""
+    error: TruncatedText = ""
     fault: Name = ""
     cluster: Name = ""
 
@@ -230,7 +128,7 @@ class Confirmed(Message):
     """The answer to a ``Probe``: whatever was known when it came has been told before this."""
 
     type: Literal["confirmed"] = "confirmed"
-    sequence: int = Field(ge=1, le=2**53)
+    sequence: Annotated[int, Interval(ge=1, le=2**53)]
 
 
 class FoundPart(Message):
@@ -247,7 +145,7 @@ class Found(Message):
     path: Path
     size: Bytes
     checksum: Name
-    parts: Annotated[list[FoundPart], Field(max_length=MOST_LISTED)] | None = None
+    parts: Annotated[list[FoundPart], Field(max_length=MAX_LISTED)] | None = None
 
 
 # From the daemon
@@ -308,7 +206,7 @@ class PlanContext(TypedDict):
     workdir_optional: NotRequired[bool]
     """Whether it may run elsewhere where that folder is not there."""
     output: str | None
-    nodes: Annotated[list[Nodes], Field(max_length=MOST_NODES)]
+    nodes: Annotated[list[Nodes], Field(max_length=MAX_NODES)]
 
 
 class Open(Message):
@@ -322,7 +220,7 @@ class Open(Message):
     generation: Count
     launcher: Literal["openmpi", "processes"]
     head: Name
-    nodes: Annotated[list[PlanNode], Field(max_length=MOST_NODES)]
+    nodes: Annotated[list[PlanNode], Field(max_length=MAX_NODES)]
     contexts: list[PlanContext]
 
     def plan(self) -> dict[str, Any]:
@@ -337,7 +235,7 @@ class Stop(Message):
     id: Number
     epoch: Count
     token: Name
-    reason: Words
+    reason: TruncatedText
 
 
 class Forget(Message):
@@ -422,11 +320,11 @@ class RelayFailed(Message):
     type: Literal["relay_failed"] = "relay_failed"
     token: Name
     node: Nodes
-    reason: Words
+    reason: TruncatedText
 
 
 FromAgent = Annotated[
-    Hello | Status | Report | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer | Confirmed,
+    Hello | ComponentStatus | ClusterReport | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer | Confirmed,
     Field(discriminator="type"),
 ]
 Command = Submit | Open | Stop | Forget | Stage | Unstage
@@ -449,7 +347,7 @@ def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
         return speaker.dump_json(messages).decode()
     except PydanticSerializationError:
         plain = speaker.dump_python(messages)
-        return json.dumps(plain, ensure_ascii=False).encode(errors="replace").decode()
+        return json.dumps(plain, ensure_ascii=False, default=list).encode(errors="replace").decode()
 
 
 def commands_frame(messages: Sequence[dict[str, Any] | Message]) -> str:

@@ -1,15 +1,11 @@
 """What can happen to the scheduler: every change of its world is one of these."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from koalapy.model.cluster import Link
-from koalapy.model.disk import Disk
 from koalapy.model.job import Job, JobId, Token
+from koalapy.model.reports import Inventory, Report
 from koalapy.model.request import ClusterName
-
-StageState = Literal["running", "done", "failed"]
-StageFault = Literal["site", "source", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +33,11 @@ class JobReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterReported:
-    """Node counts; ``holding``: tokens of ours whose nodes are already counted as not idle."""
+class Reported:
+    """A cluster's agent has reported; ``cluster`` is the agent's own, so that none can speak for another."""
 
     cluster: ClusterName
-    total: int
-    idle: int
-    background: int = 0
-    down: int = 0
-    holding: frozenset[Token] = frozenset()
-    problem: str = ""
-    """Why nothing can be started there; the counts may then be the last ones, or 0 when there never were any."""
-    notices: tuple[str, ...] = ()
-    lacks: frozenset[str] = frozenset()
-    disks: tuple[Disk, ...] = ()
-    """Programs that are missing there, and that some jobs need."""
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,54 +88,13 @@ class ClusterResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentUpdated:
-    """All that a cluster knows of one component; see ``protocol.messages.Status``."""
-
-    token: Token
-    cluster: ClusterName
-    state: str
-    hosts: tuple[str, ...] = ()
-    lrm_job: str | None = None
-    program_exit: int | None = None
-    error: str = ""
-    infrastructure: bool = False
-    refused: str = ""
-    missing: str = ""
-    """What of its output will never come, and why."""
-    over: bool = False
-    pending: str = ""
-    starting: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StageUpdated:
-    """All that a cluster knows of the files that are brought to one component (its stage); bytes.
-
-    ``fault`` of a failed one: ``site`` when the execution site is to blame (its disk is full), ``source`` when a file
-    site cannot be reached, ``file`` when a replica is not what the catalogue says. ``source`` and ``file`` say which.
-    """
-
-    token: Token
-    cluster: ClusterName
-    state: StageState
-    size: int = 0
-    staged: int = 0
-    error: str = ""
-    fault: StageFault = "site"
-    source: ClusterName = ""
-    file: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class InventoryReceived:
     """A cluster is connected and told everything it holds, or all that it knows so far if that is not the ``whole``;
     ``undelivered``: submits it has not yet been sent."""
 
     cluster: ClusterName
-    components: tuple[ComponentUpdated, ...]
+    inventory: Inventory
     undelivered: frozenset[Token] = frozenset()
-    stages: tuple[StageUpdated, ...] = ()
-    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +124,14 @@ Event = (
     | JobCancelled
     | JobHeld
     | JobReleased
-    | ClusterReported
+    | Reported
     | ClusterConfirmed
     | ClusterDisconnected
     | AgentFailed
     | ClusterCleared
     | ClusterDrained
     | ClusterResumed
-    | ComponentUpdated
     | InventoryReceived
-    | StageUpdated
     | ReplicasChanged
     | LinkMeasured
     | PeriodicScan

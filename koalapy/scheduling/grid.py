@@ -8,6 +8,7 @@ from koalapy.model.disk import Disk
 from koalapy.model.job import Token
 from koalapy.model.moment import clock
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed, nodes
 
@@ -114,31 +115,23 @@ class ClusterStatus:
         self._proofs: set[Token] = set()
         """Claims that are under way for nodes that count again after a doubt."""
 
-    def report(
-        self,
-        total: int,
-        idle: int,
-        background: int,
-        down: int,
-        holding: frozenset[Token],
-        problem: str = "",
-        notices: tuple[str, ...] = (),
-        lacks: frozenset[str] = frozenset(),
-    ) -> None:
-        self.capacity_gained |= bool(self.lacks - lacks)
-        self.lacks = lacks
-        before, expected = (self.available if not self.problem or problem else 0), self.expected
-        self.problem, self.notices = problem, notices
-        if problem and not total:
+    def report(self, report: ClusterReport) -> None:
+        """Take in what its agent says of its nodes."""
+        self.capacity_gained |= bool(self.lacks - report.lacks)
+        self.lacks, self.disks = report.lacks, report.disks
+        before, expected = (self.available if not self.problem or report.problem else 0), self.expected
+        self.problem, self.notices = report.problem, report.notices
+        if report.problem and not report.total:
             return  # its agent is new and has not seen its nodes yet: what was known of them stands
         # No node is two things, whatever an agent says.
-        self.total, self._idle, self.down = total, min(idle, total), min(down, max(0, total - idle))
-        self.background = min(background, total - self._idle - self.down)
+        self.total, self._idle = report.total, min(report.idle, report.total)
+        self.down = min(report.down, self.total - self._idle)
+        self.background = min(report.background, self.total - self._idle - self.down)
         self.reported = True
         if self.doubt is not None and self._idle < self.doubt.nodes:
             # Somebody has taken some of them: these were there.
             self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
-        self._holding = holding
+        self._holding = holding = report.holding
         self._promised = sum(size for token, size in self.live.items() if token not in holding)
         for token in [token for token in self._leaving if token not in self.live and token not in holding]:
             del self._leaving[token]

@@ -14,6 +14,7 @@ from koalapy.model.cluster import Drain, GridView
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, Token
 from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName, Request
 from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.advising import Advising
@@ -216,8 +217,8 @@ class Scheduler:
                 self._ledger.move(job, JobState.HELD, now, "held", event.reason)
             case ev.JobReleased():
                 self._queues.release(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
-            case ev.ClusterReported():
-                self._report(event)
+            case ev.Reported():
+                self._reported(event.cluster, event.report, now)
             case ev.ClusterConfirmed():
                 self._news.confirmed(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
@@ -236,15 +237,8 @@ class Scheduler:
                 cluster = self.grid[event.cluster]
                 cluster.drained, cluster.capacity_gained = None, True
                 self._ledger.cluster_changed(event.cluster)
-            case ev.ComponentUpdated():
-                self._news.told(event)
-                self._components.update(event, now)
-                self._endings.settle(event.token, now)
             case ev.InventoryReceived():
                 self._inventory(event, now)
-            case ev.StageUpdated():
-                self._transfers.update(event, now)
-                self._endings.settle(event.token, now)
             case ev.ReplicasChanged():
                 self._replicas_changed(event)
             case ev.LinkMeasured():
@@ -276,22 +270,23 @@ class Scheduler:
         self._state.now = max(self._state.now, now)
         return self._state.now
 
-    def _report(self, event: ev.ClusterReported) -> None:
-        cluster = self.grid[event.cluster]
-        told = event.total, event.problem, event.notices, event.lacks
-        if told != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
+    def _reported(self, cluster: ClusterName, report: Report, now: float) -> None:
+        if isinstance(report, ClusterReport):
+            self._report(self.grid[cluster], report)
+            return
+        if isinstance(report, ComponentStatus):
+            self._news.told(cluster, report)
+            self._components.update(cluster, report, now)
+        else:
+            self._transfers.update(cluster, report, now)
+        self._endings.settle(report.token, now)
+
+    def _report(self, cluster: ClusterStatus, report: ClusterReport) -> None:
+        shown = report.total, report.problem, report.notices, report.lacks
+        if shown != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
             self._ledger.cluster_changed(cluster.name)
-        cluster.disks, doubt = event.disks, cluster.doubt
-        cluster.report(
-            event.total,
-            event.idle,
-            event.background,
-            event.down,
-            event.holding,
-            event.problem,
-            event.notices,
-            event.lacks,
-        )
+        doubt = cluster.doubt
+        cluster.report(report)
         if cluster.doubt != doubt:
             self._ledger.cluster_changed(cluster.name)
 
@@ -312,14 +307,14 @@ class Scheduler:
         cluster.agent_failed = ""
         cluster.capacity_gained = True
         self._ledger.cluster_changed(cluster.name)
-        for told in event.components:
-            self._news.told(told)
+        for status in event.inventory.components:
+            self._news.told(event.cluster, status)
         with self._faults.one_event(cluster.name):
             for token in self._components.reconcile(event, now):
                 self._endings.settle(token, now)
             self._transfers.reconcile(event, self.jobs(), now)
-        for update in event.stages:
-            self._endings.settle(update.token, now)
+        for stage in event.inventory.stages:
+            self._endings.settle(stage.token, now)
 
     def _replicas_changed(self, event: ev.ReplicasChanged) -> None:
         self.grid.set_replicas({event.file: event.sites})

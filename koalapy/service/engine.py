@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import structlog
 
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
+from koalapy.model.reports import Inventory
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.effects import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
@@ -316,12 +317,11 @@ class Engine:
 
 
 def inventory_item(
-    engine: Engine, inventory: InventoryReceived, greet: Callable[[Sequence[dict[str, Any]]], None]
+    engine: Engine, cluster: ClusterName, inventory: Inventory, greet: Callable[[Sequence[dict[str, Any]]], None]
 ) -> Item:
     """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
 
     def prepare() -> tuple[Event, ...]:
-        undelivered = engine.outbox.undelivered_submits(inventory.cluster)
-        return (replace(inventory, undelivered=undelivered),)
+        return (InventoryReceived(cluster, inventory, engine.outbox.undelivered_submits(cluster)),)
 
-    return Item(prepare=prepare, greet=greet, inventory_of=inventory.cluster)
+    return Item(prepare=prepare, greet=greet, inventory_of=cluster)

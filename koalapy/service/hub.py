@@ -9,21 +9,13 @@ from typing import Any, Protocol
 import structlog
 from pydantic import ValidationError
 
-from koalapy.model.disk import Disk
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId, of_one_attempt
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
 from koalapy.protocol import messages as wire
-from koalapy.scheduling.events import (
-    ClusterConfirmed,
-    ClusterDisconnected,
-    ClusterReported,
-    ComponentUpdated,
-    Event,
-    InventoryReceived,
-    StageUpdated,
-)
+from koalapy.scheduling.events import ClusterConfirmed, ClusterDisconnected, Event, Reported
 from koalapy.service.engine import Engine, Item, inventory_item
 from koalapy.service.memories import Memories
 from koalapy.service.output import Outputs
@@ -70,7 +62,6 @@ class Hub:
         self._patience = unreachable_after
         self._memories = Memories(engine, instance, life)
         self._sessions: dict[str, Session] = {}
-        self._reported: dict[str, wire.Report] = {}
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters for whose nodes jobs wait."""
         self._hanging_up: set[asyncio.Task[None]] = set()
@@ -100,9 +91,6 @@ class Hub:
         for cluster in changed:
             if (session := self._sessions.get(cluster)) is not None:
                 session.jobs_wait(awaited=cluster in clusters)
-
-    def report_of(self, cluster: str) -> wire.Report | None:
-        return self._reported.get(cluster)
 
     def _tell(self, cluster: str, message: wire.Ask | wire.Answer) -> bool:
         session = self._sessions.get(cluster)
@@ -187,12 +175,12 @@ class Hub:
 
     async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
         handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
-            wire.Inventory: self._inventory,
-            wire.Report: self._report,
-            wire.Status: self._status,
+            Inventory: self._inventory,
+            ClusterReport: self._reported,
+            ComponentStatus: self._reported,
+            StageStatus: self._stage_status,
             wire.Ack: self._ack,
             wire.Relay: self._relay,
-            wire.StageStatus: self._stage_status,
             wire.Confirmed: self._confirmed,
             wire.Ask: lambda session, message: self.questions.asked(session.cluster, message),
             wire.Answer: lambda session, message: self.questions.answered(session.cluster, message),
@@ -225,48 +213,29 @@ class Hub:
             log.info("agent disconnected", action="disconnect", cluster=session.cluster, reason=reason)
             self._engine.post(Item(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 
-    def _inventory(self, session: Session, message: wire.Inventory) -> None:
-        updates = tuple(_update(session.cluster, status) for status in message.components)
-        spoiled = [event for stage in message.stages for event in self._learn(session, stage)]
+    def _inventory(self, session: Session, inventory: Inventory) -> None:
+        spoiled = [event for stage in inventory.stages for event in self._learn(session, stage)]
         if spoiled:
             self._engine.post(Item(events=tuple(spoiled)))
-        stages = tuple(_stage(session.cluster, stage) for stage in message.stages)
 
         def greet(forgotten: Sequence[dict[str, Any]]) -> None:
             session.ready = True
             session.jobs_wait(awaited=session.cluster in self._awaited)
             session.put([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
 
-        inventory = InventoryReceived(session.cluster, updates, stages=stages, whole=message.whole)
-        self._engine.post(inventory_item(self._engine, inventory, greet))
+        self._engine.post(inventory_item(self._engine, session.cluster, inventory, greet))
 
-    def _report(self, session: Session, message: wire.Report) -> None:
-        self._reported[session.cluster] = message
-        event = ClusterReported(
-            session.cluster,
-            message.total,
-            message.idle,
-            message.background,
-            message.down,
-            frozenset(message.holding),
-            message.problem,
-            tuple(message.notices),
-            frozenset(message.lacks),
-            tuple(Disk(**disk.model_dump()) for disk in message.disks),
-        )
-        self._engine.post(Item(events=(event,)))
-
-    def _status(self, session: Session, message: wire.Status) -> None:
-        self._engine.post(Item(events=(_update(session.cluster, message),)))
+    def _reported(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
+        self._engine.post(Item(events=(Reported(session.cluster, report),)))
 
     def _confirmed(self, session: Session, message: wire.Confirmed) -> None:
         if (as_of := session.confirmed(message.sequence)) is not None:
             self._engine.post(Item(events=(ClusterConfirmed(session.cluster, as_of),)))
 
-    def _stage_status(self, session: Session, message: wire.StageStatus) -> None:
-        self._engine.post(Item(events=(*self._learn(session, message), _stage(session.cluster, message))))
+    def _stage_status(self, session: Session, status: StageStatus) -> None:
+        self._engine.post(Item(events=(*self._learn(session, status), Reported(session.cluster, status))))
 
-    def _learn(self, session: Session, message: wire.StageStatus) -> tuple[Event, ...]:
+    def _learn(self, session: Session, message: StageStatus) -> tuple[Event, ...]:
         """What is to be known beside the stage itself, before it."""
         if self.feedback is None:
             return ()
@@ -352,35 +321,3 @@ async def _first(frames: AsyncIterator[str]) -> wire.Hello:
             )
         return first
     raise UsageError("the connection ended before a hello")
-
-
-def _stage(cluster: str, status: wire.StageStatus) -> StageUpdated:
-    return StageUpdated(
-        status.token,
-        cluster,
-        status.state,
-        status.size,
-        status.staged,
-        status.error,
-        status.fault,
-        status.source,
-        status.file,
-    )
-
-
-def _update(cluster: str, status: wire.Status) -> ComponentUpdated:
-    return ComponentUpdated(
-        status.token,
-        cluster,
-        status.state,
-        tuple(status.hosts),
-        status.lrm_job,
-        status.program_exit,
-        status.error,
-        status.infrastructure,
-        status.refused,
-        status.missing,
-        status.over,
-        status.pending,
-        status.starting,
-    )

@@ -16,8 +16,9 @@ import pytest
 from koalapy.api.conversion import spec_of
 from koalapy.api.schemas import JobSubmission
 from koalapy.model.job import Job, JobSpec
+from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.events import ClusterReported, Event, InventoryReceived, JobSubmitted, PeriodicScan
+from koalapy.scheduling.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -74,15 +75,15 @@ def specs(jobs: int, number: int) -> Iterator[JobSpec]:
         yield spec_of(JobSubmission.model_validate_json(json.dumps(told)))
 
 
-def report(cluster: str, idle: int) -> ClusterReported:
-    return ClusterReported(cluster, TOTAL, idle, TOTAL - idle)
+def report(cluster: str, idle: int) -> Reported:
+    return Reported(cluster, ClusterReport(TOTAL, idle, TOTAL - idle))
 
 
 def empty_scheduler(idle: list[int]) -> Scheduler:
     rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
     scheduler = Scheduler(SchedulerState(rules, builtin(), [ClusterStatus(name) for name in CLUSTERS]), nonces=str)
     for name, nodes in zip(CLUSTERS, idle, strict=True):
-        scheduler.step([InventoryReceived(name, ()), report(name, nodes)], 0.0)
+        scheduler.step([InventoryReceived(name, Inventory(())), report(name, nodes)], 0.0)
     return scheduler
 
 

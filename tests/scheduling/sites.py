@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from koalapy.model.job import Token
+from koalapy.model.job import ComponentState, Token
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageFault, StageState, StageStatus
 from koalapy.scheduling.effects import (
     Command,
     ForgetComponent,
@@ -14,15 +15,7 @@ from koalapy.scheduling.effects import (
     SubmitComponent,
     UnstageComponent,
 )
-from koalapy.scheduling.events import (
-    ClusterConfirmed,
-    ClusterReported,
-    ComponentUpdated,
-    InventoryReceived,
-    StageFault,
-    StageState,
-    StageUpdated,
-)
+from koalapy.scheduling.events import ClusterConfirmed, InventoryReceived, Reported
 
 STAGE_SIZE = 100
 """Bytes of every stage, so that they are its percentage."""
@@ -42,7 +35,7 @@ class Confirm:
     as_of: float
 
 
-Told = ComponentUpdated | ClusterConfirmed | ClusterReported | InventoryReceived | StageUpdated | Ack
+Told = Reported | ClusterConfirmed | InventoryReceived | Ack
 
 
 @dataclass
@@ -80,7 +73,7 @@ class Site:
         self.held: dict[str, int] = {}
         """Nodes by the name of who has them: a component's token, or a local user."""
         self.locals: dict[str, int] = {}
-        self.stages: dict[Token, StageUpdated] = {}
+        self.stages: dict[Token, StageStatus] = {}
         """Files on their way to components, or there."""
         self.staging: list[Token] = []
         """Stages that were ordered, and of which the world has not taken note."""
@@ -104,7 +97,7 @@ class Site:
         """When each program exited, and with what: the truth, whoever knows it."""
         self._unseen = True
         self._local_users = 0
-        self.last_report: ClusterReported | None = None
+        self.last_report: ClusterReport | None = None
 
     # The resource manager
 
@@ -227,9 +220,9 @@ class Site:
                     del self.runners[token]
             case StageComponent(token=token):
                 if token not in self.stages:
-                    self.stages[token] = StageUpdated(token, self.name, "running", STAGE_SIZE)
+                    self.stages[token] = StageStatus(token, "running", STAGE_SIZE)
                     self.staging.append(token)
-                self._say(self.stages[token])
+                self._say(Reported(self.name, self.stages[token]))
             case UnstageComponent(token=token):
                 self.stages.pop(token, None)
         self._say(Ack(ident))
@@ -238,10 +231,8 @@ class Site:
         """So many bytes of a stage are there, or it has failed."""
         if self.stages[token].state == "running":
             state: StageState = "failed" if error else "done" if staged == STAGE_SIZE else "running"
-            self.stages[token] = StageUpdated(
-                token, self.name, state, STAGE_SIZE, staged, error, fault, self.name, file
-            )
-            self._say(self.stages[token])
+            self.stages[token] = StageStatus(token, state, STAGE_SIZE, staged, error, fault, self.name, file)
+            self._say(Reported(self.name, self.stages[token]))
 
     def _submit(self, token: Token) -> None:
         if token not in self.runners:
@@ -265,25 +256,25 @@ class Site:
 
     def tell(self, token: Token) -> None:
         """Say all that is known of a component; may be said again at any time."""
-        self._say(self._status(self.runners[token]))
+        self._say(Reported(self.name, self._status(self.runners[token])))
 
-    def look(self) -> ClusterReported:
+    def look(self) -> ClusterReport:
         """The cluster as it is now; what is told of it may arrive when it is no longer so."""
         ours = {name: size for name, size in self.held.items() if name in self.runners}
         background = sum(size for name, size in self.held.items() if name in self.locals)
-        return ClusterReported(self.name, self.total, self.idle, background, 0, frozenset(ours), lacks=self.lacks)
+        return ClusterReport(self.total, self.idle, background, 0, frozenset(ours), lacks=self.lacks)
 
-    def report(self, seen: ClusterReported | None = None) -> None:
+    def report(self, seen: ClusterReport | None = None) -> None:
         """Tell what was seen, or what is to be seen now if that may be news."""
         if seen is None and not self._unseen:
             return
         self.last_report, self._unseen = seen or self.look(), seen is not None
-        self._say(self.last_report)
+        self._say(Reported(self.name, self.last_report))
 
     def connect(self) -> None:
         self.connected = True
         runners = tuple(self._status(runner) for runner in self.runners.values())
-        self._say(InventoryReceived(self.name, runners, stages=tuple(self.stages.values())))
+        self._say(InventoryReceived(self.name, Inventory(runners, stages=tuple(self.stages.values()))))
         self.report(self.look())
 
     def disconnect(self) -> None:
@@ -292,14 +283,13 @@ class Site:
         self.stream.clear()
         self.inbox.clear()
 
-    def _status(self, runner: Runner) -> ComponentUpdated:
+    def _status(self, runner: Runner) -> ComponentStatus:
         hosts: Iterable[str] = ()
         if runner.token in self.claimed:
             hosts = (f"{self.name}-{n}" for n in range(runner.size))
-        return ComponentUpdated(
+        return ComponentStatus(
             runner.token,
-            self.name,
-            runner.phase,
+            ComponentState(runner.phase),
             tuple(hosts),
             f"lrm-{runner.token}",
             runner.exit_code,

@@ -3,7 +3,8 @@
 import pytest
 
 from koalapy.model.job import ComponentState, JobState, Launcher, Priority
-from koalapy.scheduling.events import ClusterConfirmed, ComponentUpdated
+from koalapy.model.reports import ComponentStatus
+from koalapy.scheduling.events import ClusterConfirmed, Reported
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -265,7 +266,13 @@ def test_a_component_that_breaks_as_it_comes_in_keeps_the_barrier_shut() -> None
     world = World({"north": 4}, manual=True)
     _reach_all(world)
     job = world.submit(fixed(north=4))
-    world.step([ComponentUpdated("1.1.0", "north", "claimed", error="a runner is gone", infrastructure=True)])
+    world.step(
+        [
+            Reported(
+                "north", ComponentStatus("1.1.0", ComponentState.CLAIMED, error="a runner is gone", infrastructure=True)
+            )
+        ]
+    )
     assert [kind for kind, _ in world.commands(job)] == ["Submit", "Stop"]
     assert world.job(job).ending is JobState.QUEUED
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import ComponentState, JobId, JobState, Launcher
-from koalapy.scheduling.events import ClusterConfirmed, ClusterDisconnected, ComponentUpdated
+from koalapy.model.reports import ComponentStatus
+from koalapy.scheduling.events import ClusterConfirmed, ClusterDisconnected, Reported
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed
@@ -77,7 +78,7 @@ def test_a_program_that_ended_in_time_may_have_much_output_on_its_way(launcher: 
     world, job = running(launcher)
     world.now = 59.0
     for token in world.tokens(job):
-        world.step([ComponentUpdated(token, world.site_of(token).name, "running", over=True)])
+        world.step([Reported(world.site_of(token).name, ComponentStatus(token, ComponentState.RUNNING, over=True))])
     for world.now in (60.0, 65.0, 70.0, 75.0):
         world.step()
         play(world)
@@ -89,7 +90,7 @@ def test_a_program_that_ended_in_time_may_have_much_output_on_its_way(launcher: 
 
 def test_a_part_of_a_program_may_not_outlive_the_walltime_because_another_has_ended() -> None:
     world, job = running(Launcher.PROCESSES)
-    world.step([ComponentUpdated(world.tokens(job)[0], "north", "running", over=True)])
+    world.step([Reported("north", ComponentStatus(world.tokens(job)[0], ComponentState.RUNNING, over=True))])
     world.now = 60.0
     world.step()
     play(world)

@@ -4,8 +4,9 @@ import pytest
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.scheduling.effects import ForgetComponent, StopComponent
-from koalapy.scheduling.events import ClusterReported, ComponentUpdated, InventoryReceived, JobHeld
+from koalapy.scheduling.events import InventoryReceived, JobHeld, Reported
 from koalapy.scheduling.lifecycle import components
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
@@ -133,10 +134,10 @@ def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
     """An agent answers an order it knows with a status: an order for each status would never end."""
     world = World({"north": 4})
     for _ in range(5):
-        world.step([ComponentUpdated("7.1.0", "north", "running")])
+        world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.RUNNING))])
     assert [type(c) for c in world.sent] == [StopComponent]
-    world.step([ComponentUpdated("7.1.0", "north", "ended")])
-    world.step([ComponentUpdated("7.1.0", "north", "running")])
+    world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.ENDED))])
+    world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.RUNNING))])
     assert [type(c) for c in world.sent] == [StopComponent, ForgetComponent, StopComponent]
 
 
@@ -146,7 +147,7 @@ def test_what_a_cluster_makes_up_is_answered_within_bounds(monkeypatch: pytest.M
 
     def hear(cluster: str, token: str, state: str = "running") -> int:
         before = len(world.sent)
-        world.step([ComponentUpdated(token, cluster, state)])
+        world.step([Reported(cluster, ComponentStatus(token, ComponentState(state)))])
         return sum(isinstance(command, StopComponent) for command in world.sent[before:])
 
     assert [hear("north", f"{job}.1.0") for job in range(100, 106)] == [1, 1, 1, 0, 0, 0]
@@ -159,7 +160,7 @@ def test_a_stray_is_told_again_when_its_cluster_comes_back() -> None:
     world = World({"north": 4}, manual=True)
     world.deliver("north")
     for _ in range(2):
-        world.step([InventoryReceived("north", (ComponentUpdated("7.1.0", "north", "running"),))])
+        world.step([InventoryReceived("north", Inventory((ComponentStatus("7.1.0", ComponentState.RUNNING),)))])
     assert [type(c) for c in world.sent] == [StopComponent, StopComponent]
 
 
@@ -168,7 +169,7 @@ def test_a_stranger_changes_nothing(token: str) -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
     before = world.job(job)
-    world.step([ComponentUpdated(token, "north", "claimed", hosts=("evil",) * 4)])
+    world.step([Reported("north", ComponentStatus(token, ComponentState.CLAIMED, hosts=("evil",) * 4))])
     assert world.job(job) is before
     assert world.sent[-1] == StopComponent("north", token, "not of a live attempt", stray=True)
 
@@ -177,7 +178,7 @@ def test_a_cluster_cannot_speak_for_another() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(fixed(north=4))
     before = world.job(job)
-    world.step([ComponentUpdated("1.1.0", "south", "ended", error="no", infrastructure=True)])
+    world.step([Reported("south", ComponentStatus("1.1.0", ComponentState.ENDED, error="no", infrastructure=True))])
     assert world.job(job) is before
     assert world.scheduler.grid["north"].available == 0
 
@@ -191,9 +192,9 @@ def test_late_word_of_an_old_attempt() -> None:
     world.settle()
     assert world.job(job).generation == 2
     now = world.job(job)
-    for state in ("waiting", "claimed", "running"):
-        world.step([ComponentUpdated("1.1.0", "north", state, error="late", infrastructure=True)])
-    world.step([ComponentUpdated("1.1.0", "north", "ended", program_exit=1)])
+    for state in (ComponentState.WAITING, ComponentState.CLAIMED, ComponentState.RUNNING):
+        world.step([Reported("north", ComponentStatus("1.1.0", state, error="late", infrastructure=True))])
+    world.step([Reported("north", ComponentStatus("1.1.0", ComponentState.ENDED, program_exit=1))])
     assert world.job(job) is now
     assert [type(c) for c in world.sent[-2:]] == [StopComponent, ForgetComponent]
 
@@ -277,7 +278,7 @@ def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same
     world.disconnect("south")
     world.advance(6)
     assert world.state(job) is JobState.UNKNOWN
-    world.step([InventoryReceived("south", (), whole=False)])
+    world.step([InventoryReceived("south", Inventory((), whole=False))])
     assert (world.state(job), world.job(job).restarts) == (JobState.UNKNOWN, 0)
     world.connect("south")
     assert world.state(job) is JobState.RUNNING
@@ -291,7 +292,7 @@ def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
     world.advance(1)
     world.disconnect("south")
     world.sites["south"].vanishes("1.1.1")
-    world.step([InventoryReceived("south", (), whole=False)])
+    world.step([InventoryReceived("south", Inventory((), whole=False))])
     assert world.reasons(job, "error") == []
     world.connect("south")
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
@@ -476,7 +477,7 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
     if restarted:
         world.restart()
         world.scheduler.grid["north"].total = 4  # as it is stored
-    world.step([ClusterReported("north", 0, 0, 0, 0, frozenset(), "not answering")])
+    world.step([Reported("north", ClusterReport(0, 0, 0, 0, frozenset(), "not answering"))])
     cluster = world.scheduler.grid["north"]
     assert (cluster.total, cluster.used, cluster.why) == (4, 3, "not answering")
     world.connect("north")

@@ -3,8 +3,9 @@
 import pytest
 
 from koalapy.model.job import ComponentState, JobState
+from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.scheduling.effects import ForgetComponent, StopComponent
-from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
+from koalapy.scheduling.events import InventoryReceived, Reported
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed
 from tests.scheduling.world import World
@@ -17,8 +18,8 @@ def running(world: World) -> tuple[int, str]:
     return job, world.tokens(job)[0]
 
 
-def delivers(token: str, **more: object) -> ComponentUpdated:
-    return ComponentUpdated(token, "north", "delivering", **more)  # type: ignore[arg-type]
+def delivers(token: str, **more: object) -> Reported:
+    return Reported("north", ComponentStatus(token, ComponentState.DELIVERING, **more))  # type: ignore[arg-type]
 
 
 def test_a_job_is_final_when_its_output_is_there_and_its_nodes_are_free_before() -> None:
@@ -30,7 +31,9 @@ def test_a_job_is_final_when_its_output_is_there_and_its_nodes_are_free_before()
     assert (effects.jobs[job].state, effects.jobs[job].ending) == (JobState.RUNNING, JobState.FAILED)
     again = world.scheduler.step([delivers(token, program_exit=3)], world.now + 5)
     assert not again.commands
-    effects = world.scheduler.step([ComponentUpdated(token, "north", "ended", program_exit=3)], world.now + 9)
+    effects = world.scheduler.step(
+        [Reported("north", ComponentStatus(token, ComponentState.ENDED, program_exit=3))], world.now + 9
+    )
     assert ForgetComponent("north", token) in effects.commands
     over = effects.jobs[job]
     assert (over.state, over.exit_code) == (JobState.FAILED, 3)
@@ -43,7 +46,7 @@ def test_what_is_missing_is_in_the_timeline() -> None:
     world = World({"north": 4})
     job, token = running(world)
     missing = "the last 5 bytes: the daemon took nothing for 300 s"
-    ended = ComponentUpdated(token, "north", "ended", program_exit=3, missing=missing)
+    ended = Reported("north", ComponentStatus(token, ComponentState.ENDED, program_exit=3, missing=missing))
     effects = world.scheduler.step([ended], world.now)
     said = [(e.job, e.component, e.reason) for e in effects.timeline if e.event == "output-missing"]
     assert said == [(job, 0, f"of its output there is missing {missing}")]
@@ -58,7 +61,7 @@ def test_a_job_that_is_tried_again_does_not_wait_for_its_old_output() -> None:
     assert not world.scheduler.grid["north"].delivering
     after = world.scheduler.step([delivers(token)], world.now)
     assert not after.commands, "it is neither stopped nor forgotten before it has told all"
-    after = world.scheduler.step([ComponentUpdated(token, "north", "ended")], world.now)
+    after = world.scheduler.step([Reported("north", ComponentStatus(token, ComponentState.ENDED))], world.now)
     assert after.commands == [ForgetComponent("north", token)]
 
 
@@ -101,7 +104,7 @@ def test_an_agent_that_knows_nothing_of_it_any_more_ends_it(restarted: bool) -> 
         attempt = world.job(job).attempt
         assert attempt is not None
         assert attempt.components[0].state is ComponentState.DELIVERING
-    effects = world.take_in(world.scheduler.step([InventoryReceived("north", ())], world.now))
+    effects = world.take_in(world.scheduler.step([InventoryReceived("north", Inventory(()))], world.now))
     assert effects.jobs[job].state is JobState.SUCCEEDED
     assert world.reasons(job, "output-missing") == [
         "of its output there is missing what had not come yet: the cluster knows nothing of it"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
-from koalapy.scheduling.events import ClusterCleared
+from koalapy.scheduling.events import ClusterCleared, Reported
 from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.lifecycle.doubtful_nodes import DOUBT_PAUSE, LONGEST_DOUBT_PAUSE
 from koalapy.scheduling.rules import Rules
@@ -122,7 +122,7 @@ def test_idle_nodes_behind_a_wide_local_job_are_in_doubt_until_somebody_takes_th
     cluster = world.scheduler.grid["north"]
     assert (cluster.idle, cluster.available) == (6, 3)
     site.local_user_leaves(first)
-    effects = world.step([site.look()])
+    effects = world.step([Reported("north", site.look())])
     assert cluster.doubt is None, "all eight are taken: these were there"
     assert "north" in effects.clusters, "operators are shown that"
     site.local_user_leaves("user-2")

@@ -13,8 +13,9 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.scheduling.events import ClusterDrained, ClusterReported, JobSubmitted, ReplicasChanged
+from koalapy.scheduling.events import ClusterDrained, JobSubmitted, ReplicasChanged, Reported
 from koalapy.scheduling.explain.dry_run import DryRun
 from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.scheduling.explain.smallest_change import MAX_QUESTIONS
@@ -107,7 +108,7 @@ def our_own_jobs_have_the_nodes() -> tuple[World, JobId]:
 @case("needs 6 nodes; 5 are idle", ("request.total_size", 5), clusters={"north": "local users have 1, 2 are down"})
 def nodes_are_down() -> tuple[World, JobId]:
     world = busy(TWO)
-    world.step([ClusterReported("north", 4, 1, 1, 2)])
+    world.step([Reported("north", ClusterReport(4, 1, 1, 2))])
     return world, world.submit(FlexibleRequest(6))
 
 
@@ -407,9 +408,9 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
     def with_more_idle(name: str, count: int) -> bool:
         """As an agent would report it."""
         status, before = scheduler.grid[name], world.sites[name].look()
-        status.report(before.total, before.idle + count, before.background - count, 0, before.holding)
+        status.report(ClusterReport(before.total, before.idle + count, before.background - count, 0, before.holding))
         answer = fits()
-        status.report(before.total, before.idle, before.background, 0, before.holding)
+        status.report(ClusterReport(before.total, before.idle, before.background, 0, before.holding))
         return answer
 
     for cluster in found.clusters:

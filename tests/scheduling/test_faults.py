@@ -3,8 +3,9 @@
 import pytest
 
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job import JobState, Launcher, parse_token
-from koalapy.scheduling.events import ClusterCleared, ComponentUpdated
+from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
+from koalapy.model.reports import ComponentStatus
+from koalapy.scheduling.events import ClusterCleared, Reported
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
@@ -120,7 +121,7 @@ def test_the_cluster_may_say_why_a_program_failed() -> None:
     job = world.submit(fixed(north=4))
     world.advance(1)
     error = "walltime of 30 s exceeded"
-    world.step([ComponentUpdated("1.1.0", "north", "ended", program_exit=143, error=error)])
+    world.step([Reported("north", ComponentStatus("1.1.0", ComponentState.ENDED, program_exit=143, error=error))])
     assert world.job(job).reason == "the program exited with 143: walltime of 30 s exceeded"
 
 
@@ -144,7 +145,9 @@ def test_once_a_failure_is_settled_it_stands() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), code=137)
     world.advance(30)
-    world.step([ComponentUpdated("1.1.1", "south", "ended", error="node lost", infrastructure=True)])
+    world.step(
+        [Reported("south", ComponentStatus("1.1.1", ComponentState.ENDED, error="node lost", infrastructure=True))]
+    )
     assert (world.state(job), world.job(job).exit_code) == (JobState.FAILED, 137)
 
 

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from koalapy.model.job import JobState
-from koalapy.scheduling.events import ClusterConfirmed, ClusterReported, ComponentUpdated, InventoryReceived
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
+from koalapy.scheduling.events import ClusterConfirmed, InventoryReceived, Reported
 from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.rules import Rules
@@ -16,21 +17,23 @@ TOKEN = "1.1.0"
 PRIORITY = "Slurm says Priority (jobs of higher priority come first)"
 
 
-def told(state: str = "waiting", pending: str = "", starting: float = 0.0) -> ComponentUpdated:
+def told(state: str = "waiting", pending: str = "", starting: float = 0.0) -> Reported:
     hosts = () if state in ("submitted", "waiting") else ("n1", "n2")
-    return ComponentUpdated(TOKEN, "north", state, hosts, "5", pending=pending, starting=starting)
+    return Reported(
+        "north", ComponentStatus(TOKEN, ComponentState(state), hosts, "5", pending=pending, starting=starting)
+    )
 
 
 def submitted(**rules: float) -> World:
     """A world in which a component of two nodes waits."""
     world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60, **rules), manual=True)  # type: ignore[arg-type]
-    world.step([InventoryReceived("north", ()), ClusterReported("north", 4, 4, 0, 0, frozenset())])
+    world.step([InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(4, 4, 0, 0, frozenset()))])
     world.submit(fixed(north=2))
     world.step([told()])
     return world
 
 
-def at(world: World, moment: float, *events: ComponentUpdated) -> None:
+def at(world: World, moment: float, *events: Reported) -> None:
     world.now = moment
     world.step(list(events))
     world.step([ClusterConfirmed("north", moment)])
@@ -58,7 +61,7 @@ def test_nodes_that_boot_are_no_overtaking_and_no_error(holding: bool) -> None:
     world = submitted()
     at(world, 1, told(pending="Slurm makes its nodes ready", starting=300.0))
     if holding:
-        world.step([ClusterReported("north", 4, 2, 0, 0, frozenset({TOKEN}))])
+        world.step([Reported("north", ClusterReport(4, 2, 0, 0, frozenset({TOKEN})))])
     for moment in (10, 60, 120, 299):
         at(world, moment)
         assert world.state(1) is JobState.CLAIMING
@@ -70,7 +73,7 @@ def test_nodes_that_boot_are_no_overtaking_and_no_error(holding: bool) -> None:
 def test_nodes_that_never_come_up_are_given_up() -> None:
     world = submitted()
     at(world, 1, told(starting=100.0))
-    world.step([ClusterReported("north", 4, 2, 0, 0, frozenset({TOKEN}))])
+    world.step([Reported("north", ClusterReport(4, 2, 0, 0, frozenset({TOKEN})))])
     for moment in range(10, 161, 10):
         at(world, moment, told(starting=100.0))
         assert world.state(1) is JobState.CLAIMING, moment
@@ -95,7 +98,7 @@ def test_nodes_that_are_started_again_and_again_are_given_up() -> None:
 def test_what_is_awaited_is_not_asked_about_all_the_time(rules: dict[str, float]) -> None:
     """However short the patience with others is: each question has the resource manager looked at."""
     world = World({"north": 4}, Rules(**rules), manual=True)  # type: ignore[arg-type]
-    world.step([InventoryReceived("north", ()), ClusterReported("north", 4, 4, 0, 0, frozenset())])
+    world.step([InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(4, 4, 0, 0, frozenset()))])
     world.submit(fixed(north=2))
     world.step([told(starting=300.0)])
     asked = 0
@@ -121,7 +124,7 @@ def test_a_boot_that_is_not_seen_for_a_moment_is_waited_for_as_before() -> None:
 def test_runners_on_nodes_that_came_up_have_as_long_as_others() -> None:
     world = submitted()
     at(world, 1, told(starting=300.0))
-    world.step([ClusterReported("north", 4, 2, 0, 0, frozenset({TOKEN}))])
+    world.step([Reported("north", ClusterReport(4, 2, 0, 0, frozenset({TOKEN})))])
     at(world, 60)
     at(world, 70, told())
     at(world, 120)
@@ -133,9 +136,9 @@ def test_runners_on_nodes_that_came_up_have_as_long_as_others() -> None:
 @pytest.mark.parametrize("last", ["claimed", "running", "delivering", "ended"])
 def test_nothing_is_kept_of_what_waits_no_more(last: str) -> None:
     waits = LrmWaits()
-    waits.tell(told(pending=PRIORITY, starting=5.0), 1.0)
+    waits.tell(told(pending=PRIORITY, starting=5.0).report, 1.0)
     assert (waits.reason(TOKEN), waits.up_by(TOKEN)) == (PRIORITY, 6.0)
-    waits.tell(told(last), 2.0)
+    waits.tell(told(last).report, 2.0)
     assert waits._told == {}
 
 

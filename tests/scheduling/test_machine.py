@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from koalapy.model.cluster import ClusterView, GridView, Link
 from koalapy.model.job import ClaimingMode, Job, JobId, JobSpec, JobState, Launcher, Priority, Token
 from koalapy.model.placement import Placement, Refusal
+from koalapy.model.reports import ClusterReport, StageFault
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduling.events import (
     ClusterCleared,
     ClusterDrained,
-    ClusterReported,
     ClusterResumed,
     JobCancelled,
     JobHeld,
@@ -28,7 +28,6 @@ from koalapy.scheduling.events import (
     JobSubmitted,
     PeriodicScan,
     ReplicasChanged,
-    StageFault,
 )
 from koalapy.scheduling.rules import Rules
 from tests.scheduling import laws
@@ -133,7 +132,7 @@ class Grid(RuleBasedStateMachine):
         for site in self.world.sites.values():
             site.delivers_long = True
         self.users: dict[str, list[str]] = {name: [] for name in SIZES}
-        self.seen: dict[str, ClusterReported] = {}
+        self.seen: dict[str, ClusterReport] = {}
 
     def all_goes_well(self, rounds: int) -> None:
         """What usually happens between the accidents."""

@@ -7,7 +7,7 @@ import pytest
 from koalapy.model.application import NO_APPLICATION
 from koalapy.model.job import JobId, JobSpec, JobState, Priority
 from koalapy.model.request import Request
-from koalapy.scheduling.events import ClusterDrained, JobHeld, JobReleased
+from koalapy.scheduling.events import ClusterDrained, JobHeld, JobReleased, Reported
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -39,7 +39,7 @@ def is_overtaken(world: World, job: JobId) -> None:
     world.deliver("north")
     seen = north.look()
     north.local_user(1)
-    world.step([seen])
+    world.step([Reported("north", seen)])
     assert world.state(job) is JobState.CLAIMING
     world.advance(11)
 

@@ -11,11 +11,12 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import JobSpec, JobState, Launcher
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.events import ClusterReported, PeriodicScan
+from koalapy.scheduling.events import PeriodicScan, Reported
 from koalapy.scheduling.queueing.eligibility import BrokenPolicy, Eligibility
 from koalapy.scheduling.rules import Rules
 from tests.placement.grids import NAMES, grid, grids, summary, with_state
@@ -354,7 +355,7 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
     running = world.submit(fixed(north=1), lasts=1000)
     world.advance(1)
     seen = world.sites["north"].look()
-    away = ClusterReported("north", seen.total, seen.idle, 0, 0, seen.holding, "squeue did not answer")
+    away = Reported("north", ClusterReport(seen.total, seen.idle, 0, 0, seen.holding, "squeue did not answer"))
     effects = world.step([away])
     cluster = world.scheduler.grid["north"]
     assert effects.clusters == {"north"}
@@ -363,7 +364,7 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
     assert world.state(job) is JobState.QUEUED
     assert "unreachable: squeue did not answer" in world.scheduler.waiting_reason(world.job(job))
     assert world.step([away]).clusters == set(), "it is not news"
-    world.step([seen])
+    world.step([Reported("north", seen)])
     assert (cluster.state, cluster.why) == (ClusterState.USABLE, "")
     assert world.state(job) is JobState.CLAIMING
     assert world.state(running) is JobState.RUNNING
@@ -373,7 +374,7 @@ def test_one_that_could_never_be_asked_says_why() -> None:
     world = World({"north": 4})
     world.disconnect("north")
     cluster = world.scheduler.grid["north"]
-    world.step([ClusterReported("north", 0, 0, problem="there is no queue long.q")])
+    world.step([Reported("north", ClusterReport(0, 0, problem="there is no queue long.q"))])
     assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "there is no queue long.q")
     world.disconnect("north", "its agent has gone")
     assert cluster.why == "its agent has gone"
@@ -385,5 +386,5 @@ def test_errors_counted_are_shown_before_a_resource_manager_that_cannot_be_asked
     world = World({"north": 4})
     cluster = world.scheduler.grid["north"]
     cluster.unusable, cluster.note = True, "3 errors in a row"
-    world.step([ClusterReported("north", 4, 4, problem="squeue did not answer")])
+    world.step([Reported("north", ClusterReport(4, 4, problem="squeue did not answer"))])
     assert (cluster.state, cluster.why) == (ClusterState.UNUSABLE, "3 errors in a row")

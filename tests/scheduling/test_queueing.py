@@ -11,7 +11,7 @@ from koalapy.model.request import Environment, Request
 from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry, builtin
-from koalapy.scheduling.events import JobSubmitted, PeriodicScan
+from koalapy.scheduling.events import JobSubmitted, PeriodicScan, Reported
 from koalapy.scheduling.rules import QueueMode, Rules
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
@@ -56,7 +56,7 @@ def test_a_newcomer_is_tried_also_when_nodes_come_free_at_the_same_moment() -> N
     north = world.sites["north"]
     north.grows(1)
     newcomer = Job(3, JobSpec(fixed(north=1), ("program",)), world.now)
-    world.step([north.look(), JobSubmitted(newcomer)])
+    world.step([Reported("north", north.look()), JobSubmitted(newcomer)])
     assert (world.state(head), world.state(3)) == (JobState.QUEUED, JobState.CLAIMING)
 
 
@@ -110,7 +110,7 @@ def test_a_periodic_scan_of_the_high_queue_does_not_use_up_what_the_low_one_wait
     world.settle()
     north = world.sites["north"]
     north.grows(4)
-    world.step([north.look(), PeriodicScan()])
+    world.step([Reported("north", north.look()), PeriodicScan()])
     assert world.state(low) is JobState.CLAIMING
 
 

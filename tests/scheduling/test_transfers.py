@@ -6,11 +6,12 @@ import pytest
 
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
+from koalapy.model.reports import StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduling import scheduler
 from koalapy.scheduling.claiming import transfers
 from koalapy.scheduling.effects import UnstageComponent
-from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, StageFault, StageUpdated
+from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, Reported
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.world import START_DELAY, World
@@ -326,7 +327,7 @@ def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(mon
 
     def told(stage: int) -> int:
         before = len(world.sent)
-        world.step([StageUpdated(f"{stage}.1.0", "north", "running", 1, 0)])
+        world.step([Reported("north", StageStatus(f"{stage}.1.0", "running", 1, 0))])
         return sum(isinstance(command, UnstageComponent) for command in world.sent[before:])
 
     assert [told(stage) for stage in range(100, 110)] == [1] * 10

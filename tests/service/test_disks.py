@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.model.disk import Disk, DiskLimits
-from koalapy.protocol import messages as wire
+from koalapy.model.reports import ClusterReport
 from koalapy.service import disks
 from koalapy.service.disks import DiskWatch
 from koalapy.service.jobs import Jobs
@@ -40,14 +40,14 @@ async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> 
     async with north_and_jobs(tmp_path) as (daemon, north, _):
         disk = Disk("spool", "/s", 5, 10)
         north.says(
-            wire.Report(
+            ClusterReport(
                 total=4,
                 idle=4,
                 background=0,
                 down=0,
                 holding=[],
                 problem="full",
-                disks=[wire.DiskReport(what="spool", path="/s", free=5, size=10)],
+                disks=(Disk(what="spool", path="/s", free=5, size=10),),
             )
         )
         await until(daemon, "north", ("unreachable", 4, "full"))

@@ -5,8 +5,9 @@ import json
 import types
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from koalapy.agents import runner_messages
+from koalapy.model.bounds import MAX_TEXT_LENGTH
+from koalapy.model.job import ComponentState
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
-from koalapy.protocol.bounds import LONGEST_WORDS
 from koalapy.service.engine import Item
 from tests.service.test_hub import Daemon, report, running, until
 from tests.service.test_trust import COUPLED, DEADLINE, Grid, when
@@ -34,6 +37,22 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+def is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind))
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The fields of a message or a report, with what they are annotated with."""
+    names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in names}
+
+
+def plain(message: object) -> dict[str, Any]:
+    (sent,) = json.loads(wire.frame(wire.from_agent, [message]))
+    return dict(sent)
+
+
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """JSON of a type's shape, within its bounds or out of them."""
     origin, inside = get_origin(kind), get_args(kind)
@@ -41,30 +60,30 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return values_of(inside[0])
     if origin in (Union, types.UnionType):
         return st.one_of([values_of(each) for each in inside])
-    if origin is list:
+    if origin in (list, tuple, frozenset):
         return st.lists(values_of(inside[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(TEXTS, ANYTHING, max_size=3)
     if origin is not None:  # Literal
         return st.sampled_from(inside)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return st.fixed_dictionaries({name: values_of(field.annotation) for name, field in kind.model_fields.items()})
+    if is_record(kind):
+        return st.fixed_dictionaries({name: values_of(hint) for name, hint in fields_of(kind).items()})
     return {int: NUMBERS, float: FLOATS, str: TEXTS, bool: st.booleans(), type(None): st.none()}[kind]
 
 
 KINDS = get_args(get_args(wire.FromAgent)[0])
 SHAPED = st.one_of([values_of(kind) for kind in KINDS])
 SENSIBLE = [
-    wire.Status(token="1.1.0.fa", state="claimed", hosts=["n1"]),
-    wire.Status(token="1.1.0.fa", state="ended", program_exit=3),
-    wire.StageStatus(token="1.1.0.fa", state="done", size=1, staged=1),
-    wire.Report(total=4, idle=3, background=0, down=0, holding=["1.1.0.fa"]),
+    ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("n1",)),
+    ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, program_exit=3),
+    StageStatus(token="1.1.0.fa", state="done", size=1, staged=1),
+    ClusterReport(total=4, idle=3, background=0, down=0, holding=frozenset({"1.1.0.fa"})),
     wire.Output(token="1.1.0.fa", offset=0, data="aGk="),
     wire.Relay(token="1.1.1.fa", node=0, payload={"op": "ready"}, sender="1.1.0.fa", sender_node=0),
     wire.Ask(ident="1", what="stat", payload={}, cluster="south"),
     wire.Answer(ident="1", cluster="south"),
     wire.Ack(id=1_000_000_001),
-    wire.Inventory(components=[]),
+    Inventory(components=()),
 ]
 
 
@@ -72,9 +91,9 @@ SENSIBLE = [
 def altered(draw: st.DrawFn) -> dict[str, Any]:
     """A sensible message with some of its fields of the right shape and else anything."""
     message = draw(st.sampled_from(SENSIBLE))
-    fields = type(message).model_fields
+    fields = fields_of(type(message))
     chosen = draw(st.sets(st.sampled_from([name for name in fields if name != "type"]), max_size=2))
-    return message.model_dump() | {name: draw(values_of(fields[name].annotation)) for name in chosen}
+    return plain(message) | {name: draw(values_of(fields[name])) for name in chosen}
 
 
 class Loop:
@@ -89,7 +108,7 @@ class Loop:
     async def _begin(self) -> None:
         async with self.daemon.agent_of("north") as north, self.daemon.agent_of("south") as south:
             for name, agent in (("north", north), ("south", south)):
-                agent.says(wire.Inventory(components=[]), report(4))
+                agent.says(Inventory(components=()), report(4))
                 await until(self.daemon, name, ("usable", 4, ""))
             await Grid(self.daemon, north, south).submit(1, COUPLED)
 
@@ -100,7 +119,7 @@ class Loop:
     async def _hears(self, frame: str) -> str:
         async with asyncio.timeout(DEADLINE), self.daemon.agent_of("north") as north:
             await when(lambda: north.heard)
-            north.says(wire.Inventory(components=[wire.Status(token="1.1.0.fa", state="waiting")]))
+            north.says(Inventory(components=(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING),)))
             north.says_frame(frame)
             north.says(wire.Ask(ident="mark", what="nothing", payload={}))
             await when(lambda: north.closed or any(m.get("ident") == "mark" for m in north.heard))
@@ -129,11 +148,11 @@ EXTREMES = (-(2**63) - 1, -1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400)
 
 
 @pytest.mark.parametrize("message", SENSIBLE, ids=lambda message: message.type)
-def test_no_number_ends_the_daemon(loop: Loop, message: wire.Message) -> None:
-    for name, field in type(message).model_fields.items():
-        if field.annotation in (int, float, int | None):
+def test_no_number_ends_the_daemon(loop: Loop, message: Any) -> None:
+    for name, hint in get_type_hints(type(message)).items():
+        if hint in (int, float, int | None):
             for value in EXTREMES:
-                loop.hears([message.model_dump() | {name: value}])
+                loop.hears([plain(message) | {name: value}])
 
 
 @pytest.mark.parametrize(
@@ -148,43 +167,48 @@ def test_no_number_ends_the_daemon(loop: Loop, message: wire.Message) -> None:
     ],
 )
 def test_a_count_out_of_bounds_costs_the_connection_and_says_which(loop: Loop, field: str, value: object) -> None:
-    closed = loop.hears([report(4).model_dump() | {field: value}])
+    closed = loop.hears([plain(report(4)) | {field: value}])
     assert closed.startswith(f"a message could not be understood: 0.report.{field}")
 
 
 @pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a;id", "a\nb", "x" * 256, "ü"])
 def test_a_nodes_address_is_one(loop: Loop, host: str) -> None:
     """It stands in names of files and on command lines where the gang has its head."""
-    status = wire.Status(token="1.1.0.fa", state="claimed", hosts=["127.0.1.1", "fe80::1%eth0", "node-1.b_c"])
-    assert not loop.hears([status.model_dump()])
-    closed = loop.hears([status.model_dump() | {"hosts": ["127.0.1.1", host]}])
+    status = ComponentStatus(
+        token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("127.0.1.1", "fe80::1%eth0", "node-1.b_c")
+    )
+    assert not loop.hears([plain(status)])
+    closed = loop.hears([plain(status) | {"hosts": ["127.0.1.1", host]}])
     assert closed.startswith("a message could not be understood: 0.status.hosts.1")
 
 
 def test_words_for_people_are_cut_and_cost_nothing(loop: Loop) -> None:
-    assert not loop.hears([report(4).model_dump() | {"problem": "no " * 100_000}])
-    assert loop.daemon.seen("north")[2] == ("no " * 100_000)[:LONGEST_WORDS]
+    assert not loop.hears([plain(report(4)) | {"problem": "no " * 100_000}])
+    assert loop.daemon.seen("north")[2] == ("no " * 100_000)[:MAX_TEXT_LENGTH]
 
 
 def bare(kind: Any) -> bool:
     """Whether numbers, or texts and lists from outside, are taken without bounds."""
     origin, inside = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        many = get_origin(inside[0]) in (list, tuple, frozenset)
+        return many and any(bare(each) for each in get_args(inside[0]) if each is not Ellipsis)
     if origin in (Union, types.UnionType):
         return any(bare(each) for each in inside)
     if origin is dict:
         return False  # what is in there is checked by whom it is for
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if is_record(kind):
         return bool(unbounded(kind))
-    return kind in (int, float, str) or origin is list
+    return kind in (int, float, str) or origin in (list, tuple, frozenset)
 
 
-def unbounded(model: type[BaseModel]) -> list[str]:
-    return [name for name, field in model.model_fields.items() if not field.metadata and bare(field.annotation)]
+def unbounded(kind: type) -> list[str]:
+    return [name for name, hint in fields_of(kind).items() if bare(hint)]
 
 
 RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, runner_messages.Exit)
 
 
 @pytest.mark.parametrize("model", [*KINDS, wire.Found, *RUNNERS])
-def test_every_field_of_what_comes_in_has_bounds(model: type[BaseModel]) -> None:
+def test_every_field_of_what_comes_in_has_bounds(model: type) -> None:
     assert unbounded(model) == []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.text import is_utf8
 from koalapy.placement.registry import builtin
@@ -48,8 +49,8 @@ class Agent:
         self.heard: list[dict[str, Any]] = []
         self.closed = ""
 
-    def says(self, *messages: wire.Message) -> None:
-        self.says_frame(json.dumps([message.model_dump() for message in messages]))
+    def says(self, *messages: wire.FromAgent) -> None:
+        self.says_frame(wire.frame(wire.from_agent, list(messages)))
 
     def says_frame(self, frame: str) -> None:
         self._said.put_nowait(frame)
@@ -128,19 +129,19 @@ async def until(daemon: Daemon, cluster: str, wanted: tuple[str, int, str]) -> N
             await asyncio.sleep(0.005)
 
 
-def report(total: int, problem: str = "") -> wire.Report:
-    return wire.Report(total=total, idle=total, background=0, down=0, holding=[], problem=problem)
+def report(total: int, problem: str = "") -> ClusterReport:
+    return ClusterReport(total=total, idle=total, problem=problem)
 
 
 async def test_a_cluster_shows_why_its_resource_manager_cannot_be_asked(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         async with daemon.agent_of("south") as south:
-            south.says(wire.Inventory(components=[]), report(4))
+            south.says(Inventory(components=()), report(4))
             await until(daemon, "south", ("usable", 4, ""))
             north.says(report(0, "there is no partition fast"))
             await until(daemon, "north", ("unreachable", 0, "there is no partition fast"))
             assert daemon.seen("south") == ("usable", 4, ""), "nobody else is disturbed"
-            north.says(wire.Inventory(components=[]), report(2))
+            north.says(Inventory(components=()), report(2))
             await until(daemon, "north", ("usable", 2, ""))
             north.says(report(2, "squeue did not answer"))
             await until(daemon, "north", ("unreachable", 2, "squeue did not answer"))
@@ -158,7 +159,7 @@ async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path
             raise StoreUnavailable("the database does not answer")
 
         daemon.store.attempts = away  # type: ignore[method-assign, assignment]
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         north.says(wire.Output(token="1.1.0", offset=0, data=""))
         await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
@@ -167,7 +168,7 @@ async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path
 
 async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(Item())  # what follows from its inventory is done then
         daemon.hub.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
@@ -190,13 +191,13 @@ odd_texts = st.text(st.characters(), max_size=5) | st.sampled_from(["\ud800", "a
 @given(odd_texts, st.lists(odd_texts, max_size=2), st.dictionaries(odd_texts, odd_texts, max_size=2))
 def test_a_frame_can_be_sent_and_read_whatever_is_told(text: str, tokens: list[str], payload: dict[str, Any]) -> None:
     told = [
-        wire.Report(total=1, idle=1, background=0, down=0, holding=tokens, problem=text),
+        ClusterReport(total=1, idle=1, holding=frozenset(tokens), problem=text),
         wire.Answer(ident="1", payload=payload, error=text),
     ]
     frame = wire.frame(wire.from_agent, told)
     frame.encode()
     read = wire.from_agent.validate_json(frame)
-    assert [type(message) for message in read] == [wire.Report, wire.Answer]
+    assert [type(message) for message in read] == [ClusterReport, wire.Answer]
     if is_utf8("".join([text, *tokens, *payload, *payload.values()])):
         assert read == told
 
@@ -233,7 +234,7 @@ class Attentive(Agent):
 async def test_an_agent_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     """Its connection is open all the same: it may be stopped, or its host gone."""
     async with running(tmp_path / "koala.db", 0.4) as daemon, daemon.agent_of("north", agent=(north := Attentive())):
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         seen = len(north.heard)
         async with asyncio.timeout(DEADLINE):
@@ -263,7 +264,7 @@ async def test_what_the_daemon_has_not_read_is_nobodys_silence() -> None:
 
 async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(Item())
         before = daemon.engine.clock()
@@ -296,9 +297,7 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("south") as south:
         async with daemon.agent_of("north") as north:
             for agent in (north, south):
-                agent.says(
-                    wire.Inventory(components=[]), wire.Report(total=2, idle=0, background=2, down=0, holding=[])
-                )
+                agent.says(Inventory(components=()), ClusterReport(total=2, idle=0, background=2))
             await until(daemon, "north", ("usable", 2, ""))
             await until(daemon, "south", ("usable", 2, ""))
             on_north = FixedRequest((ComponentRequest(1, "north"),))
@@ -307,7 +306,7 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
             await daemon.engine.commit(Item(events=(JobSubmitted(Job(2, JobSpec(on_north, ("true",)), 0.0)),)))
             assert [m for m in (*north.heard, *south.heard) if m["type"] == "probe"] == []
         async with daemon.agent_of("north") as north:
-            north.says(wire.Inventory(components=[]), report(0))
+            north.says(Inventory(components=()), report(0))
             assert await awaited(north) == [True]
             await daemon.engine.commit(Item(events=tuple(JobCancelled(job, "") for job in (1, 2))))
             daemon.hub.confirm("north")
@@ -326,7 +325,7 @@ def hello(pid: int, host: str = "head") -> wire.Hello:
 
 async def test_a_second_agent_is_refused_by_the_name_of_the_first_while_that_answers(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north", agent=(north := Attentive())):
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         for host, pid in (("head", 2), ("login", 1)):
             second = Agent()
@@ -347,7 +346,7 @@ async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, 
         second = Attentive()
         second.says(hello(pid))
         serving = asyncio.create_task(daemon.hub.serve("north", second))
-        second.says(wire.Inventory(components=[]), report(2))
+        second.says(Inventory(components=()), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         assert first.closed
         await second.close("")
@@ -357,13 +356,13 @@ async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, 
 async def test_an_agent_that_has_come_anew_is_connected_once_it_has_told_what_it_has(tmp_path: Path) -> None:
     """Before that, as while its resource manager hangs, it is sent nothing, and asked nothing."""
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as first:
-        first.says(wire.Inventory(components=[]), report(4))
+        first.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         second = Attentive()
         second.says(hello(1))
         serving = asyncio.create_task(daemon.hub.serve("north", second))
         await until(daemon, "north", ("unreachable", 4, "its agent has connected anew"))
-        second.says(wire.Inventory(components=[]), report(2))
+        second.says(Inventory(components=()), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         await second.close("")
         await serving
@@ -381,7 +380,7 @@ async def test_an_agent_that_hangs_up_while_another_waits_makes_way_at_once(tmp_
             while not any(m["type"] == "probe" for m in first.heard):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             await first.close("")
-            second.says(wire.Inventory(components=[]), report(2))
+            second.says(Inventory(components=()), report(2))
             await until(daemon, "north", ("usable", 2, ""))
         await second.close("")
         await serving

@@ -10,8 +10,8 @@ import pytest
 
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
-from koalapy.protocol import messages as wire
 from koalapy.service.engine import Item
 from koalapy.service.jobs import JobRecord, Jobs
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
@@ -22,7 +22,7 @@ SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
 @asynccontextmanager
 async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]]:
     async with running(path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         yield daemon, north, Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
 
@@ -40,8 +40,12 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
         job = await job_when(jobs, JobState.CLAIMING, 1)
         record, attempts = await jobs.attempts(1)
         assert (record.job, attempts) == (job, [job.attempt])
-        north.says(wire.Status(token="1.1.0.fa", state="waiting", hosts=[]))
-        north.says(wire.Status(token="1.1.0.fa", state="ended", hosts=[], error="no shell", infrastructure=True))
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING, hosts=()))
+        north.says(
+            ComponentStatus(
+                token="1.1.0.fa", state=ComponentState.ENDED, hosts=(), error="no shell", infrastructure=True
+            )
+        )
         second = await job_when(jobs, JobState.CLAIMING, 2)
         first, under_way = (await jobs.attempts(1))[1]
         assert under_way == second.attempt
@@ -104,7 +108,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC)
         await job_when(jobs, JobState.CLAIMING, 1)
-        north.says(wire.Status(token="1.1.0.fa", state="claimed", hosts=["a", "b"]))
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
         await daemon.engine.commit(Item())  # what memory says is written then
         metrics = await jobs.metrics(3600.0)
@@ -113,7 +117,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert claimed is not None
         assert metrics.usage.node_seconds == pytest.approx({"north": 2 * (metrics.end - claimed)})
         assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
-        north.says(wire.Status(token="1.1.0.fa", state="ended", hosts=["a", "b"], program_exit=0))
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         over = await job_when(jobs, JobState.SUCCEEDED, 1)
         await daemon.engine.commit(Item())
         assert over.attempt is not None

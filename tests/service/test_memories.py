@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.model.job import ComponentState
+from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
 from koalapy.service.jobs import Jobs
 from koalapy.service.memories import EPOCHS_AHEAD, JOBS_AHEAD
@@ -59,7 +61,7 @@ async def test_the_epoch_is_above_all_that_an_agent_has_seen(
 async def test_commands_carry_the_higher_epoch_and_ids_of_their_own(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north", known(6)) as north:
         assert await welcomed(north) == 7
-        north.says(wire.Inventory(components=[]), report(4))
+        north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         await Grid(daemon, north, north).submit(1, ON_NORTH)
         (order,) = heard(north, "submit")
@@ -104,13 +106,16 @@ async def test_a_number_far_above_all_is_not_believed(tmp_path: Path) -> None:
 async def test_what_nobody_knows_is_gone_before_anything_new_is_submitted(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
         async with daemon.agent_of("north") as north:
-            north.says(wire.Inventory(components=[]), report(4))
+            north.says(Inventory(components=()), report(4))
             await until(daemon, "north", ("usable", 4, ""))
             (token,) = await Grid(daemon, north, north).submit(1, ON_NORTH)
         await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         async with daemon.agent_of("north") as north:
-            over, hanging = wire.Status(token="1.1.0", state="ended"), wire.Status(token="9.1.0.ff", state="running")
-            north.says(wire.Inventory(components=[over, hanging]), report(3))
+            over, hanging = (
+                ComponentStatus(token="1.1.0", state=ComponentState.ENDED),
+                ComponentStatus(token="9.1.0.ff", state=ComponentState.RUNNING),
+            )
+            north.says(Inventory(components=(over, hanging)), report(3))
             await when(lambda: heard(north, "submit"))
             orders = [(m["type"], m["token"]) for m in north.heard if "epoch" in m and "token" in m]
             assert orders == [("forget", "1.1.0"), ("stop", "9.1.0.ff"), ("submit", token)]

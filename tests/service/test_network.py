@@ -13,8 +13,9 @@ import pytest
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.model.job import JobState
+from koalapy.model.job import ComponentState, JobState
 from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import ClusterDrained
@@ -80,9 +81,9 @@ class Site:
             self.claimed.add(token)
             self.most = max(self.most, len(self.claimed))
             hosts = [f"10.0.{len(self.claimed)}.{i}" for i in range(message["size"])]
-            self.agent.says(wire.Status(token=token, state="claimed", hosts=hosts))
+            self.agent.says(ComponentStatus(token=token, state=ComponentState.CLAIMED, hosts=hosts))
         elif kind == "open":
-            self.agent.says(wire.Status(token=token, state="running", hosts=[]))
+            self.agent.says(ComponentStatus(token=token, state=ComponentState.RUNNING, hosts=()))
             printed, end = self.act(token, message["head"] == token)
             if printed:
                 data = base64.b64encode(printed.encode()).decode()
@@ -93,7 +94,7 @@ class Site:
 
     def _end(self, token: str, **how: Any) -> None:
         self.claimed.discard(token)
-        self.agent.says(wire.Status(token=token, state="ended", hosts=[], **how), report(2))
+        self.agent.says(ComponentStatus(token=token, state=ComponentState.ENDED, hosts=(), **how), report(2))
 
 
 async def eventually(look: Callable[[], object]) -> None:
@@ -143,7 +144,7 @@ async def world_of(path: Path) -> AsyncIterator[World]:
         sites, lives = [], []
         for name in ("north", "south"):
             agent = await stack.enter_async_context(daemon.agent_of(name))
-            agent.says(wire.Inventory(components=[]), report(2))
+            agent.says(Inventory(components=()), report(2))
             await until(daemon, name, ("usable", 2, ""))
             sites.append(Site(agent))
             lives.append(asyncio.create_task(sites[-1].live()))
@@ -188,7 +189,7 @@ async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path
         for name in ("north", "south"):
             assert not chance.done()
             agent = await stack.enter_async_context(daemon.agent_of(name))
-            agent.says(wire.Inventory(components=[]), report(2))
+            agent.says(Inventory(components=()), report(2))
             await until(daemon, name, ("usable", 2, ""))
         async with asyncio.timeout(DEADLINE):
             await chance

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.job import ComponentState, Job, JobSpec, JobState
+from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
-from koalapy.protocol import messages as wire
 from koalapy.service.tally import Tally
 from tests.service.test_hub import DEADLINE
 from tests.service.test_jobs import SPEC, job_when, north_and_jobs
@@ -35,7 +35,7 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
         assert jobs.health()["queued"] == 0
         assert jobs.health()["active"] == 1
         await job_when(jobs, JobState.CLAIMING, 1)
-        north.says(wire.Status(token="1.1.0.fa", state="claimed", hosts=["a", "b"]))
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         await job_when(jobs, JobState.STARTING, 1)
         real, may_write = daemon.store.write, threading.Event()
 
@@ -44,7 +44,7 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
             real(batch)
 
         monkeypatch.setattr(daemon.store, "write", slow)
-        north.says(wire.Status(token="1.1.0.fa", state="ended", hosts=["a", "b"], program_exit=0))
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         async with asyncio.timeout(DEADLINE):
             while daemon.scheduler.job(1) is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import ComponentState, Job, JobSpec
+from koalapy.model.reports import ComponentStatus, Inventory, StageStatus, TransferMeasurement
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobSubmitted
@@ -80,7 +81,7 @@ class Opened:
         north = await self._stack.enter_async_context(daemon.agent_of("north"))
         south = await self._stack.enter_async_context(daemon.agent_of("south"))
         for name, agent in (("north", north), ("south", south)):
-            agent.says(wire.Inventory(components=[]), report(4))
+            agent.says(Inventory(components=()), report(4))
             await until(daemon, name, ("usable", 4, ""))
         return Grid(daemon, north, south)
 
@@ -142,7 +143,9 @@ async def test_output_comes_from_where_the_component_is_now(tmp_path: Path) -> N
 async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluster_only(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit(1, ON_NORTH)
-        grid.north.says(wire.Status(token=token, state="ended", error="lost a node", infrastructure=True))
+        grid.north.says(
+            ComponentStatus(token=token, state=ComponentState.ENDED, error="lost a node", infrastructure=True)
+        )
         await when(lambda: (job := grid.daemon.scheduler.job(1)) is None or job.generation > 1)
         grid.south.says(output(token, 0, b"forged\n"))
         grid.north.says(output(token, 0, b"its last words\n"))
@@ -155,8 +158,8 @@ async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluste
 async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit(1, ON_NORTH)
-        grid.south.says(wire.Status(token=token, state="ended", program_exit=0))
-        grid.south.says(wire.StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
+        grid.south.says(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
+        grid.south.says(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
         await grid.all_taken_in(grid.south)
         job = grid.daemon.scheduler.job(1)
         assert job is not None
@@ -164,8 +167,8 @@ async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
         assert heard(grid.south, "forget", token=token), "it is told that this is none of its components"
         # Nor is the honest cluster's own stray left running because another has one of the same name.
         stray = "7.1.0.feed"
-        grid.south.says(wire.Status(token=stray, state="running"))
-        grid.north.says(wire.Status(token=stray, state="running"))
+        grid.south.says(ComponentStatus(token=stray, state=ComponentState.RUNNING))
+        grid.north.says(ComponentStatus(token=stray, state=ComponentState.RUNNING))
         for agent in (grid.north, grid.south):
             await when(lambda agent=agent: heard(agent, "stop", token=stray))  # type: ignore[misc]
 
@@ -202,11 +205,13 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
         (token,) = await grid.submit(1, ON_NORTH)
         for agent in (grid.south, grid.north):
             agent.says(
-                wire.StageStatus(
-                    token=token, state="failed", size=0, staged=0, fault="file", file="data", source="north"
-                ),
-                wire.StageStatus(
-                    token=token, state="done", size=0, staged=0, moved=[wire.Moved(source="north", size=1, seconds=1.0)]
+                StageStatus(token=token, state="failed", size=0, staged=0, fault="file", file="data", source="north"),
+                StageStatus(
+                    token=token,
+                    state="done",
+                    size=0,
+                    staged=0,
+                    moved=(TransferMeasurement(source="north", size=1, seconds=1.0),),
                 ),
             )
             await grid.all_taken_in(agent)
@@ -224,8 +229,8 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
         assert placed is not None
         assert placed.attempt is not None
         token = placed.stage_token(placed.attempt.components[0])
-        moved = wire.Moved(source="south", size=10**9, seconds=9.0, flowed=10**8, flowing=1.0)
-        done = wire.StageStatus(token=token, state="done", size=10**9, staged=10**9, moved=[moved])
+        moved = TransferMeasurement(source="south", size=10**9, seconds=9.0, flowed=10**8, flowing=1.0)
+        done = StageStatus(token=token, state="done", size=10**9, staged=10**9, moved=(moved,))
         for _ in range(2):
             grid.north.says(done)
             await grid.all_taken_in(grid.north)
@@ -239,9 +244,9 @@ async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its
     monkeypatch.setattr(engine, "MOST_STRAYS", 5)
     async with Opened(tmp_path / "koala.db") as grid:
         for turn in range(4):
-            components = [wire.Status(token=f"9{turn}{n}.1.0.77", state="running") for n in range(3)]
-            stages = [wire.StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
-            grid.north.says(wire.Inventory(components=components, stages=stages))
+            components = [ComponentStatus(token=f"9{turn}{n}.1.0.77", state=ComponentState.RUNNING) for n in range(3)]
+            stages = [StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
+            grid.north.says(Inventory(components=tuple(components), stages=tuple(stages)))
         await grid.all_taken_in(grid.north)
         assert grid.daemon.engine.outbox.open("north") == 5
         head, _ = await grid.submit(1, COUPLED)
@@ -259,12 +264,12 @@ async def test_a_component_that_tells_more_or_fewer_hosts_than_it_has_nodes_is_n
     """The plan of the whole gang is made of them, and every other cluster gets it."""
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
-        grid.south.says(wire.Status(token=tail, state="claimed", hosts=["s1", "s2"]))
-        grid.north.says(wire.Status(token=head, state="claimed", hosts=hosts))
+        grid.south.says(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
+        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=hosts))
         await grid.all_taken_in(grid.north)
         await grid.all_taken_in(grid.south)
         assert not heard(grid.south, "open")
-        grid.north.says(wire.Status(token=head, state="claimed", hosts=["n1"]))
+        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=("n1",)))
         await when(lambda: heard(grid.south, "open"))
         [opened] = heard(grid.south, "open")
         assert [node["host"] for node in opened["nodes"]] == ["n1", "s1", "s2"]
@@ -292,7 +297,7 @@ async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path, monk
         daemon.agent_of("north", agent=deaf) as north,
     ):
         for name, agent in (("north", north), ("south", south)):
-            agent.says(wire.Inventory(components=[]), report(4))
+            agent.says(Inventory(components=()), report(4))
             await until(daemon, name, ("usable", 4, ""))
         grid = Grid(daemon, north, south)
         head, tail = await grid.submit(1, COUPLED)

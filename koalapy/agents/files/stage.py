@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -31,7 +31,8 @@ from koalapy.agents.questions import Questions
 from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
-from koalapy.protocol.messages import Moved, Stage, StageBundle, StageFile, StageStatus
+from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
+from koalapy.protocol.messages import Stage, StageBundle, StageFile
 
 log = structlog.get_logger()
 Made = TypeVar("Made")
@@ -77,7 +78,7 @@ class StageRun:
         self._files, self._bundle = order.files, order.bundle
         self._means, self._changed = means, changed
         self._place = means.turns.arrive()
-        self._state: Literal["running", "done", "failed"] = "running"
+        self._state: StageState = "running"
         self._trouble: StageTrouble | None = None
         self._ready: set[int] = set()
         self._moving: int | None = None
@@ -85,7 +86,7 @@ class StageRun:
         self._unpacked = False
         self._pull: Pull | None = None
         self._fetched = 0
-        self._moved: list[Moved] = []
+        self._moved: list[TransferMeasurement] = []
         self._given_up = threading.Event()
         self._task: asyncio.Task[None] | None = None
         self._making: asyncio.Future[Any] | None = None
@@ -159,7 +160,7 @@ class StageRun:
             fault=trouble.fault if trouble else "site",
             source=trouble.source if trouble else "",
             file=trouble.file if trouble else "",
-            moved=self._moved if self._state == "done" else [],
+            moved=tuple(self._moved) if self._state == "done" else (),
         )
 
     def _weight(self, file: StageFile) -> int:
@@ -271,8 +272,7 @@ class StageRun:
             lambda: self._changed(self),
         )
         await self._take(index, file, await pull.run())
-        seen = {"size": pull.moved, "seconds": pull.seconds, "flowed": pull.flowed, "flowing": pull.flowing}
-        self._moved.append(Moved(source=file.source, **seen))
+        self._moved.append(TransferMeasurement(file.source, pull.moved, pull.seconds, pull.flowed, pull.flowing))
         self._pull = None
 
     async def _take(self, index: int, file: StageFile, place: Path) -> None:

@@ -19,7 +19,8 @@ from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
 from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
-from koalapy.protocol.messages import Stage, StageFile, StageStatus
+from koalapy.model.reports import StageStatus
+from koalapy.protocol.messages import Stage, StageFile
 
 log = structlog.get_logger()
 

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 
 from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
+from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.effects import StageComponent, UnstageComponent
-from koalapy.scheduling.events import InventoryReceived, StageUpdated
+from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.faults import Faults
 from koalapy.scheduling.state import SchedulerState
@@ -32,31 +33,31 @@ class Transfers:
         self._strays: defaultdict[ClusterName, OrderedDict[Token, None]] = defaultdict(OrderedDict)
         """The last stages of no live attempt that were heard of, each of which was told to end once."""
 
-    def update(self, event: StageUpdated, now: float) -> None:
+    def update(self, cluster: ClusterName, status: StageStatus, now: float) -> None:
         """Take in one snapshot of one stage."""
-        found = self._find(event.token, event.cluster)
+        found = self._find(status.token, cluster)
         if found is None:
-            self._disown(event)
+            self._disown(cluster, status)
             return
         job, component = found
         if not component.awaits_files or job.ending is not None:
             return
-        if event.state == "failed":
-            self._failed(job, component, event, now)
+        if status.state == "failed":
+            self._failed(job, component, status, now)
             return
-        if (event.size, event.staged) != (component.stage_size, component.staged):
-            job = self._ledger.update_component(job, component.index, stage_size=event.size, staged=event.staged)
-        if event.state == "done":
+        if (status.size, status.staged) != (component.stage_size, component.staged):
+            job = self._ledger.update_component(job, component.index, stage_size=status.size, staged=status.staged)
+        if status.state == "done":
             self._done(job, live(job).components[component.index], now)
         else:
             self._claiming.foresee(job, now)
 
     def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
         """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""
-        told = {update.token for update in event.stages}
+        told = {status.token for status in event.inventory.stages}
         self._strays.pop(event.cluster, None)
-        for update in event.stages:
-            self.update(update, now)
+        for status in event.inventory.stages:
+            self.update(event.cluster, status, now)
         for known in jobs:
             if known.attempt is None or not known.state.is_active:
                 continue
@@ -88,20 +89,20 @@ class Transfers:
         job = self._claiming.files_are_there(job, now)
         self._claiming.open_barrier_if_complete(job, now)
 
-    def _failed(self, job: Job, component: Component, event: StageUpdated, now: float) -> None:
+    def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
         """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
-        if event.fault == "site":
-            self._faults.infrastructure_failed(job, component, event.error, now)
+        if status.fault == "site":
+            self._faults.infrastructure_failed(job, component, status.error, now)
             return
-        self._ledger.note(job, now, "error", event.error, component)
-        self._faults.restart(job, f"transfer-failure: {event.error}", now)
+        self._ledger.note(job, now, "error", status.error, component)
+        self._faults.restart(job, f"transfer-failure: {status.error}", now)
 
-    def _disown(self, event: StageUpdated) -> None:
+    def _disown(self, cluster: ClusterName, status: StageStatus) -> None:
         """Nothing of an attempt that is over may stay."""
-        strays = self._strays[event.cluster]
-        if event.token not in strays:
-            self._ledger.command(UnstageComponent(event.cluster, event.token, stray=True))
-        strays[event.token] = None
-        strays.move_to_end(event.token)
+        strays = self._strays[cluster]
+        if status.token not in strays:
+            self._ledger.command(UnstageComponent(cluster, status.token, stray=True))
+        strays[status.token] = None
+        strays.move_to_end(status.token)
         if len(strays) > MOST_REMEMBERED:
             strays.popitem(last=False)

@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopComponent
-from koalapy.scheduling.events import ComponentUpdated, InventoryReceived
+from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.faults import Faults
@@ -15,6 +16,7 @@ from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
+ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
 
 
 class Components:
@@ -29,38 +31,38 @@ class Components:
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 
-    def update(self, event: ComponentUpdated, now: float) -> None:
+    def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> None:
         """Take in one snapshot of one component."""
-        found = self._ledger.find(event.token)
-        if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != event.cluster:
-            self._disown(event)
+        found = self._ledger.find(status.token)
+        if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != cluster:
+            self._disown(cluster, status)
             return
-        self.waits.tell(event, now)
+        self.waits.tell(status, now)
         job, component = found
-        job = self._observe(job, component, event, now)
+        job = self._observe(job, component, status, now)
         component = live(job).components[component.index]
-        job = self._advance(job, component, event, now)
-        if event.state == "delivering":
+        job = self._advance(job, component, status, now)
+        if status.state is ComponentState.DELIVERING:
             job = self._claiming.component_delivers(job, live(job).components[component.index], now)
-        elif event.state == "ended":
-            job = self._claiming.component_ended(job, live(job).components[component.index], now, event.missing)
-        job = self._judge(job, component.index, event, now)
+        elif status.state is ComponentState.ENDED:
+            job = self._claiming.component_ended(job, live(job).components[component.index], now, status.missing)
+        job = self._judge(job, component.index, status, now)
         self._claiming.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
-        told = {update.token for update in event.components}
-        if event.whole:
+        told = {status.token for status in event.inventory.components}
+        if event.inventory.whole:
             self._strays.pop(event.cluster, None)
-        for update in event.components:
-            self.update(update, now)
-            yield update.token
+        for status in event.inventory.components:
+            self.update(event.cluster, status, now)
+            yield status.token
         for token in self._grid[event.cluster].awaited:
             if token in told:
                 continue
             if token in event.undelivered:
                 self._see_again(token, now)
-            elif event.whole:
+            elif event.inventory.whole:
                 self.lose(token, "the cluster knows nothing of it", now)
             yield token
 
@@ -93,17 +95,17 @@ class Components:
             job = self._ledger.update_component(found[0], found[1].index, unknown_since=None)
             self._follow(job, now, f"{found[1].cluster} is back")
 
-    def _observe(self, job: Job, component: Component, event: ComponentUpdated, now: float) -> Job:
+    def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
         changes: dict[str, object] = {}
-        if len(event.hosts) == component.size and event.hosts != component.hosts:
-            changes["hosts"] = event.hosts
-        if event.lrm_job is not None and event.lrm_job != component.lrm_job:
-            changes["lrm_job"] = event.lrm_job
-        if event.program_exit is not None and component.exit_code is None:
-            changes["exit_code"] = event.program_exit
-        if event.error and not component.error:
-            changes["error"], changes["infrastructure"] = event.error, event.infrastructure
+        if len(status.hosts) == component.size and status.hosts != component.hosts:
+            changes["hosts"] = status.hosts
+        if status.lrm_job is not None and status.lrm_job != component.lrm_job:
+            changes["lrm_job"] = status.lrm_job
+        if status.program_exit is not None and component.exit_code is None:
+            changes["exit_code"] = status.program_exit
+        if status.error and not component.error:
+            changes["error"], changes["infrastructure"] = status.error, status.infrastructure
         if component.unknown_since is not None:
             changes["unknown_since"] = None
         if changes:
@@ -117,32 +119,36 @@ class Components:
             return self._ledger.move(job, state, now, str(state), reason)
         return job
 
-    def _advance(self, job: Job, component: Component, event: ComponentUpdated, now: float) -> Job:
+    def _advance(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Move the component forward; never back."""
         if component.state in (ComponentState.STOPPING, ComponentState.DELIVERING):
             return job
-        if event.state in ("waiting", "claimed") and not event.error:
+        if status.state in (ComponentState.WAITING, ComponentState.CLAIMED) and not status.error:
             self._faults.count_taken(component.cluster)
-        if event.state == "waiting" and component.state is ComponentState.SUBMITTED:
+        if status.state is ComponentState.WAITING and component.state is ComponentState.SUBMITTED:
             return self._claiming.component_waits(job, component, now)
         # The plan of the whole gang is made of the hosts: one for each node, or it has not reported.
         told_all = len(component.hosts) == component.size
-        if event.state in ("claimed", "running") and component.state in BEFORE_BARRIER and told_all:
+        if (
+            status.state in (ComponentState.CLAIMED, ComponentState.RUNNING)
+            and component.state in BEFORE_BARRIER
+            and told_all
+        ):
             job = self._claiming.component_claimed(job, component, now)
-            self._doubts.claim_held(component.cluster, event.token, component.size)
-        if event.state == "running":
+            self._doubts.claim_held(component.cluster, status.token, component.size)
+        if status.state is ComponentState.RUNNING:
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job
 
-    def _judge(self, job: Job, index: int, event: ComponentUpdated, now: float) -> Job:
+    def _judge(self, job: Job, index: int, status: ComponentStatus, now: float) -> Job:
         """What the snapshot means for the job as a whole."""
         component = live(job).components[index]
         if component.superseded:
             return job
-        if event.refused and job.ending is None:
-            return self._faults.refused(job, component, event.refused, event.error, now)
-        if event.infrastructure and self._may_blame(job):
-            return self._faults.infrastructure_failed(job, component, event.error, now)
+        if status.refused and job.ending is None:
+            return self._faults.refused(job, component, status.refused, status.error, now)
+        if status.infrastructure and self._may_blame(job):
+            return self._faults.infrastructure_failed(job, component, status.error, now)
         if job.ending is not None:
             return job
         if is_launched(job) and live(job).launched_at is None:
@@ -151,12 +157,12 @@ class Components:
                 self._faults.trial_succeeded(other.cluster)
         result = program_result(job)
         if result in job.spec.retry_on_exit:
-            return self._faults.restart(job, _exit_reason(result, event.error), now, exit_code=result)
+            return self._faults.restart(job, _exit_reason(result, status.error), now, exit_code=result)
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
-            return self._claiming.end(job, ends, _exit_reason(result, event.error), now, exit_code=result)
-        if event.state in ("delivering", "ended") and self._ended_too_early(job):
-            error = event.error or "its nodes were given back before the program had ended"
+            return self._claiming.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
+        if status.state in ("delivering", "ended") and self._ended_too_early(job):
+            error = status.error or "its nodes were given back before the program had ended"
             return self._faults.infrastructure_failed(job, component, error, now)
         return job
 
@@ -170,18 +176,18 @@ class Components:
             return True
         return any(c.has_ended and c.exit_code is None for c in telling(job))
 
-    def _disown(self, event: ComponentUpdated) -> None:
+    def _disown(self, cluster: ClusterName, status: ComponentStatus) -> None:
         """Nothing of an old generation may live on: those that have told all are forgotten, others stopped."""
-        self.waits.forget(event.token)
-        if event.state == "delivering":
+        self.waits.forget(status.token)
+        if status.state is ComponentState.DELIVERING:
             return
-        if event.state == "ended":
-            self._strays[event.cluster].discard(event.token)
-            self._ledger.command(ForgetComponent(event.cluster, event.token))
-        elif event.token not in (strays := self._strays[event.cluster]) and len(strays) < MOST_STRAYS:
+        if status.state is ComponentState.ENDED:
+            self._strays[cluster].discard(status.token)
+            self._ledger.command(ForgetComponent(cluster, status.token))
+        elif status.token not in (strays := self._strays[cluster]) and len(strays) < MOST_STRAYS:
             # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
-            strays.add(event.token)
-            self._ledger.command(StopComponent(event.cluster, event.token, "not of a live attempt", stray=True))
+            strays.add(status.token)
+            self._ledger.command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))
 
 
 def _exit_reason(code: int | None, error: str) -> str:

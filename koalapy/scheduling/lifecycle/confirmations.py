@@ -7,9 +7,9 @@ waits for may have happened in time, and the word of it be on its way.
 from collections import defaultdict
 
 from koalapy.model.job import Component, ComponentState, Job
+from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import telling
-from koalapy.scheduling.events import ComponentUpdated
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.state import SchedulerState
@@ -85,11 +85,10 @@ class Confirmations:
 
     # What is on its way
 
-    def told(self, update: ComponentUpdated) -> None:
+    def told(self, cluster: ClusterName, status: ComponentStatus) -> None:
         """A cluster has told of a component."""
-        cluster = self._grid[update.cluster]
-        if update.over and update.token in cluster.live:
-            cluster.over.add(update.token)
+        if status.over and status.token in self._grid[cluster].live:
+            self._grid[cluster].over.add(status.token)
 
     def is_over(self, job: Job) -> bool:
         """Whether a job's program has ended, though its exit code is still on the way, after all its output."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from koalapy.model.job import Token
-from koalapy.scheduling.events import ComponentUpdated
+from koalapy.model.job import ComponentState, Token
+from koalapy.model.reports import ComponentStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class LrmWaits:
     def __init__(self) -> None:
         self._told: dict[Token, LrmWait] = {}
 
-    def tell(self, event: ComponentUpdated, now: float) -> None:
+    def tell(self, status: ComponentStatus, now: float) -> None:
         """Take in what was said last of one component."""
-        if event.state not in ("submitted", "waiting"):
-            self.forget(event.token)
+        if status.state not in (ComponentState.SUBMITTED, ComponentState.WAITING):
+            self.forget(status.token)
             return
-        before = self._told.get(event.token, LrmWait())
+        before = self._told.get(status.token, LrmWait())
         up_by, patience = before.up_by, before.patience_until
-        if event.starting and not before.starting:
-            up_by = patience = patience or now + event.starting
-        elif before.starting and not event.starting:
+        if status.starting and not before.starting:
+            up_by = patience = patience or now + status.starting
+        elif before.starting and not status.starting:
             up_by = min(now, before.up_by or now)
-        told = LrmWait(event.pending, up_by, bool(event.starting), patience)
+        told = LrmWait(status.pending, up_by, bool(status.starting), patience)
         if told != before:
-            self._told[event.token] = told
+            self._told[status.token] = told
 
     def forget(self, token: Token) -> None:
         """It waits for nothing any more."""

@@ -20,7 +20,8 @@ from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
-from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile, StageStatus
+from koalapy.model.reports import StageStatus
+from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
 from tests.agents.files.depots import FakeDepot
 from tests.needs import RSYNC, needs
 

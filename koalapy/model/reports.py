@@ -1,0 +1,126 @@
+"""What agents report of their clusters, on the wire as in the scheduler: whatever it is, all of it each time.
+
+A report may come twice or late. None names its cluster: that is whose agent sent it, whatever it says.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import MaxLen
+
+from koalapy.model.bounds import MAX_LISTED, MAX_NODES, Bytes, ExitCode, Host, Name, Nodes, Path, Seconds, TruncatedText
+from koalapy.model.disk import Disk
+from koalapy.model.job import ComponentState
+
+MAX_LINES = 1000
+ReportedState = Literal[
+    ComponentState.SUBMITTED,
+    ComponentState.WAITING,
+    ComponentState.CLAIMED,
+    ComponentState.RUNNING,
+    ComponentState.DELIVERING,
+    ComponentState.ENDED,
+]
+StageState = Literal["running", "done", "failed"]
+StageFault = Literal["site", "source", "file"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentStatus:
+    """One component as its agent sees it now.
+
+    ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
+    program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``delivering`` means that the
+    resource manager has the nodes back, and ``ended`` that the daemon has the results and the output as well.
+    ``refused``: its resource manager did not take it, for ``error``, by the fault of the job itself, or for a limit
+    that may be gone later; a fault of the cluster is an infrastructure failure.
+    """
+
+    token: Name
+    state: ReportedState
+    hosts: Annotated[tuple[Host, ...], MaxLen(MAX_NODES)] = ()
+    lrm_job: Name | None = None
+    program_exit: ExitCode | None = None
+    error: TruncatedText = ""
+    infrastructure: bool = False
+    refused: Literal["", "job", "limit"] = ""
+    missing: TruncatedText = ""
+    """What of its output will never come, and why."""
+    over: bool = False
+    """Whether its program has ended, be its exit code on the way or told: that comes after the output."""
+    pending: TruncatedText = ""
+    """Of one whose nodes have not all reported: what its resource manager says that it waits for."""
+    starting: Seconds = 0.0
+    """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
+    type: Literal["status"] = field(default="status", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
+
+    total: Nodes
+    idle: Nodes
+    background: Nodes = 0
+    down: Nodes = 0
+    holding: Annotated[frozenset[Name], MaxLen(MAX_LISTED)] = frozenset()
+    problem: TruncatedText = ""
+    """Why nothing can be started there: the resource manager takes no jobs, or the counts could not be read; they may
+    then be the last ones, or 0 when there never were any."""
+    notices: Annotated[tuple[TruncatedText, ...], MaxLen(MAX_LINES)] = ()
+    """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
+    lacks: Annotated[frozenset[TruncatedText], MaxLen(MAX_LINES)] = frozenset()
+    """Programs that are missing on the agent's host, and that some jobs need."""
+    disks: Annotated[tuple[Disk, ...], MaxLen(MAX_LINES)] = ()
+    """Where the agent writes."""
+    type: Literal["report"] = field(default="report", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferMeasurement:
+    """One transfer between two clusters that is over: bytes and seconds."""
+
+    source: Name
+    size: Bytes
+    seconds: Seconds
+    flowed: Bytes = 0
+    flowing: Seconds = 0.0
+    """What of both came after the first bytes had been seen: without what it takes to set a transfer up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """The files that are brought to one component (its stage), as its agent sees them now; bytes.
+
+    ``fault`` of a failed one: ``site`` when the execution site is to blame (its disk is full), ``source`` when a file
+    site cannot be reached, ``file`` when a replica is not what the catalogue says. ``source`` and ``file`` say which.
+    """
+
+    token: Name
+    state: StageState
+    size: Bytes = 0
+    staged: Bytes = 0
+    error: TruncatedText = ""
+    fault: StageFault = "site"
+    source: Name = ""
+    file: Path = ""
+    moved: Annotated[tuple[TransferMeasurement, ...], MaxLen(MAX_LISTED)] = ()
+    """Of a stage that is done: what came from where, and how fast."""
+    type: Literal["stage_status"] = field(default="stage_status", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Everything an agent and its resource manager hold for a daemon that has let it in.
+
+    Where the resource manager does not answer it is sent without what only that knows, and again when it does.
+    """
+
+    components: Annotated[tuple[ComponentStatus, ...], MaxLen(MAX_LISTED)]
+    whole: bool = True
+    """Whether what is not in it is not there: else the resource manager has not been asked yet."""
+    stages: Annotated[tuple[StageStatus, ...], MaxLen(MAX_LISTED)] = ()
+    type: Literal["inventory"] = field(default="inventory", kw_only=True)
+
+
+Report = ComponentStatus | ClusterReport | StageStatus
