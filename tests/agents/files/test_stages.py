@@ -51,7 +51,7 @@ def keep(depot: FakeDepot, content: bytes) -> StageBundle:
 async def test_nothing_to_bring_is_done_at_once(north: FileSite) -> None:
     folder = north.stage()
     done = await north.comes_to("done")
-    assert (done.size, done.staged, done.moved) == (0, 0, [])
+    assert (done.size, done.staged, done.moved) == (0, 0, ())
     assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
     assert os.listdir(folder) == []
 
