@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from koalapy.api.conversion import attempt_view, job_view, spec_of
 from koalapy.api.fields import seconds
@@ -14,7 +13,7 @@ from koalapy.api.schemas import JobSubmission
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.service.jobs import JobRecord
-from tests.store.test_rows import specs
+from tests.model.specs import specs
 
 
 def _printable(text: str) -> str:
@@ -50,6 +49,7 @@ def _acceptable(given: JobSpec) -> JobSpec:
         inputs=tuple(_acceptable_input(file, may_be_partitioned=True) for file in spec.inputs),
         bundle=spec.bundle and Bundle(_printable(spec.bundle.id), 0, 0),
         application=_printable(spec.application),
+        internal=False,
     )
 
 
@@ -69,22 +69,7 @@ def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> Compon
     )
 
 
-words = st.text(max_size=8)
-inputs = st.builds(
-    InputFile, name=words, distribution=st.sampled_from(["whole", "partitioned"]), part=st.none() | words, target=words
-)
-with_files = st.builds(
-    replace,
-    specs,
-    inputs=st.lists(inputs, max_size=2).map(tuple),
-    bundle=st.none() | st.builds(Bundle, words, st.integers(0), st.integers(0)),
-    collect=st.lists(words, max_size=2).map(tuple),
-    application=words,
-    communication=st.none() | st.floats(0, 1),
-)
-
-
-@given(with_files.map(_acceptable))
+@given(specs.map(_acceptable))
 def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
     shown = json.loads(json.dumps(job_view(JobRecord(Job(1, spec, 0.0), ""))))
     assert shown["coallocation"] == {None: "allowed", 1: "never"}.get(spec.coallocation, spec.coallocation)

@@ -1,70 +1,14 @@
 """Specs survive the way into the database and back."""
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
-from hypothesis import strategies as st
 
-from koalapy.model.job import ClaimingMode, JobSpec, Launcher, Priority
-from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.job import JobSpec
+from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.store.rows import spec_from_json, spec_to_json
-
-words = st.text(max_size=8)
-environments = st.lists(st.tuples(words, words), max_size=3).map(tuple)
-commands = st.lists(words, max_size=3).map(tuple)
-sizes = st.integers(1, 100)
-fractions = st.none() | st.floats(0, 1)
-files = st.builds(InputFile, name=words, size=st.integers(0, 2**50), sites=st.lists(words, max_size=3).map(tuple))
-
-
-def components(clusters: st.SearchStrategy[str | None]) -> st.SearchStrategy[tuple[ComponentRequest, ...]]:
-    one = st.builds(
-        ComponentRequest,
-        size=sizes,
-        cluster=clusters,
-        command=st.none() | commands,
-        environment=environments,
-        output=st.none() | words,
-        inputs=st.lists(files, max_size=2).map(tuple),
-    )
-    return st.lists(one, min_size=1, max_size=3).map(tuple)
-
-
-requests = st.one_of(
-    st.builds(FixedRequest, components(words)),
-    st.builds(NonFixedRequest, components(st.none())),
-    st.builds(
-        FlexibleRequest,
-        total_size=sizes,
-        min_component_size=sizes,
-        max_components=st.none() | sizes,
-        split_options=st.lists(st.lists(sizes, max_size=3).map(tuple), max_size=3).map(tuple),
-    ),
-)
-specs = st.builds(
-    JobSpec,
-    request=requests,
-    command=commands,
-    name=words,
-    owner=words,
-    environment=environments,
-    priority=st.sampled_from(Priority),
-    policy=words,
-    policy_options=environments,
-    coallocation=st.none() | sizes,
-    speed_ratio_min=fractions,
-    claiming=st.none() | st.sampled_from(ClaimingMode),
-    claim_threshold=fractions,
-    launcher=st.sampled_from(Launcher),
-    processes_per_node=st.none() | sizes,
-    workdir=st.none() | words,
-    output=st.none() | words,
-    walltime=st.none() | st.floats(0.5, 1e6),
-    max_restarts=st.none() | sizes,
-    max_placement_tries=st.none() | sizes,
-    max_claiming_tries=st.none() | sizes,
-    retry_on_exit=st.lists(st.integers(1, 255), max_size=3).map(tuple),
-)
+from tests.model.specs import specs
 
 
 @given(specs)
@@ -73,6 +17,7 @@ def test_a_spec_comes_back_as_it_was(spec: JobSpec) -> None:
     assert back == spec
     assert hash(back) == hash(spec)
     assert back.claiming is spec.claiming
+    assert spec_to_json(back) == spec_to_json(spec)
 
 
 def test_the_spec_of_an_older_daemon_is_read() -> None:
@@ -85,3 +30,42 @@ def test_the_spec_of_an_older_daemon_is_read() -> None:
 def test_a_plain_spec_is_a_short_row() -> None:
     spec = JobSpec(FlexibleRequest(6), ("true",))
     assert set(spec_to_json(spec)) == {"request", "command"}
+
+
+def test_what_is_stored_is_as_it_was_in_every_version() -> None:
+    """A later version that goes back to this one finds what it knows."""
+    file = InputFile("f", 3, ("north",))
+    spec = JobSpec(
+        NonFixedRequest((ComponentRequest(2, environment=(("A", "b"),), inputs=(file,)),)),
+        ("true",),
+        walltime=90.0,
+        retry_on_exit=(7,),
+        environment=(("A", "b"),),
+        inputs=(file,),
+        bundle=Bundle("x", 1, 2),
+    )
+    stored_file = {"name": "f", "size": 3, "sites": ["north"], "distribution": "whole", "part": None, "target": ""}
+    component = {"size": 2, "cluster": None, "command": None, "environment": [["A", "b"]], "output": None}
+    stored = {
+        "request": {"type": "nonfixed", "components": [component | {"inputs": [stored_file]}]},
+        "command": ["true"],
+        "walltime": 90.0,
+        "retry_on_exit": [7],
+        "environment": [["A", "b"]],
+        "inputs": [stored_file],
+        "bundle": {"id": "x", "size": 1, "files": 2},
+    }
+    assert spec_to_json(spec) == stored
+
+
+def test_the_one_input_of_an_older_component_is_read() -> None:
+    old = {"name": "f", "size": 3, "sites": ["north"]}
+    component = {"size": 2, "cluster": None, "command": None, "environment": [], "output": None, "input": old}
+    spec = spec_from_json({"request": {"type": "nonfixed", "components": [component]}, "command": ["true"]})
+    assert spec.inputs_of(0) == (InputFile("f", 3, ("north",)),)
+
+
+def test_what_is_stored_is_held_against_no_bound() -> None:
+    """A version with tighter bounds must read what another took."""
+    spec = JobSpec(FlexibleRequest(0), ("a\ud800",), name="x" * 1000, max_restarts=-1, retry_on_exit=(300,))
+    assert spec_from_json({**spec_to_json(replace(spec, command=())), "command": ["a\ud800"]}) == spec

@@ -1,0 +1,48 @@
+"""Any job there may be, made of what the model says of its fields."""
+
+from dataclasses import is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from hypothesis import strategies as st
+
+from koalapy.model.field import Bounds, described, split
+from koalapy.model.job import JobSpec
+
+words = st.text(max_size=8)
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a type as the model has it, within its bounds."""
+    base, marks = split(kind)
+    bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds(least=0, most=2**50))
+    if get_origin(base) in (Union, UnionType):
+        return st.one_of([values(each) for each in get_args(base)])
+    if get_origin(base) is Literal:
+        return st.sampled_from(get_args(base))
+    if get_origin(base) is tuple:
+        first, last = get_args(base)[0], get_args(base)[-1]
+        return st.lists(values(first), max_size=3).map(tuple) if last is Ellipsis else st.tuples(values(first), words)
+    if base is int:
+        least, most = int(bounds.least or 0), None if bounds.most is None else int(bounds.most)
+        return st.integers(least, 100 if most is None else most)
+    if base is float:
+        return st.floats(bounds.above or bounds.least or 0, bounds.most, exclude_min=bounds.above is not None)
+    if is_dataclass(base):
+        return instances(base)  # type: ignore[arg-type]
+    if issubclass(base, Enum):
+        return st.sampled_from(base)
+    return {str: words, bool: st.booleans()}[base]
+
+
+def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Of a dataclass of the model's."""
+    parts = {
+        name: values(each.type) | st.none() if each.is_optional else values(each.type)
+        for name, each in described(kind).items()
+    }
+    return st.builds(kind, **parts)
+
+
+specs: st.SearchStrategy[JobSpec] = instances(JobSpec)
