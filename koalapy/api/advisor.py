@@ -4,17 +4,93 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from koalapy.api.advisor_schemas import AdvisorRecord, AdvisorView
-from koalapy.api.conversion import moment
-from koalapy.api.fields import Text
+from koalapy.api.fields import Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.advice import Advised, Option
 from koalapy.placement.belief import Belief
 from koalapy.service.advisor import Advisor, ApplicationRecord
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
 Application = Annotated[Text, Query(max_length=200, description="of this application only")]
+
+
+class RunsView(Output):
+    """Runs of an application of one size on one cluster, or on several together."""
+
+    nodes: int
+    processes_per_node: int | None
+    """Null where the clusters' own number was taken."""
+    clusters: int
+    where: list[str]
+    """The clusters, where they were several; empty for runs on any single one."""
+    runs: int
+    killed: int
+    """Of the runs, at their walltime: they would have run for longer."""
+    seconds: float
+    """What they take, at speed 1: the mean of the middle half of their logarithms."""
+    seconds_between: list[float]
+    """Two bounds between which that lies with a probability of 80 %."""
+    slowdown: float | None
+    """How many times longer it is taken to run there than on one cluster; null on one."""
+    slowdown_between: list[float] | None
+    """Two bounds between which that lies with a probability of 80 %; null on one."""
+
+
+class ApplicationView(Output):
+    """What is known of an application, and what is decided for its jobs."""
+
+    application: str
+    clusters: int
+    """The number of those that ``slowdown`` and ``verdict`` are for: on which it ran together most, else any 2."""
+    slowdown: float
+    slowdown_between: list[float]
+    """Two bounds between which it lies with a probability of 80 %."""
+    runs_on_several: int
+    """Runs on several clusters that the slowdown was learned from."""
+    killed_on_several: int
+    """Of these, at their walltime."""
+    verdict: str
+    """Of a job for which several clusters have room now and one later: co-allocated, by the wait, one cluster, or not
+    known yet."""
+    runs: list[RunsView]
+
+
+class AdvisorView(Output):
+    applications: list[ApplicationView]
+
+
+class OptionView(Output):
+    """A way to run a job that was compared with others; seconds."""
+
+    clusters: list[str]
+    slowdown: float
+    wait: float | None
+    """Null when it was not known."""
+    transfer: float
+    run: float | None
+    """Null when nothing was known of the application."""
+    response: float | None
+
+
+class AdvisedView(Output):
+    """An advice that was followed; seconds."""
+
+    job: int
+    generation: int
+    at: Moment
+    application: str
+    clusters: int
+    options: list[OptionView]
+    reason: str
+    predicted: float | None
+    actual: float | None
+    """From the opened barrier to the end; null unless it has succeeded."""
+    error: float | None
+    """By what fraction of the actual time the prediction was too long; negative when it was too short."""
+
+
+class AdvisorRecord(Output):
+    record: list[AdvisedView]
 
 
 def advisor_router(advisor: Advisor) -> APIRouter:
@@ -31,7 +107,7 @@ def advisor_router(advisor: Advisor) -> APIRouter:
     )
     async def record(application: Application = "", limit: Limit = 100) -> Any:
         """Jobs that were placed by advice, newest first: what was compared, predicted, and what came."""
-        return {"record": [_advised_view(given) for given in await advisor.record(application, limit)]}
+        return {"record": await advisor.record(application, limit)}
 
     return router
 
@@ -67,30 +143,3 @@ def _application_view(found: ApplicationRecord) -> dict[str, Any]:
 def _slowdown(belief: Belief) -> list[float]:
     """What it is taken to be, and the bounds between which it likely is; several clusters are not faster than one."""
     return [max(1.0, each) for each in (belief.value, belief.low, belief.high)]
-
-
-def _advised_view(given: Advised) -> dict[str, Any]:
-    known = given.predicted is not None and given.actual
-    return {
-        "job": given.job,
-        "generation": given.generation,
-        "at": moment(given.at),
-        "application": given.application,
-        "clusters": given.clusters,
-        "options": [_option_view(option) for option in given.options],
-        "reason": given.reason,
-        "predicted": given.predicted,
-        "actual": given.actual,
-        "error": (given.predicted or 0.0) / given.actual - 1.0 if known and given.actual else None,
-    }
-
-
-def _option_view(option: Option) -> dict[str, Any]:
-    return {
-        "clusters": list(option.clusters),
-        "slowdown": option.slowdown,
-        "wait": option.wait,
-        "transfer": option.transfer,
-        "run": option.run,
-        "response": option.response,
-    }

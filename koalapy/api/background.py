@@ -1,22 +1,55 @@
 """The routes by which experiments load clusters as local users do, past the scheduler."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
+from pydantic import WithJsonSchema
 
-from koalapy.api.background_schemas import LONGEST, BackgroundOrder, BackgroundStarted, BackgroundStopped
 from koalapy.api.clusters import Name
+from koalapy.api.fields import Input, Output, Positive, Seconds
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.model.wording import known_names
-from koalapy.ports import ClusterRecord
+from koalapy.model.errors import UsageError
 from koalapy.service.jobs import Jobs
 from koalapy.service.questions import Questions
 
-PATIENCE = 30.0
+ANSWER_TIMEOUT = 30.0
 """Seconds that a cluster has to answer."""
+
+
+MAX_SECONDS = 600.0
+"""Seconds that one background job may run."""
+
+
+class BackgroundOrder(Input):
+    """A job to be handed straight to a cluster's resource manager: that many nodes, busy for that many seconds."""
+
+    nodes: Positive
+    seconds: Annotated[
+        Seconds,
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
+                    {"type": "string", "format": "duration-of-load"},
+                ],
+                "description": "seconds, or 5m",
+            }
+        ),
+    ]
+
+
+class BackgroundStarted(Output):
+    """The job, as the resource manager knows it; it may have to wait for its nodes."""
+
+    name: str
+    lrm_job: str
+
+
+class BackgroundStopped(Output):
+    stopped: int
+    """How many jobs were told to end."""
 
 
 def background_router(service: Jobs, questions: Questions, allowed: bool) -> APIRouter:
@@ -24,13 +57,6 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
     router = APIRouter(
         prefix="/api/v1/clusters/{name}/background", tags=["clusters"], dependencies=[Depends(refuse_unknown)]
     )
-
-    def find(name: str) -> ClusterRecord:
-        known = {record.name: record for record in service.clusters()}
-        if name not in known:
-            hint = known_names(name, known)
-            raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
-        return known[name]
 
     @router.post(
         "",
@@ -43,15 +69,15 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
         if not allowed:
             return _forbidden()
-        total = find(name).total  # 0 while nothing is known of it: then its agent tells what is wrong
+        total = service.cluster(name).total  # 0 while nothing is known of it: then its agent tells what is wrong
         if order.nodes < 1 or order.nodes > total > 0:
             hint = f"give 1 to {total}" if total else "give 1 or more"
             raise UsageError(f"nodes is {order.nodes}", field="nodes", value=order.nodes, hint=hint)
-        if not 0 < order.seconds <= LONGEST:
-            hint = f"give more than 0 and up to {LONGEST:g} seconds"
+        if not 0 < order.seconds <= MAX_SECONDS:
+            hint = f"give more than 0 and up to {MAX_SECONDS:g} seconds"
             raise UsageError(f"seconds is {order.seconds:g}", field="seconds", value=order.seconds, hint=hint)
         return await questions.ask(
-            name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=PATIENCE
+            name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=ANSWER_TIMEOUT
         )
 
     @router.delete(
@@ -64,8 +90,8 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         """End the background load that was started on a cluster by this route."""
         if not allowed:
             return _forbidden()
-        find(name)
-        return await questions.ask(name, "background-stop", {}, timeout=PATIENCE)
+        service.cluster(name)
+        return await questions.ask(name, "background-stop", {}, timeout=ANSWER_TIMEOUT)
 
     return router
 

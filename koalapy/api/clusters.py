@@ -1,16 +1,17 @@
 """The routes of clusters, policies and the daemon's health."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from koalapy.api import fields, grid_schemas, schemas
-from koalapy.api.conversion import cluster_view, metrics_view
+from koalapy.api import fields
+from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.model.wording import known_names
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import FINAL_STATES, Priority
 from koalapy.ports import ClusterRecord
+from koalapy.service import jobs
 from koalapy.service.jobs import Jobs
 
 SHORTEST = 0.001
@@ -19,80 +20,209 @@ Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
 Since = Annotated[float, Query(ge=SHORTEST, le=fields.LONGEST, allow_inf_nan=False, description="seconds until now")]
 
 
+class DrainOrder(Input):
+    """Why nothing more is to be placed on a cluster, and who says so."""
+
+    reason: Reason = ""
+    by: fields.Name = ""
+
+
+class ClusterUsage(Output):
+    """How a cluster was used in a span of time, and its nodes now."""
+
+    name: str
+    total: int
+    used: int
+    background: int
+    idle: int
+    node_seconds: float
+    """What components of this scheduler had in that span."""
+    utilisation: float | None
+    """The same as a fraction of all its nodes; null where these are not known."""
+
+
+class MeanTimes(Output):
+    """Means in seconds over the jobs that ran to an end of their own, succeeded or failed, in that span."""
+
+    jobs: int
+    queue_time: float | None
+    wait_time: float | None
+    startup_overhead: float | None
+    response_time: float | None
+    start_delay: float | None
+
+
+class Metrics(Output):
+    """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are those of now."""
+
+    start: Moment
+    end: Moment
+    clusters: list[ClusterUsage]
+    priorities: dict[Priority, MeanTimes]
+    ended: dict[str, int]
+    """Jobs that ended in that span, by state."""
+    restarts: int
+    """How often these were tried again after failures of the infrastructure."""
+    queued: int
+    active: int
+
+
+class DrainView(Output):
+    """An operator's order that nothing more is placed on a cluster."""
+
+    at: Moment
+    by: str
+    reason: str
+
+
+class ClusterView(Output):
+    name: str
+    kind: str
+    state: str
+    total: int
+    idle: int
+    used: int
+    background: int
+    down: int
+    errors: int
+    reason: str
+    last_heard: Moment | None
+    processes_per_node: int
+    speed: float
+    unusable: bool
+    """Whether it was given up after errors in a row, whatever else its state says."""
+    trials: int
+    """Probations that failed since."""
+    drained: DrainView | None
+    details: dict[str, Any]
+
+
+class ClusterList(Output):
+    clusters: list[ClusterView]
+
+
+class PolicyView(Output):
+    name: str
+    serves: list[str]
+    summary: str
+
+
+class PolicyList(Output):
+    policies: list[PolicyView]
+
+
+class DiskView(Output):
+    """Room on a disk in bytes, and how many files more may be made there, where that has a limit."""
+
+    what: str
+    path: str
+    free: int
+    size: int
+    files: int | None
+
+
+class Health(Output):
+    """Jobs are counted as they are stored: whoever looks at one after that sees nothing older."""
+
+    status: Literal["ok", "degraded"]
+    ready: bool
+    """Whether jobs and actions are taken: not while the database takes nothing."""
+    problems: list[str]
+    """What is wrong with the daemon itself."""
+    disks: list[DiskView]
+    """Where the daemon writes."""
+    version: str
+    epoch: int
+    queued: int
+    active: int
+    clusters: dict[str, str]
+
+
+def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
+    usage, span = metrics.usage, metrics.end - metrics.start
+    return {
+        "start": metrics.start,
+        "end": metrics.end,
+        "clusters": [
+            _usage_view(cluster, usage.node_seconds.get(cluster.name, 0.0), span) for cluster in metrics.clusters
+        ],
+        "priorities": usage.mean_times,
+        "ended": {state: usage.ended.get(state, 0) for state in sorted(FINAL_STATES)},
+        "restarts": usage.restarts,
+        "queued": metrics.queued,
+        "active": metrics.active,
+    }
+
+
+def _usage_view(cluster: ClusterRecord, node_seconds: float, span: float) -> dict[str, Any]:
+    counts = {name: getattr(cluster, name) for name in ("name", "total", "used", "background", "idle")}
+    utilisation = round(node_seconds / (cluster.total * span), 6) if cluster.total else None
+    return counts | {"node_seconds": round(node_seconds, 3), "utilisation": utilisation}
+
+
 def clusters_router(service: Jobs) -> APIRouter:
     """What the grid looks like."""
     router = APIRouter()
 
-    def find(name: str) -> ClusterRecord:
-        known = {record.name: record for record in service.clusters()}
-        if name not in known:
-            raise NotFoundError(
-                f"there is no cluster {name}", field="cluster", value=name, hint=known_names(name, known)
-            )
-        return known[name]
-
     @router.get(
         "/clusters",
-        response_model=grid_schemas.ClusterList,
+        response_model=ClusterList,
         tags=["clusters"],
         operation_id="list_clusters",
         responses=declared(401),
     )
     async def clusters() -> Any:
         """Every cluster with its nodes and state."""
-        return {"clusters": [cluster_view(record) for record in service.clusters()]}
+        return {"clusters": service.clusters()}
 
     @router.get(
         "/clusters/{name}",
-        response_model=grid_schemas.ClusterView,
+        response_model=ClusterView,
         tags=["clusters"],
         operation_id="show_cluster",
         responses=declared(401, 404, 422),
     )
     async def cluster(name: Name) -> Any:
         """One cluster."""
-        return cluster_view(find(name))
+        return service.cluster(name)
 
     @router.post(
         "/clusters/{name}/clear",
-        response_model=grid_schemas.ClusterView,
+        response_model=ClusterView,
         tags=["clusters"],
         operation_id="clear_cluster",
         responses=declared(401, 404, 422, 503),
     )
     async def clear(name: Name) -> Any:
         """Count a cluster's errors from zero again, and use it again."""
-        find(name)
-        return cluster_view(await service.clear_cluster(name))
+        return await service.clear_cluster(name)
 
     @router.post(
         "/clusters/{name}/drain",
-        response_model=grid_schemas.ClusterView,
+        response_model=ClusterView,
         tags=["clusters"],
         operation_id="drain_cluster",
         responses=declared(400, 401, 404, 413, 422, 503),
     )
-    async def drain(name: Name, order: schemas.DrainOrder | None = None) -> Any:
+    async def drain(name: Name, order: DrainOrder | None = None) -> Any:
         """Place nothing more on a cluster; its running jobs go on. Drained again, it has the newer order."""
-        find(name)
-        given = order or schemas.DrainOrder()
-        return cluster_view(await service.drain_cluster(name, given.by, given.reason))
+        given = order or DrainOrder()
+        return await service.drain_cluster(name, given.by, given.reason)
 
     @router.post(
         "/clusters/{name}/resume",
-        response_model=grid_schemas.ClusterView,
+        response_model=ClusterView,
         tags=["clusters"],
         operation_id="resume_cluster",
         responses=declared(401, 404, 409, 422, 503),
     )
     async def resume(name: Name) -> Any:
         """Use a drained cluster again."""
-        find(name)
-        return cluster_view(await service.resume_cluster(name))
+        return await service.resume_cluster(name)
 
     @router.get(
         "/metrics",
-        response_model=grid_schemas.Metrics,
+        response_model=Metrics,
         tags=["clusters"],
         operation_id="show_metrics",
         dependencies=[Depends(refuse_unknown)],
@@ -100,18 +230,14 @@ def clusters_router(service: Jobs) -> APIRouter:
     )
     async def metrics(since: Since = 3600.0) -> Any:
         """How well the clusters were used over the last ``since`` seconds, and how long jobs waited."""
-        return metrics_view(await service.metrics(since))
+        return _metrics_view(await service.metrics(since))
 
     @router.get(
-        "/policies",
-        response_model=grid_schemas.PolicyList,
-        tags=["policies"],
-        operation_id="list_policies",
-        responses=declared(401),
+        "/policies", response_model=PolicyList, tags=["policies"], operation_id="list_policies", responses=declared(401)
     )
     async def policies() -> Any:
         """The placement policies."""
-        return {"policies": list(service.policies())}
+        return {"policies": service.policies()}
 
     return router
 
@@ -122,7 +248,7 @@ def health_router(service: Jobs, operation: str = "health", ready: str = "ready"
 
     @router.get(
         "/healthz",
-        response_model=grid_schemas.Health,
+        response_model=Health,
         tags=["health"],
         operation_id=operation,
         responses=declared(401) if operation != "health" else None,
@@ -134,7 +260,7 @@ def health_router(service: Jobs, operation: str = "health", ready: str = "ready"
 
     @router.get(
         "/readyz",
-        response_model=grid_schemas.Health,
+        response_model=Health,
         tags=["health"],
         operation_id=ready,
         responses=declared(*([401] if operation != "health" else []), 503),

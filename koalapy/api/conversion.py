@@ -1,12 +1,12 @@
 """Between the wire's JSON and the model."""
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from koalapy.api import schemas
+from koalapy.api.fields import moment
 from koalapy.api.problems import problem_of
-from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, TimelineEntry
+from koalapy.model.job import Attempt, Component, Job, JobSpec, TimelineEntry
 from koalapy.model.request import (
     Bundle,
     ComponentRequest,
@@ -18,8 +18,7 @@ from koalapy.model.request import (
     NonFixedRequest,
     Request,
 )
-from koalapy.ports import ClusterRecord
-from koalapy.service.jobs import ActionResult, JobRecord, Metrics
+from koalapy.service.jobs import ActionResult, JobRecord
 
 
 def spec_of(submission: schemas.JobSubmission) -> JobSpec:
@@ -241,45 +240,10 @@ def start_delay(job: Job, attempt: Attempt | None) -> float | None:
     return _span(job.first_start_estimate, attempt.start_estimate)
 
 
-def metrics_view(metrics: Metrics) -> dict[str, Any]:
-    span = metrics.end - metrics.start
-    return {
-        "start": moment(metrics.start),
-        "end": moment(metrics.end),
-        "clusters": [_usage_view(c, metrics.usage.node_seconds.get(c.name, 0.0), span) for c in metrics.clusters],
-        "priorities": {priority: asdict(means) for priority, means in metrics.usage.mean_times.items()},
-        "ended": {state: metrics.usage.ended.get(state, 0) for state in sorted(FINAL_STATES)},
-        "restarts": metrics.usage.restarts,
-        "queued": metrics.queued,
-        "active": metrics.active,
-    }
-
-
-def _usage_view(record: ClusterRecord, node_seconds: float, span: float) -> dict[str, Any]:
-    counts = {name: getattr(record, name) for name in ("name", "total", "used", "background", "idle")}
-    utilisation = round(node_seconds / (record.total * span), 6) if record.total else None
-    return counts | {"node_seconds": round(node_seconds, 3), "utilisation": utilisation}
-
-
 def timeline_view(entry: TimelineEntry) -> dict[str, Any]:
     view = asdict(entry) | {"at": moment(entry.at)}
     del view["job"]
     return view
-
-
-def cluster_view(record: ClusterRecord) -> dict[str, Any]:
-    view = asdict(record) | {"last_heard": moment(record.last_heard)}
-    del view["note"]
-    if record.drained is not None:
-        view["drained"]["at"] = moment(record.drained.at)
-    return view
-
-
-def moment(at: float | None) -> str | None:
-    """Seconds since the epoch as ISO 8601 in UTC with milliseconds."""
-    if at is None:
-        return None
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _span(start: float | None, end: float | None) -> float | None:

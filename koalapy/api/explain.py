@@ -1,21 +1,107 @@
 """The routes that answer "why?"."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from pydantic import BeforeValidator, Field
 
-from koalapy.api import schemas
-from koalapy.api.conversion import job_view, moment, spec_of
-from koalapy.api.explain_schemas import ExplanationView
+from koalapy.api.conversion import job_view, spec_of
+from koalapy.api.fields import Moment, Output
 from koalapy.api.jobs import Id
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.explanation import Change, ClusterFinding, Explanation
-from koalapy.model.job import Job, JobSpec
-from koalapy.model.placement import Placement
+from koalapy.api.schemas import JobSubmission
+from koalapy.model.cluster import ClusterState
+from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.placement.registry import DEFAULTS
 from koalapy.service.jobs import JobRecord, Jobs
+
+
+def _submission_of(spec: object) -> object:
+    """A job as it would be submitted, without what has its default."""
+    if not isinstance(spec, JobSpec):
+        return spec
+    if spec.policy == DEFAULTS[spec.request.type]:
+        spec = replace(spec, policy="")
+    view = job_view(JobRecord(Job(0, spec, 0.0), ""))
+    submission = JobSubmission.model_validate({name: view[name] for name in JobSubmission.model_fields})
+    return submission.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+
+
+class ClusterFindingView(Output):
+    """What one cluster means for a job; counts in nodes."""
+
+    cluster: str
+    state: ClusterState
+    total: int
+    idle: int
+    """Those that this job could be given."""
+    used: int
+    """Those that jobs of this scheduler have."""
+    background: int
+    down: int
+    gives: int
+    """Those that the job has here, or would get now."""
+    reason: str
+    missing: int | None
+    """How many more idle nodes, here alone, would suffice; null when nothing on this cluster alone would."""
+
+
+class PastReasonView(Output):
+    at: Moment
+    event: str
+    reason: str
+
+
+class PlacedComponentView(Output):
+    size: int
+    cluster: str
+    request_index: int | None
+    """Its place among the components of the request, if it has one there."""
+
+
+class PlacementView(Output):
+    """Where a job is, or would go, and why there."""
+
+    components: list[PlacedComponentView]
+    reason: str
+
+
+class ChangeView(Output):
+    """The smallest change with which the job would be placed at once."""
+
+    field: str
+    """Of the submission; empty when submitting it again as it is would do."""
+    value: Any
+    text: str
+    submission: Annotated[JobSubmission, BeforeValidator(_submission_of)] = Field(validation_alias="spec")
+    """The job as changed, for POST /api/v1/jobs; without the fields that have their defaults."""
+    placement: PlacementView
+
+
+class ExplanationView(Output):
+    """Why a job is where it is; times are ISO 8601 in UTC."""
+
+    job: int | None
+    """Null for a submission that was not made."""
+    state: JobState
+    """Of a submission: placed when it would be placed at once, else queued."""
+    headline: str
+    """The binding reason."""
+    clusters: list[ClusterFindingView]
+    notes: list[str]
+    suffices: list[str]
+    """What would have to happen, each by itself, for the job to be placed as it is."""
+    position: int | None
+    """Its place in its placement queue; 1 is the head."""
+    ahead: int
+    tries: int
+    """Placement tries so far, counting the scans that passed it over."""
+    reasons: list[PastReasonView]
+    """The history of reasons, oldest first."""
+    smallest_change: ChangeView | None
+    placement: PlacementView | None
 
 
 def explain_router(service: Jobs) -> APIRouter:
@@ -31,7 +117,7 @@ def explain_router(service: Jobs) -> APIRouter:
     )
     async def explain(job: Id) -> Any:
         """Why a job waits, and what would start it; why it is where it is; or how it ended."""
-        return explanation_view(await service.explain(job))
+        return await service.explain(job)
 
     @router.post(
         "/explain",
@@ -40,55 +126,8 @@ def explain_router(service: Jobs) -> APIRouter:
         response_model_exclude_unset=True,
         responses=declared(400, 401, 413, 422, 429, 503),
     )
-    async def explain_submission(submission: schemas.JobSubmission) -> Any:
+    async def explain_submission(submission: JobSubmission) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
-        return explanation_view(await service.explain_submission(spec_of(submission)))
+        return await service.explain_submission(spec_of(submission))
 
     return router
-
-
-def explanation_view(found: Explanation) -> dict[str, Any]:
-    return {
-        "job": found.job,
-        "state": found.state,
-        "headline": found.headline,
-        "clusters": [_finding_view(finding) for finding in found.clusters],
-        "notes": list(found.notes),
-        "suffices": list(found.suffices),
-        "position": found.position,
-        "ahead": found.ahead,
-        "tries": found.tries,
-        "reasons": [{"at": moment(r.at), "event": r.event, "reason": r.reason} for r in found.reasons],
-        "smallest_change": _change_view(found.smallest_change) if found.smallest_change else None,
-        "placement": _placement_view(found.placement) if found.placement else None,
-    }
-
-
-def _finding_view(finding: ClusterFinding) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ClusterFinding.__slots__}
-
-
-def _change_view(change: Change) -> dict[str, Any]:
-    return {
-        "field": change.field,
-        "value": change.value,
-        "text": change.text,
-        "submission": submission_of(change.spec),
-        "placement": _placement_view(change.placement),
-    }
-
-
-def _placement_view(placement: Placement) -> dict[str, Any]:
-    components = [
-        {"size": c.size, "cluster": c.cluster, "request_index": c.request_index} for c in placement.components
-    ]
-    return {"components": components, "reason": placement.reason}
-
-
-def submission_of(spec: JobSpec) -> dict[str, Any]:
-    """A job as it would be submitted, without what has its default."""
-    if spec.policy == DEFAULTS[spec.request.type]:
-        spec = replace(spec, policy="")
-    view = job_view(JobRecord(Job(0, spec, 0.0), ""))
-    fields = {name: view[name] for name in schemas.JobSubmission.model_fields}
-    return schemas.JobSubmission.model_validate(fields).model_dump(mode="json", exclude_defaults=True, by_alias=True)

@@ -161,14 +161,14 @@ Environment = Annotated[dict[Text, Text], Field(max_length=MOST_WORDS), _names(M
 Options = Annotated[dict[Text, Text], Field(max_length=MOST_OPTIONS), _names(MOST_OPTIONS, TEXT)]
 
 
-def _iso(at: object) -> object:
+def moment(at: object) -> object:
     """Seconds since the epoch as ISO 8601 in UTC with milliseconds."""
     if not isinstance(at, float | int):
         return at
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Moment = Annotated[str, BeforeValidator(_iso)]
+Moment = Annotated[str, BeforeValidator(moment)]
 """In answers: made of seconds since the epoch."""
 
 
@@ -181,7 +181,7 @@ class Input(BaseModel):
 class Output(BaseModel):
     """An answer, or a part of one; made of whatever has attributes of these names."""
 
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
+    model_config = ConfigDict(extra="forbid", from_attributes=True, validate_by_name=True)
 
 
 class Problem(BaseModel):

@@ -6,20 +6,18 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
+from pydantic import BeforeValidator, Field
 from starlette.requests import ClientDisconnect
 
-from koalapy.api import file_schemas as schemas
 from koalapy.api.agents import Tokens, refusal
-from koalapy.api.conversion import moment
-from koalapy.api.fields import Text
+from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Output, Text
 from koalapy.api.jobs import LARGEST_PAGE, Id
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.replica import Replica
-from koalapy.ports import StoredBundle
+from koalapy.model.replica import Replica, ReplicaState
 from koalapy.service.bundles import Bundles
-from koalapy.service.files import Files, Verified
+from koalapy.service.files import Files
 from koalapy.service.results import Results
 
 TAR = "application/x-tar"
@@ -32,6 +30,82 @@ AfterCluster = Annotated[Text, Query(max_length=100, description="and of that fi
 Needed = Annotated[Text, Query(min_length=1, max_length=1000, description="the logical file")]
 Where = Annotated[Text | None, Query(min_length=1, max_length=100, description="only on this cluster")]
 BundleId = Annotated[Text, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
+
+
+def _count(parts: object) -> object:
+    """Of a folder's entries."""
+    return len(parts) if isinstance(parts, tuple) else parts
+
+
+class ReplicaOrder(Input):
+    """A file or folder on a cluster that is to be a replica of a logical file."""
+
+    name: LogicalName
+    cluster: Cluster
+    path: FileName = Field(min_length=1, json_schema_extra={"pattern": r"^/[^\x00]*$"})
+    """Absolute, on that cluster."""
+
+
+class ReplicaChoice(Input):
+    """Which replicas: all, those of one logical file, those on one cluster, or the one that is both."""
+
+    name: LogicalName | None = None
+    cluster: Cluster | None = None
+
+
+class ReplicaView(Output):
+    """A replica; ``size`` in bytes, ``parts`` the number of entries of a folder, null for a file."""
+
+    name: str
+    cluster: str
+    path: str
+    size: int
+    checksum: str
+    """SHA-256."""
+    parts: Annotated[int | None, BeforeValidator(_count)]
+    state: ReplicaState
+    reason: str
+    """Why it is not good."""
+    added_at: Moment
+    verified_at: Moment
+
+
+class ReplicaList(Output):
+    replicas: list[ReplicaView]
+
+
+class ReplicaPage(ReplicaList):
+    next: str | None
+    """Where the next page is; null on the last."""
+
+
+class VerifiedView(ReplicaView):
+    problem: str
+    """Why it could not be looked at; its state is then what was known before."""
+
+
+class VerifiedList(Output):
+    replicas: list[VerifiedView]
+
+
+class BundleView(Output):
+    """An archive of a submitter's own files; ``size`` in bytes, ``id`` its SHA-256."""
+
+    id: str
+    size: int
+    files: int
+    """Regular files in it."""
+
+
+class ResultView(Output):
+    """What one component has brought."""
+
+    job: int
+    generation: int
+    rank: int
+    cluster: str
+    size: int
+    files: int
 
 
 def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
@@ -58,7 +132,7 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
 
 def _add_replicas(router: APIRouter, files: Files) -> None:
     @router.get(
-        "/replicas", response_model=schemas.ReplicaPage, operation_id="list_replicas", responses=declared(401, 404, 422)
+        "/replicas", response_model=ReplicaPage, operation_id="list_replicas", responses=declared(401, 404, 422)
     )
     async def replicas(
         name: Name = None,
@@ -71,54 +145,52 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
         found = files.list(name, (after, after_cluster), limit + 1)
         page = found[:limit]
         following = _next_page(name, page[-1], limit) if len(found) > limit else None
-        return {"replicas": [replica_view(replica) for replica in page], "next": following}
+        return {"replicas": page, "next": following}
 
     @router.post(
         "/replicas",
         status_code=201,
-        response_model=schemas.ReplicaView,
+        response_model=ReplicaView,
         operation_id="add_replica",
         responses=declared(400, 401, 409, 413, 422, 503),
     )
-    async def add(order: schemas.ReplicaOrder) -> Any:
+    async def add(order: ReplicaOrder) -> Any:
         """Enter a file or folder on a cluster in the catalogue, once its agent has read it: that may take long."""
-        return replica_view(await files.add(order.name, order.cluster, order.path))
+        return await files.add(order.name, order.cluster, order.path)
 
     @router.post(
         "/replicas/verify",
-        response_model=schemas.VerifiedList,
+        response_model=VerifiedList,
         operation_id="verify_replicas",
         responses=declared(400, 401, 404, 413, 422, 503),
     )
-    async def verify(choice: schemas.ReplicaChoice | None = None) -> Any:
+    async def verify(choice: ReplicaChoice | None = None) -> Any:
         """Have agents look at replicas again, and use again what is good again: that may take long."""
-        chosen = choice or schemas.ReplicaChoice()
-        return {"replicas": [_verified_view(v) for v in await files.verify(chosen.name, chosen.cluster)]}
+        chosen = choice or ReplicaChoice()
+        verified = await files.verify(chosen.name, chosen.cluster)
+        return {"replicas": [asdict(v.replica) | {"problem": v.problem} for v in verified]}
 
     @router.delete(
-        "/replicas",
-        response_model=schemas.ReplicaList,
-        operation_id="remove_replicas",
-        responses=declared(401, 404, 422, 503),
+        "/replicas", response_model=ReplicaList, operation_id="remove_replicas", responses=declared(401, 404, 422, 503)
     )
     async def remove(name: Needed, cluster: Where = None) -> Any:
         """Forget replicas of a logical file; the files themselves stay where they are. Answers what was forgotten."""
-        return {"replicas": [replica_view(replica) for replica in await files.remove(name, cluster)]}
+        return {"replicas": await files.remove(name, cluster)}
 
 
 def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
     @router.post(
         "/bundles",
         status_code=201,
-        response_model=schemas.BundleView,
+        response_model=BundleView,
         operation_id="upload_bundle",
         openapi_extra=BODY,
         responses={
-            200: {"model": schemas.BundleView, "description": "it was there already"},
+            200: {"model": BundleView, "description": "it was there already"},
             **declared(400, 401, 408, 413, 422, 503, 507),
         },
     )
-    async def upload(request: Request) -> Response:
+    async def upload(request: Request, response: Response) -> Any:
         """Keep an uncompressed tar of regular files and folders for jobs to come; its id is for their ``bundle``."""
         length = request.headers.get("content-length", "")
         try:
@@ -127,17 +199,15 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
             return CUT()
         except TimeoutError:
             return STALLED()
-        return JSONResponse(bundle_view(bundle), 201 if created else 200)
+        response.status_code = 201 if created else 200
+        return bundle
 
     @router.get(
-        "/bundles/{bundle}",
-        response_model=schemas.BundleView,
-        operation_id="show_bundle",
-        responses=declared(401, 404, 422),
+        "/bundles/{bundle}", response_model=BundleView, operation_id="show_bundle", responses=declared(401, 404, 422)
     )
     async def show(bundle: BundleId) -> Any:
         """Whether the daemon has a bundle."""
-        return bundle_view(bundles.touch(bundle))
+        return bundles.touch(bundle)
 
     @router.head("/bundles/{bundle}", include_in_schema=False)
     async def is_there(bundle: BundleId) -> Response:
@@ -161,19 +231,17 @@ def agent_files_router(bundles: Bundles, results: Results, tokens: Tokens) -> AP
         bundles.get(bundle)
         return FileResponse(bundles.path(bundle), media_type=TAR)
 
-    @router.put("/results/{token}")
-    async def put(request: Request, cluster: str, token: str) -> Response:
+    @router.put("/results/{token}", response_model=ResultView)
+    async def put(request: Request, cluster: str, token: str) -> Any:
         """What a component brought; again, in place of what came before."""
         if answer := sent_away(request, cluster):
             return answer
         try:
-            result = await results.put(cluster, token, request.stream())
+            return await results.put(cluster, token, request.stream())
         except ClientDisconnect:
             return CUT()
         except TimeoutError:
             return STALLED()
-        view = asdict(result)
-        return JSONResponse({name: view[name] for name in schemas.ResultView.model_fields})
 
     return router
 
@@ -182,17 +250,3 @@ def _next_page(name: str | None, last: Replica, limit: int) -> str:
     query: dict[str, Any] = {} if name is None else {"name": name}
     query |= {"after": last.name, "after_cluster": last.cluster, "limit": limit}
     return f"/api/v1/replicas?{urlencode(query)}"
-
-
-def replica_view(replica: Replica) -> dict[str, Any]:
-    view = {name: getattr(replica, name) for name in Replica.__slots__}
-    times = {name: moment(view[name]) for name in ("added_at", "verified_at")}
-    return view | times | {"parts": None if replica.parts is None else len(replica.parts)}
-
-
-def _verified_view(verified: Verified) -> dict[str, Any]:
-    return replica_view(verified.replica) | {"problem": verified.problem}
-
-
-def bundle_view(bundle: StoredBundle) -> dict[str, Any]:
-    return {"id": bundle.id, "size": bundle.size, "files": bundle.files}

@@ -4,19 +4,121 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
+from pydantic import AliasPath, ConfigDict, Field
 
-from koalapy.api.conversion import moment
-from koalapy.api.fields import Cluster
-from koalapy.api.network_schemas import LinkHistory, MeasureOrder, MeasuringView, NetworkView
+from koalapy.api.fields import Cluster, Input, Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.model.cluster import ClusterPair, pair_of
 from koalapy.model.errors import UsageError
-from koalapy.model.measurement import Measurement
-from koalapy.service.links import Pair, pair_of
-from koalapy.service.network import Asked, LinkRecord, Network
+from koalapy.model.measurement import MeasurementKind
+from koalapy.service.links import LinkState
+from koalapy.service.network import LinkRecord, Network
 
 Name = Annotated[Cluster, Path(description="a cluster's name")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
+
+
+MAX_ORDERED = 10_000
+"""Clusters or pairs in one order."""
+
+
+TwoNames = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems": 2})]
+
+
+SOME = {"minItems": 1}
+BOTH: dict[str, Any] = {
+    "properties": {name: {"type": "array"} for name in ("clusters", "pairs")},
+    "required": ["clusters", "pairs"],
+}
+
+
+class MeasureOrder(Input):
+    """Which links to measure: all among these clusters, or these pairs, or when neither is given all there are."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"not": BOTH})
+
+    clusters: Annotated[list[Text], Field(max_length=MAX_ORDERED, json_schema_extra=SOME)] | None = None
+    pairs: Annotated[list[TwoNames], Field(max_length=MAX_ORDERED, json_schema_extra=SOME)] | None = None
+    """Two names each, the same twice for the network within a cluster."""
+
+
+class UnderWayView(Output):
+    """A measurement that is not over; its job is null while it waits for its turn."""
+
+    job: int | None
+
+
+class LinkView(Output):
+    """What is known of the network between two clusters, or within one (``one`` = ``other``), and used by policies."""
+
+    one: str
+    other: str
+    state: LinkState
+    latency: float | None
+    """Seconds for 64 KB."""
+    bandwidth: float | None
+    """Bytes per second, from ``one`` to ``other``."""
+    bandwidth_back: float | None
+    """From ``other`` to ``one``."""
+    kind: MeasurementKind | None
+    """Whence the newest of it is; null where nothing was measured."""
+    at: Moment | None
+    """When that was measured."""
+    tried_at: Moment | None
+    """When a ping-pong was last tried, whatever came of it."""
+    error: str
+    """Why the nodes do not reach each other, or why the last try came to nothing."""
+    under_way: UnderWayView | None
+
+
+class NetworkView(Output):
+    """Every link of the grid once: ``one`` <= ``other``."""
+
+    clusters: list[str]
+    links: list[LinkView]
+    stale_after: float
+    """Seconds after which a measurement counts as stale."""
+
+
+class AskedView(Output):
+    """A link to be measured; ``reason`` says why it is not, and is empty when it is under way."""
+
+    one: str = Field(validation_alias=AliasPath("pair", 0))
+    other: str = Field(validation_alias=AliasPath("pair", 1))
+    job: int | None
+    reason: str
+
+
+class MeasuringView(Output):
+    """What is under way; what is found stands in the links' history, later than ``since``."""
+
+    since: Moment
+    links: list[AskedView]
+
+
+class MeasurementView(Output):
+    """One line of a link's history; ``error`` of a ping-pong: the nodes could not reach each other."""
+
+    kind: MeasurementKind
+    at: Moment
+    source: str = Field(validation_alias="one")
+    """Whence a transfer came; of a ping-pong the first of the two."""
+    latency: float | None
+    bandwidth: float | None
+    """From there."""
+    bandwidth_back: float | None = Field(validation_alias="back")
+    """The other way, where it was told apart."""
+    job: int | None
+    error: str
+
+
+class LinkHistory(Output):
+    """Newest first."""
+
+    one: str
+    other: str
+    measurements: list[MeasurementView]
 
 
 def network_router(network: Network) -> APIRouter:
@@ -46,7 +148,7 @@ def network_router(network: Network) -> APIRouter:
         await network.agents_had_their_chance()
         given, since = order or MeasureOrder(), network.now()
         asked = network.measure(given.clusters, None if given.pairs is None else _pairs(given.pairs))
-        return {"since": moment(since), "links": [_asked_view(one) for one in asked]}
+        return {"since": since, "links": asked}
 
     @router.get(
         "/{one}/{other}/history",
@@ -58,12 +160,12 @@ def network_router(network: Network) -> APIRouter:
         """What was measured between two clusters, or within one, newest first."""
         found = await network.history(one, other, limit)
         first, second = pair_of(one, other)
-        return {"one": first, "other": second, "measurements": [_measurement_view(line) for line in found]}
+        return {"one": first, "other": second, "measurements": found}
 
     return router
 
 
-def _pairs(given: Sequence[Sequence[str]]) -> list[Pair]:
+def _pairs(given: Sequence[Sequence[str]]) -> list[ClusterPair]:
     for index, names in enumerate(given):
         if len(names) != 2:
             raise UsageError(
@@ -85,25 +187,8 @@ def _link_view(link: LinkRecord) -> dict[str, Any]:
         "bandwidth": link.link.bandwidth,
         "bandwidth_back": known.link_back.bandwidth,
         "kind": known.newest.kind if known.newest and not known.unreachable else None,
-        "at": moment(known.newest.at) if known.newest and not known.unreachable else None,
-        "tried_at": moment(known.tried_at),
+        "at": known.newest.at if known.newest and not known.unreachable else None,
+        "tried_at": known.tried_at,
         "error": known.error,
-        "under_way": {"job": link.under_way.job} if link.under_way else None,
-    }
-
-
-def _asked_view(asked: Asked) -> dict[str, Any]:
-    return {"one": asked.pair[0], "other": asked.pair[1], "job": asked.job, "reason": asked.reason}
-
-
-def _measurement_view(line: Measurement) -> dict[str, Any]:
-    return {
-        "kind": line.kind,
-        "at": moment(line.at),
-        "source": line.one,
-        "latency": line.latency,
-        "bandwidth": line.bandwidth,
-        "bandwidth_back": line.back,
-        "job": line.job,
-        "error": line.error,
+        "under_way": link.under_way,
     }

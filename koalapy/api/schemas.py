@@ -169,13 +169,6 @@ class CancelOrder(Why):
     jobs: Annotated[list[JobId], Field(min_length=1, max_length=MOST_JOBS)]
 
 
-class DrainOrder(Input):
-    """Why nothing more is to be placed on a cluster, and who says so."""
-
-    reason: Reason = ""
-    by: Name = ""
-
-
 # Answers
 
 

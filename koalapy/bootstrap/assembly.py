@@ -49,7 +49,7 @@ from koalapy.service.files import Files
 from koalapy.service.housekeeping import INTERVAL, Housekeeping
 from koalapy.service.hub import Hub
 from koalapy.service.jobs import Jobs
-from koalapy.service.links import LinkBook
+from koalapy.service.links import LinkTable
 from koalapy.service.network import LOOK_EVERY, Measuring, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
@@ -92,7 +92,7 @@ async def run(
     listener = _listen(host, port)
     data_dir = data_directory()
     stores = _open_stores(settings, data_dir)
-    links = LinkBook(settings.clusters, configured, stores.measurements.latest())
+    links = LinkTable(settings.clusters, configured, stores.measurements.latest())
     catalogue = Catalogue(stores.files.replicas())
     scheduler = _scheduler(settings, policies, stores, links, catalogue)
     describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
@@ -188,7 +188,7 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
 
 
 def _scheduler(
-    settings: Settings, policies: Registry, stores: Stores, links: LinkBook, catalogue: Catalogue
+    settings: Settings, policies: Registry, stores: Stores, links: LinkTable, catalogue: Catalogue
 ) -> Scheduler:
     """One that knows what was known, and has taken up every job that is not over."""
     speeds = {name: section.speed for name, section in settings.clusters.items()}
@@ -296,7 +296,7 @@ def _services(
     engine: Engine,
     hub: Hub,
     outputs: Outputs,
-    links: LinkBook,
+    links: LinkTable,
     describe: Describe,
     data_dir: Path,
 ) -> Services:

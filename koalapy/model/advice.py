@@ -107,6 +107,11 @@ class Advised:
     actual: float | None = None
     """How long it ran, once it has succeeded."""
 
+    @property
+    def error(self) -> float | None:
+        """By what fraction of the actual time the prediction was too long; None while either is not known."""
+        return self.predicted / self.actual - 1.0 if self.predicted is not None and self.actual else None
+
 
 def advised(job: Job, at: float, advice: Advice, reason: str) -> Advised:
     """For the record of a job that has just been placed."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
 from koalapy.model.reports import Inventory
@@ -130,6 +131,10 @@ class Engine:
         item.committed = asyncio.get_running_loop().create_future()
         self.post(item)
         await item.committed
+
+    def check_cluster(self, name: ClusterName, field: str = "") -> None:
+        """As that of the model, of all clusters that there are."""
+        check_cluster(name, [cluster.name for cluster in self.scheduler.grid.clusters()], field)
 
     def watch(self, job: JobId, changed: asyncio.Event) -> None:
         """Have an event set at each change of a job (or its output)."""

@@ -77,7 +77,7 @@ class Files:
 
     async def _add(self, name: str, cluster: ClusterName, path: str) -> Replica:
         _check_name(name)
-        self._check_cluster(cluster)
+        self._engine.check_cluster(cluster, "cluster")
         if not path.startswith("/"):
             raise UsageError(
                 f"path is {path!r}, not absolute", field="path", value=path, hint=f"give it from the root on {cluster}"
@@ -129,21 +129,13 @@ class Files:
     def _chosen(self, name: str | None, cluster: ClusterName | None) -> Sequence[Replica]:
         """All replicas, or those of a name, on a cluster or on any; there must be one if a name is given."""
         if cluster is not None:
-            self._check_cluster(cluster)
+            self._engine.check_cluster(cluster, "cluster")
         found = self.list(name)
         chosen = [replica for replica in found if cluster in (None, replica.cluster)]
         if name is not None and not chosen:
             hint = known_names(cluster or "", (replica.cluster for replica in found))
             raise NotFoundError(f"{cluster} has no replica of {name}", field="cluster", value=cluster, hint=hint)
         return chosen
-
-    def _check_cluster(self, cluster: ClusterName) -> None:
-        grid = self._engine.scheduler.grid
-        if cluster not in grid:
-            hint = known_names(cluster, (status.name for status in grid.clusters()))
-            raise UsageError(
-                f"cluster is {cluster}, and there is no such cluster", field="cluster", value=cluster, hint=hint
-            )
 
     # What transfers tell
 

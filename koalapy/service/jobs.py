@@ -205,18 +205,18 @@ class Jobs:
         return [_cancelled(job, known.get(job)) for job in wanted]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        self._check_cluster(cluster)
+        self.cluster(cluster)
         await self._commit(Item(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
     async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
-        self._check_cluster(cluster)
+        self.cluster(cluster)
         await self._commit(Item(events=(ClusterDrained(cluster, by, reason),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
         """``ConflictError`` when it is not drained."""
-        self._check_cluster(cluster)
+        self.cluster(cluster)
 
         def prepare() -> tuple[Event, ...]:
             if self._engine.scheduler.grid[cluster].drained is None:
@@ -227,10 +227,6 @@ class Jobs:
 
         await self._commit(Item(prepare=prepare))
         return self._describe(cluster)
-
-    def _check_cluster(self, cluster: ClusterName) -> None:
-        if cluster not in self._engine.scheduler.grid:
-            raise NotFoundError(f"there is no cluster {cluster}", field="cluster", value=cluster)
 
     # Looking
 
@@ -354,6 +350,11 @@ class Jobs:
                 changed.clear()
         finally:
             self._engine.unwatch(job, changed)
+
+    def cluster(self, name: ClusterName) -> ClusterRecord:
+        """``NotFoundError`` when there is none of that name."""
+        self._engine.check_cluster(name)
+        return self._describe(name)
 
     def clusters(self) -> Sequence[ClusterRecord]:
         return [self._describe(cluster.name) for cluster in self._engine.scheduler.grid.clusters()]

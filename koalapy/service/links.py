@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
-
-Pair = tuple[ClusterName, ClusterName]
 
 MEMORY = 20.0
 """Seconds of transfers for which what is known of a bandwidth counts at most against further ones."""
@@ -35,10 +33,6 @@ class LinkState(StrEnum):
     UNREACHABLE = "unreachable"
     """The last ping-pong found that the nodes do not reach each other."""
     UNMEASURED = "unmeasured"
-
-
-def pair_of(one: ClusterName, other: ClusterName) -> Pair:
-    return (one, other) if one <= other else (other, one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +149,14 @@ class Knowledge:
         return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
 
 
-class LinkBook:
+class LinkTable:
     """What is known of each pair of the configured clusters; a pair is within one cluster or between two."""
 
     def __init__(
-        self, clusters: Iterable[ClusterName], configured: Mapping[Pair, Link], latest: Iterable[Measurement] = ()
+        self,
+        clusters: Iterable[ClusterName],
+        configured: Mapping[ClusterPair, Link],
+        latest: Iterable[Measurement] = (),
     ) -> None:
         names = sorted(clusters)
         self._known = {
@@ -167,17 +164,17 @@ class LinkBook:
             for place, one in enumerate(names)
             for other in names[place:]
         }
-        self._told: dict[Pair, Measurement] = {}
+        self._told: dict[ClusterPair, Measurement] = {}
         """By which the bandwidth of one way is known to the scheduler and the store."""
-        self._counts: dict[Pair, float] = {}
+        self._counts: dict[ClusterPair, float] = {}
         """Seconds of transfers for which what is known of one way counts."""
         for measurement in latest:
             self.learn(measurement)
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[ClusterPair]:
         return list(self._known)
 
-    def __getitem__(self, pair: Pair) -> Knowledge:
+    def __getitem__(self, pair: ClusterPair) -> Knowledge:
         return self._known[pair]
 
     def learn(self, measurement: Measurement) -> None:
@@ -193,7 +190,7 @@ class LinkBook:
             for way in ((one, other), (other, one)):
                 self._told[way], self._counts[way] = measurement, PINGPONG_COUNTS
 
-    def moved(self, way: Pair, size: int, seconds: float, now: float) -> Measurement | None:
+    def moved(self, way: ClusterPair, size: int, seconds: float, now: float) -> Measurement | None:
         """Learn from a transfer of that many bytes, from the first cluster to the second; None where nothing is to be
         told and kept of it. The longer it took, the more it counts."""
         pair = pair_of(*way)
@@ -215,7 +212,7 @@ class LinkBook:
         self._told[way] = new
         return new
 
-    def links(self) -> dict[Pair, Link]:
+    def links(self) -> dict[ClusterPair, Link]:
         """What policies are to know at the start."""
         found = {pair: known.link for pair, known in self._known.items() if known.link != Link()}
         back = {pair[::-1]: known.link_back for pair, known in self._known.items() if known.link_back != known.link}

@@ -10,19 +10,18 @@ from typing import Any
 import structlog
 
 from koalapy.model.application import NO_APPLICATION
-from koalapy.model.cluster import ClusterState, Link
-from koalapy.model.errors import KoalaError, LeaseLost, NotFoundError, StoreUnavailable, UsageError
+from koalapy.model.cluster import ClusterPair, ClusterState, Link, check_cluster, pair_of
+from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
-from koalapy.model.wording import known_names
 from koalapy.ports import MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import LinkMeasured
 from koalapy.service.database import asked
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.jobs import Jobs
-from koalapy.service.links import Knowledge, LinkBook, LinkState, Pair, pair_of
+from koalapy.service.links import Knowledge, LinkState, LinkTable
 
 log = structlog.get_logger()
 
@@ -60,10 +59,10 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MeasureReply:
     """What became of a wish to have a link measured; ``reason`` says why it is not, and is empty when it is."""
 
-    pair: Pair
+    pair: ClusterPair
     job: JobId | None = None
     reason: str = ""
 
@@ -72,7 +71,7 @@ class Asked:
 class LinkRecord:
     """A link as it is told to people; ``link`` is what policies go by."""
 
-    pair: Pair
+    pair: ClusterPair
     state: LinkState
     link: Link
     known: Knowledge
@@ -82,14 +81,14 @@ class LinkRecord:
 class Network:
     """Measures links when asked or when it is time, and tells the scheduler what they are."""
 
-    def __init__(self, engine: Engine, jobs: Jobs, store: MeasurementStore, book: LinkBook, how: Measuring) -> None:
+    def __init__(self, engine: Engine, jobs: Jobs, store: MeasurementStore, links: LinkTable, how: Measuring) -> None:
         self._engine = engine
         self._jobs = jobs
         self._store = store
-        self._book = book
+        self._links = links
         self._how = how
         self._turns = asyncio.Semaphore(how.parallel)
-        self._under_way: dict[Pair, UnderWay] = {}
+        self._under_way: dict[ClusterPair, UnderWay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._chance_until = 0.0
 
@@ -102,7 +101,7 @@ class Network:
             pair = _measured_by(job, self._how.command)
             if pair is None:
                 continue
-            if pair in self._under_way or pair not in self._book.pairs():
+            if pair in self._under_way or pair not in self._links.pairs():
                 self._spawn(self._cancel(job.id, "measured by another job"))
             else:
                 self._begin(pair, UnderWay(job.id))
@@ -118,8 +117,8 @@ class Network:
         interval, now = self._how.interval, self._engine.clock()
         if interval is None:
             return
-        for pair in self._book.pairs():
-            tried_at = self._book[pair].tried_at
+        for pair in self._links.pairs():
+            tried_at = self._links[pair].tried_at
             # What was tried later than now was tried before the clock was set back.
             if tried_at is None or not 0 <= now - tried_at < interval:
                 self._ask(pair)
@@ -128,10 +127,10 @@ class Network:
 
     def links(self) -> list[LinkRecord]:
         """All pairs of clusters, within one and between two."""
-        return [self._record(pair) for pair in self._book.pairs()]
+        return [self._record(pair) for pair in self._links.pairs()]
 
-    def _record(self, pair: Pair) -> LinkRecord:
-        known = self._book[pair]
+    def _record(self, pair: ClusterPair) -> LinkRecord:
+        known = self._links[pair]
         state = known.state(self._engine.clock(), self._how.stale_after)
         return LinkRecord(pair, state, known.link, known, self._under_way.get(pair))
 
@@ -152,59 +151,53 @@ class Network:
             await asyncio.sleep(0.05)
 
     def measure(
-        self, clusters: Sequence[ClusterName] | None = None, pairs: Sequence[Pair] | None = None
-    ) -> list[Asked]:
+        self, clusters: Sequence[ClusterName] | None = None, pairs: Sequence[ClusterPair] | None = None
+    ) -> list[MeasureReply]:
         """Have links measured one after the other: all those among clusters, or certain pairs, or all there are."""
         return [self._ask(pair) for pair in self._wanted(clusters, pairs)]
 
     async def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
         """What was measured between two clusters, newest first."""
         for name in (one, other):
-            if name not in self._clusters():
-                hint = known_names(name, self._clusters())
-                raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
+            check_cluster(name, self._clusters())
         return await asked(self._store.history, *pair_of(one, other), limit)
 
     def transferred(self, one: ClusterName, other: ClusterName, size: int, seconds: float) -> None:
         """Learn from a transfer from one cluster to another that is over; bytes."""
-        found = self._book.moved((one, other), size, seconds, self._engine.clock())
+        found = self._links.moved((one, other), size, seconds, self._engine.clock())
         if found is not None:
             self._spawn(self._write_down(found))
 
-    def _wanted(self, clusters: Sequence[ClusterName] | None, pairs: Sequence[Pair] | None) -> list[Pair]:
+    def _wanted(self, clusters: Sequence[ClusterName] | None, pairs: Sequence[ClusterPair] | None) -> list[ClusterPair]:
         if clusters is not None and pairs is not None:
             raise UsageError("both clusters and pairs are given", field="pairs", hint="leave one of them out")
         if clusters == [] or pairs == []:
             field = "clusters" if pairs is None else "pairs"
             raise UsageError(f"{field} is empty", field=field, value=[], hint="leave it out to measure all links")
+        known = self._clusters()
         for index, name in enumerate(clusters or ()):
-            self._check_cluster(f"clusters[{index}]", name)
+            check_cluster(name, known, f"clusters[{index}]")
         for index, pair in enumerate(pairs or ()):
             for place, name in enumerate(pair):
-                self._check_cluster(f"pairs[{index}][{place}]", name)
+                check_cluster(name, known, f"pairs[{index}][{place}]")
         if pairs is not None:
             return list(dict.fromkeys(pair_of(*pair) for pair in pairs))
-        return [p for p in self._book.pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
-
-    def _check_cluster(self, field: str, name: ClusterName) -> None:
-        if name not in self._engine.scheduler.grid:
-            hint = known_names(name, self._clusters())
-            raise UsageError(f"{field} is {name}, and there is no such cluster", field=field, value=name, hint=hint)
+        return [p for p in self._links.pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
 
     def _clusters(self) -> list[ClusterName]:
-        return [one for one, other in self._book.pairs() if one == other]
+        return [one for one, other in self._links.pairs() if one == other]
 
     # Measuring
 
-    def _ask(self, pair: Pair) -> Asked:
+    def _ask(self, pair: ClusterPair) -> MeasureReply:
         if pair in self._under_way:
-            return Asked(pair, self._under_way[pair].job)
+            return MeasureReply(pair, self._under_way[pair].job)
         if reason := self._why_not_now(pair):
-            return Asked(pair, reason=reason)
+            return MeasureReply(pair, reason=reason)
         self._begin(pair, UnderWay())
-        return Asked(pair)
+        return MeasureReply(pair)
 
-    def _why_not_now(self, pair: Pair) -> str:
+    def _why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
             cluster = self._engine.scheduler.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
@@ -213,7 +206,7 @@ class Network:
             return f"{pair[0]} has 1 node, and it takes 2 to measure within a cluster"
         return ""
 
-    def _begin(self, pair: Pair, under_way: UnderWay) -> None:
+    def _begin(self, pair: ClusterPair, under_way: UnderWay) -> None:
         self._under_way[pair] = under_way
         self._spawn(self._measure(pair, under_way))
 
@@ -222,17 +215,17 @@ class Network:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _measure(self, pair: Pair, under_way: UnderWay) -> None:
+    async def _measure(self, pair: ClusterPair, under_way: UnderWay) -> None:
         try:
             async with self._turns:
                 found = None if self._engine.draining else await self._result(pair, under_way)
                 if found is not None:
-                    self._book.learn(found)
+                    self._links.learn(found)
                     await self._write_down(found)
         finally:
             del self._under_way[pair]
 
-    async def _result(self, pair: Pair, under_way: UnderWay) -> Measurement | None:
+    async def _result(self, pair: ClusterPair, under_way: UnderWay) -> Measurement | None:
         """What the measurement's job found; None when this daemon ends before that."""
         try:
             if under_way.job is None:
@@ -247,7 +240,7 @@ class Network:
             return self._in_vain(pair, under_way.job, error.message)
         return self._in_vain(pair, job.id, reason) if reason else result_of(pair, job, output, self._engine.clock())
 
-    def _in_vain(self, pair: Pair, job: JobId | None, reason: str) -> Measurement:
+    def _in_vain(self, pair: ClusterPair, job: JobId | None, reason: str) -> Measurement:
         return Measurement(*pair, MeasurementKind.INCONCLUSIVE, self._engine.clock(), job=job, error=reason)
 
     async def _follow(self, job: JobId) -> str:
@@ -288,14 +281,14 @@ class Network:
                 log.error("a measurement is not kept", action="measure", error=str(error))
                 return
         pair = pair_of(found.one, found.other)
-        if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._book.pairs():
-            known = self._book[pair]
+        if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._links.pairs():
+            known = self._links[pair]
             there = LinkMeasured(*pair, known.link)
             back = LinkMeasured(*pair[::-1], known.link_back)
             self._engine.post(Item(events=(there,) if pair[0] == pair[1] else (there, back)))
 
 
-def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
+def spec_of(pair: ClusterPair, command: Sequence[str]) -> JobSpec:
     """One node in each of two clusters, or two nodes of one."""
     sizes = {pair[0]: 2} if pair[0] == pair[1] else dict.fromkeys(pair, 1)
     return JobSpec(
@@ -314,7 +307,7 @@ def spec_of(pair: Pair, command: Sequence[str]) -> JobSpec:
     )
 
 
-def _measured_by(job: Job, command: Sequence[str]) -> Pair | None:
+def _measured_by(job: Job, command: Sequence[str]) -> ClusterPair | None:
     """The link that a job measures, if it is one of ours: anybody may call a job of theirs as we call ours."""
     request = job.spec.request
     if not isinstance(request, FixedRequest) or len(request.components) > 2:
@@ -325,7 +318,7 @@ def _measured_by(job: Job, command: Sequence[str]) -> Pair | None:
     return pair if (job.spec.owner, job.spec.name, job.spec.command) == ours else None
 
 
-def result_of(pair: Pair, job: Job, output: bytes, now: float) -> Measurement:
+def result_of(pair: ClusterPair, job: Job, output: bytes, now: float) -> Measurement:
     """What a job that is over has found of a link."""
     lines = output.decode(errors="replace").splitlines()
     if job.state is JobState.SUCCEEDED:

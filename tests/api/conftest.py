@@ -29,7 +29,7 @@ from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
 from koalapy.service.files import Files
 from koalapy.service.jobs import Jobs
-from koalapy.service.links import LinkBook
+from koalapy.service.links import LinkTable
 from koalapy.service.network import Measuring, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
@@ -107,7 +107,7 @@ async def serving(
         attempts=jobs.attempts,
     )
     measurements = SqlMeasurements(database)
-    network = Network(engine, jobs, measurements, LinkBook(("north", "south"), LINKS), Measuring())
+    network = Network(engine, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
     routers = [
         network_router(network),
         files_router(files, bundles, results),

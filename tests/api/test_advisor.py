@@ -5,8 +5,7 @@ from math import log
 import httpx2
 import pytest
 
-from koalapy.api.advisor import advisor_router
-from koalapy.api.advisor_schemas import AdvisorRecord, AdvisorView
+from koalapy.api.advisor import AdvisorRecord, AdvisorView, advisor_router
 from koalapy.api.app import create_app
 from koalapy.model.advice import Advised, Option, Run, Size
 from koalapy.placement.belief import Belief

@@ -9,9 +9,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from koalapy.api import background_schemas
 from koalapy.api.app import create_app
-from koalapy.api.background import background_router
+from koalapy.api.background import BackgroundStarted, background_router
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.api.conftest import TOKEN, URL
 from tests.cli.memory import MemoryService
@@ -59,7 +58,7 @@ async def test_the_clusters_agent_is_asked(api: httpx2.AsyncClient, questions: Q
     stopped = await api.delete(PATH)
     assert (stopped.status_code, stopped.json()) == (200, {"stopped": 2})
     assert questions.asked == [("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {})]
-    background_schemas.BackgroundStarted.model_validate(started.json())
+    BackgroundStarted.model_validate(started.json())
 
 
 async def test_a_daemon_does_not_do_it_unless_told(questions: Questions) -> None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from koalapy.model.cluster import Drain
+from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
@@ -101,16 +101,24 @@ class MemoryService:
         await self.get(job)
         return await self._change(job, state=JobState.QUEUED)
 
+    def cluster(self, name: ClusterName) -> ClusterRecord:
+        known = {record.name: record for record in self.clusters()}
+        check_cluster(name, known)
+        return known[name]
+
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        self.cluster(cluster)
         self.south = replace(self.south, state="usable", errors=0, reason="")
         return self.south
 
     async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
+        self.cluster(cluster)
         if reason or self.south.drained is None:
             self.south = replace(self.south, state="drained", drained=Drain(1000.0, by, reason), used=2)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
+        self.cluster(cluster)
         if self.south.drained is None:
             raise ConflictError(f"cluster {cluster} is not drained", field="cluster", hint="see koala clusters")
         self.south = replace(self.south, state="unusable", drained=None)

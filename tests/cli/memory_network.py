@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.measurement import Measurement
-from koalapy.service.links import LinkBook, Pair, pair_of
-from koalapy.service.network import Asked, LinkRecord, UnderWay
+from koalapy.service.links import LinkTable
+from koalapy.service.network import LinkRecord, MeasureReply, UnderWay
 
 NOW = 1000.0
 
@@ -15,17 +15,17 @@ class MemoryNetwork:
     """Each look at the links finds one more measurement over."""
 
     def __init__(self) -> None:
-        self.book = LinkBook(("north", "south"), {})
+        self.table = LinkTable(("north", "south"), {})
         self.lines: list[Measurement] = []
-        self.finds: dict[Pair, Measurement | None] = {}
+        self.finds: dict[ClusterPair, Measurement | None] = {}
         """What measuring finds; of other links that they cannot be measured, and None that it is lost."""
-        self.under_way: list[Pair] = []
+        self.under_way: list[ClusterPair] = []
         self.stands_still = False
         self.stale_after = 3600.0
 
-    def knows(self, *lines: Measurement, configured: dict[Pair, Link] | None = None) -> None:
+    def knows(self, *lines: Measurement, configured: dict[ClusterPair, Link] | None = None) -> None:
         self.lines = list(lines)
-        self.book = LinkBook(("north", "south"), configured or {}, lines)
+        self.table = LinkTable(("north", "south"), configured or {}, lines)
 
     def now(self) -> float:
         return NOW
@@ -35,24 +35,26 @@ class MemoryNetwork:
             found = self.finds[self.under_way.pop(0)]
             if found is not None:
                 self.lines.insert(0, found)
-                self.book.learn(found)
-        return [self._record(pair) for pair in self.book.pairs()]
+                self.table.learn(found)
+        return [self._record(pair) for pair in self.table.pairs()]
 
-    def _record(self, pair: Pair) -> LinkRecord:
+    def _record(self, pair: ClusterPair) -> LinkRecord:
         under_way = UnderWay(7 if self.under_way.index(pair) == 0 else None) if pair in self.under_way else None
-        known = self.book[pair]
+        known = self.table[pair]
         return LinkRecord(pair, known.state(NOW, self.stale_after), known.link, known, under_way)
 
     async def agents_had_their_chance(self) -> None:
         pass
 
-    def measure(self, clusters: Sequence[str] | None = None, pairs: Sequence[Pair] | None = None) -> list[Asked]:
+    def measure(
+        self, clusters: Sequence[str] | None = None, pairs: Sequence[ClusterPair] | None = None
+    ) -> list[MeasureReply]:
         for index, name in enumerate(clusters or ()):
             if name not in ("north", "south"):
                 raise UsageError(f"clusters[{index}] is {name}", field=f"clusters[{index}]", hint="known: north, south")
-        wanted = [p for p in self.book.pairs() if clusters is None or set(p) <= set(clusters)]
+        wanted = [p for p in self.table.pairs() if clusters is None or set(p) <= set(clusters)]
         self.under_way = [pair for pair in wanted if pair in self.finds]
-        return [Asked(pair, reason="" if pair in self.finds else f"{pair[0]} has 1 node") for pair in wanted]
+        return [MeasureReply(pair, reason="" if pair in self.finds else f"{pair[0]} has 1 node") for pair in wanted]
 
     async def history(self, one: str, other: str, limit: int) -> list[Measurement]:
         if other not in ("north", "south"):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import Link, pair_of
 from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
 from koalapy.scheduling.grid import ClusterStatus, GridStatus
-from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkBook, LinkState, pair_of
+from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkState, LinkTable
 
 NAMES = ("north", "south")
 PAIR = NAMES
@@ -39,8 +39,8 @@ histories = st.lists(st.builds(lambda found, at: replace(found, at=at), measurem
 """In the order in which they were learned, whatever the clocks said."""
 
 
-def book(configured: Link | None = None, *found: Measurement) -> LinkBook:
-    return LinkBook(NAMES, {PAIR: configured} if configured else {}, found)
+def book(configured: Link | None = None, *found: Measurement) -> LinkTable:
+    return LinkTable(NAMES, {PAIR: configured} if configured else {}, found)
 
 
 def newest_of_each_sort(history: list[Measurement]) -> list[Measurement]:
@@ -164,7 +164,7 @@ def test_states() -> None:
 
 
 def test_clusters_that_are_not_configured_any_more_are_not_learned_of() -> None:
-    known = LinkBook(["north"], {}, [replace(BASE, latency=1.0, bandwidth=1.0)])
+    known = LinkTable(["north"], {}, [replace(BASE, latency=1.0, bandwidth=1.0)])
     assert (known.pairs(), known.links()) == ([("north", "north")], {})
     assert known.moved(PAIR, 10 * SMALLEST_TRANSFER, 1.0, 1.0) is None
     assert pair_of("south", "north") == PAIR

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import ClusterPair, Link
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.measurement import Measurement, MeasurementKind
@@ -22,7 +22,7 @@ from koalapy.scheduling.events import ClusterDrained
 from koalapy.service import network
 from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
-from koalapy.service.links import LinkBook, LinkState, Pair
+from koalapy.service.links import LinkState, LinkTable
 from koalapy.service.network import Measuring, Network, spec_of
 from koalapy.store.measurements import SqlMeasurements
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
@@ -114,18 +114,18 @@ class World:
         self.jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
         self.network = self.new_network()
 
-    def new_network(self, configured: dict[Pair, Link] | None = None, **how: Any) -> Network:
-        book = LinkBook(("north", "south"), configured or {}, self.store.latest())
+    def new_network(self, configured: dict[ClusterPair, Link] | None = None, **how: Any) -> Network:
+        book = LinkTable(("north", "south"), configured or {}, self.store.latest())
         return Network(self.daemon.engine, self.jobs, self.store, book, Measuring(**how))
 
-    async def measured(self, network: Network | None = None) -> dict[Pair, Any]:
+    async def measured(self, network: Network | None = None) -> dict[ClusterPair, Any]:
         """All links once nothing is under way any more."""
         network = network or self.network
         await eventually(lambda: not any(link.under_way for link in network.links()))
         await self.daemon.engine.commit(Item())
         return {link.pair: link for link in network.links()}
 
-    def link(self, pair: Pair) -> Link:
+    def link(self, pair: ClusterPair) -> Link:
         """As the scheduler knows it."""
         return self.daemon.scheduler.grid.link(*pair)
 
