@@ -14,9 +14,9 @@ from koalapy.credentials import checked_token
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
-from koalapy.model.job import ClaimingMode
+from koalapy.model.job import MAX_PROCESSES_PER_NODE, ClaimingMode
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
-from koalapy.model.validation import MOST_COMPONENTS, MOST_PROCESSES
+from koalapy.model.request import MAX_COMPONENTS
 from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules, faults_of
 from koalapy.settings_refusal import DELIMITER, OUT_OF_RANGE, PREFIX, refusal
@@ -48,7 +48,7 @@ class RulesSection(Section):
     scan_interval: float = 30.0
     event_driven: bool = True
     placement_queue_limit: int = 100_000
-    max_components_per_job: int = Field(default=1000, le=MOST_COMPONENTS)
+    max_components_per_job: int = Field(default=1000, le=MAX_COMPONENTS)
     max_placement_tries: int | None = None
     claim_grace: float = 10.0
     barrier_timeout: float = 120.0
@@ -128,7 +128,7 @@ class ClusterSection(Section):
     """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
     network: str | None = None
     """First three bytes of the nodes' loopback addresses; by default 127.0.K for the K-th cluster."""
-    processes_per_node: int = Field(default=1, ge=1, le=MOST_PROCESSES)
+    processes_per_node: int = Field(default=1, ge=1, le=MAX_PROCESSES_PER_NODE)
     speed: float = Field(default=1.0, gt=0)
     token: Secret | None = None
     """What the cluster's agent must show to be let in."""

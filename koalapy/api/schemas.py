@@ -32,9 +32,8 @@ from koalapy.api.fields import (
     Share,
     _number,
 )
-from koalapy.model.job import ClaimingMode, ComponentState, JobState, Launcher, Priority
-from koalapy.model.request import Distribution
-from koalapy.model.validation import MOST_COMPONENTS, MOST_PROCESSES
+from koalapy.model.job import MAX_PROCESSES_PER_NODE, ClaimingMode, ComponentState, JobState, Launcher, Priority
+from koalapy.model.request import MAX_COMPONENTS, Distribution
 
 # Submissions
 
@@ -81,17 +80,17 @@ class Fixed(Input):
     """Sizes and clusters are given."""
 
     type: Literal["fixed"]
-    components: Annotated[list[FixedComponent], Field(max_length=MOST_COMPONENTS, json_schema_extra={"minItems": 1})]
+    components: Annotated[list[FixedComponent], Field(max_length=MAX_COMPONENTS, json_schema_extra={"minItems": 1})]
 
 
 class NonFixed(Input):
     """Sizes are given."""
 
     type: Literal["nonfixed"]
-    components: Annotated[list[NonFixedComponent], Field(max_length=MOST_COMPONENTS, json_schema_extra={"minItems": 1})]
+    components: Annotated[list[NonFixedComponent], Field(max_length=MAX_COMPONENTS, json_schema_extra={"minItems": 1})]
 
 
-Split = Annotated[list[Positive], Field(max_length=MOST_COMPONENTS, json_schema_extra={"minItems": 1})]
+Split = Annotated[list[Positive], Field(max_length=MAX_COMPONENTS, json_schema_extra={"minItems": 1})]
 
 
 class Flexible(Input):
@@ -100,7 +99,7 @@ class Flexible(Input):
     type: Literal["flexible"]
     total_size: Positive
     min_component_size: Positive = 1
-    max_components: Annotated[Number, _number(1, MOST_COMPONENTS)] | None = None
+    max_components: Annotated[Number, _number(1, MAX_COMPONENTS)] | None = None
     split_options: Annotated[list[Split], Field(max_length=MOST_OPTIONS)] = []
 
 
@@ -136,7 +135,7 @@ class JobSubmission(Input):
     claiming: ClaimingMode | None = None
     claim_threshold: Share | None = None
     launcher: Launcher = Launcher.OPENMPI
-    processes_per_node: Annotated[Number, _number(1, MOST_PROCESSES)] | None = None
+    processes_per_node: Annotated[Number, _number(1, MAX_PROCESSES_PER_NODE)] | None = None
     workdir: FileName | None = None
     workdir_optional: bool = False
     """Whether the program runs elsewhere, and says so, where that folder is not there; else it fails."""

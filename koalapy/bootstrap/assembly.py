@@ -25,6 +25,7 @@ from koalapy.bootstrap.handover import write_handover
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.replica import Catalogue
 from koalapy.open_files import raise_limit
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
@@ -35,7 +36,6 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
-from koalapy.service.catalogue import Catalogue
 from koalapy.service.clock import for_removal
 from koalapy.service.connections import OF_USE, Connections
 from koalapy.service.daemon import Daemon

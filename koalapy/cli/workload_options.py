@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from koalapy.cli.errors import CliError, Exit
-from koalapy.workload.recipe import DEFAULT, FORM_OF_POLICY, PRESETS, Recipe
+from koalapy.workload.recipe import DEFAULT, PRESETS, Recipe, form_for
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ def recipe_of(preset: str | None, given: Json, *, is_trace: bool) -> Recipe:
     changes = {name: readers.get(name, _same)(value) for name, value in given.items() if value not in (None, [])}
     if "fields" in changes:
         changes["fields"] = (*recipe.fields, *changes["fields"])
-    form = changes.get("request") or FORM_OF_POLICY.get(changes.get("policy", ""), recipe.request)
+    form = changes.get("request") or form_for(changes.get("policy", ""), recipe.request)
     if form not in ("nonfixed", "flexible"):
         raise CliError(f"--request is {form!r}", Exit.USAGE, "give nonfixed or flexible")
     # How many jobs there are, one of the two says; who gives one does not mean the recipe's other.

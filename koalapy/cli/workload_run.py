@@ -9,7 +9,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.submission import current_user
 from koalapy.workload.daemon import Away, Busy, Refused
-from koalapy.workload.recipe import FORM_OF_POLICY
+from koalapy.workload.recipe import form_for
 from koalapy.workload.run import Progress
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def over_rest(client: Client, policy: str | None) -> OverRest:
 
 def request_for(policy: str, request: Json) -> Json:
     """A request of the kind that a policy serves; a flexible one becomes two components as equal as can be."""
-    form = FORM_OF_POLICY.get(policy, request["type"])
+    form = form_for(policy, request["type"])
     if form == request["type"] or request["type"] == "fixed":
         return request
     if form == "flexible":

@@ -1,5 +1,7 @@
 """What a job's program is known as, so that its runs can be compared with each other."""
 
+from dataclasses import replace
+
 from koalapy.model.job import JobSpec
 from koalapy.model.request import FlexibleRequest
 
@@ -12,6 +14,12 @@ WRAPPERS = ("env", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "tim
 LONGEST = 200
 NO_APPLICATION = "-"
 """What is no application at all, and teaches nothing."""
+
+
+def name_application(spec: JobSpec) -> JobSpec:
+    """The submission with what its program is to be known as, if that can be shown."""
+    name = spec.application or application_of(spec)
+    return replace(spec, application=name if name.isprintable() else "")
 
 
 def application_of(spec: JobSpec) -> str:

@@ -14,6 +14,8 @@ KoalaError
     └── SiteRejected      will not work again as asked
 """
 
+from typing import NoReturn
+
 
 class KoalaError(Exception):
     """Base of everything koalapy raises on purpose; ``field``, ``value`` and ``hint`` say where and the way out."""
@@ -28,6 +30,11 @@ class KoalaError(Exception):
 
 class UsageError(KoalaError):
     """The caller asked for something that cannot be; nothing was stored."""
+
+
+def reject(field: str, value: object, problem: str, hint: str) -> NoReturn:
+    """``UsageError`` for a field, whose name begins the message."""
+    raise UsageError(f"{field} {problem}", field=field, value=value, hint=hint)
 
 
 class TooLargeError(UsageError):

@@ -13,6 +13,7 @@ class BestFit:
 
     name = "best-fit"
     serves = SERVES
+    combines_clusters = False
 
     def check(self, request: Request) -> None:
         check_single(self.name, request)

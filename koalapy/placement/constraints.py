@@ -4,12 +4,11 @@ A policy knows nothing of it: it is asked with the whole grid, and if its answer
 the grid on which an answer cannot, or breaks fewer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.packing import speed_sets
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
 from koalapy.model.transfer import transfer_to
@@ -96,7 +95,11 @@ def _one_range(cluster: ClusterView, others: Sequence[ClusterView], ratio: float
 def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> list[GridView]:
     if ratio is None:
         return [grid]
-    ranges = [grid.only(names) for names in grid.once(("speeds", ratio), lambda grid: _speed_sets(grid, ratio))]
+
+    def sets(grid: GridView) -> list[frozenset[ClusterName]]:
+        return speed_sets({cluster.name: cluster.speed for cluster in grid.by_idle}, ratio)
+
+    ranges = [grid.only(names) for names in grid.once(("speeds", ratio), sets)]
 
     def rank(inside: GridView) -> tuple[int, int]:
         return -sum(answer.nodes_on(cluster.name) for cluster in inside), -inside.usable_idle
@@ -104,8 +107,14 @@ def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> lis
     return sorted(ranges, key=rank)
 
 
-def _speed_sets(grid: GridView, ratio: float) -> list[frozenset[ClusterName]]:
-    return speed_sets({cluster.name: cluster.speed for cluster in grid.by_idle}, ratio)
+def speed_sets(speeds: Mapping[ClusterName, float], ratio: float) -> list[frozenset[ClusterName]]:
+    """The largest sets in which the slowest has at least ``ratio`` of the speed of the fastest; the fastest first."""
+    sets: list[frozenset[ClusterName]] = []
+    for fastest in sorted(set(speeds.values()), reverse=True):
+        inside = frozenset(name for name, speed in speeds.items() if fastest * ratio <= speed <= fastest)
+        if not (sets and inside <= sets[-1]):
+            sets.append(inside)
+    return sets
 
 
 def _few(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[ClusterName]]:

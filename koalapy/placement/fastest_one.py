@@ -12,6 +12,7 @@ class FastestOne:
 
     name = "fastest-one"
     serves = SERVES
+    combines_clusters = False
 
     def check(self, request: Request) -> None:
         check_single(self.name, request)

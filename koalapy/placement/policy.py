@@ -1,7 +1,8 @@
 """What a placement policy is: a pure function of a request and the grid (semantics 3)."""
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
 
 from koalapy.model.cluster import GridView
 from koalapy.model.placement import ClusterReason, Placement, Refusal
@@ -15,15 +16,14 @@ class Policy(Protocol):
     ``place`` is called for every shape in every scan and must be fast; ``explain`` is called only when someone asks.
     The first line of the class's docstring is what users read about the policy.
 
-    A policy may also have
+    A policy may also declare ``Capabilities`` in its class, and have
 
     - ``configured(options: Mapping[str, str]) -> Policy``, if users may set options of it for a job: the policy with
-      these, or ``UsageError`` naming ``policy_options.<name>``; ``Configurable`` describes it;
+      these, or ``UsageError`` naming ``policy_options.<name>``; called once for each choice of them;
     - ``check(request: Request) -> None``, if there are requests of the types it serves that it can never place:
-      ``UsageError`` naming what of the request; ``Checking`` describes it;
-    - ``looks_ahead = True``, if it wants the other jobs' requests in ``GridView.waiting``;
-    - ``learns = True`` and ``informed(knowledge: Knowledge) -> Policy``, if it wants to know of a job's application and
-      of the releases of nodes: the policy for that one job; its placements may bring an ``Advice`` for the record.
+      ``UsageError`` naming what of the request; called before each ``place``;
+    - ``informed(knowledge: Knowledge) -> Policy``, if it ``learns``: the policy for one job; its placements may bring
+      an ``Advice`` for the record.
     """
 
     @property
@@ -45,18 +45,26 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
-class Configurable(Protocol):
-    """A policy with options; called once for each choice of them."""
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What others go by, so that none knows a policy by its name; its class declares as attributes what differs."""
 
-    def configured(self, options: Mapping[str, str]) -> Policy: ...
+    combines_clusters: bool = True
+    """Whether it may place one job on several clusters; else what no cluster can hold alone is refused."""
+    keeps_together: bool = False
+    """Whether it chooses clusters for each other: no component is placed anew by itself while it is claimed."""
+    looks_ahead: bool = False
+    """Whether it wants the requests of other waiting jobs in ``GridView.waiting``."""
+    learns: bool = False
+    """Whether it wants to be ``informed`` of a job's application and of the releases of nodes."""
+    fits: Callable[[Sequence[int], Sequence[int]], bool] | None = None
+    """Whether it would place components of given sizes on clusters with so many idle nodes: a non-fixed request that
+    would not fit on the empty grid is refused at submission. None where that cannot be told of the counts alone."""
 
-
-@runtime_checkable
-class Checking(Protocol):
-    """A policy that cannot place all requests of the types it serves; called before each ``place``."""
-
-    def check(self, request: Request) -> None: ...
+    @classmethod
+    def of(cls, policy: Policy) -> "Capabilities":
+        declared: dict[str, Any] = {f.name: getattr(policy, f.name) for f in fields(cls) if hasattr(policy, f.name)}
+        return cls(**declared)
 
 
 def does_not_serve(policy: Policy, request: Request) -> TypeError:

@@ -1,6 +1,6 @@
 """Policies by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast, get_args
 
 from koalapy.model.errors import UsageError
@@ -16,7 +16,7 @@ from koalapy.placement.faster_first import FasterFirst
 from koalapy.placement.fastest_one import FastestOne
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.larger_first import LargerFirst
-from koalapy.placement.policy import Configurable, Policy
+from koalapy.placement.policy import Capabilities, Policy
 from koalapy.placement.worst_fit import WorstFit
 
 DEFAULTS: dict[RequestType, str] = {
@@ -29,8 +29,9 @@ DEFAULTS: dict[RequestType, str] = {
 T = TypeVar("T")
 
 REQUEST_TYPES: frozenset[str] = frozenset(get_args(RequestType))
+UNDECLARED = Capabilities()
 
-KEPT = 1000
+MAX_RETAINED_CONFIGURED = 1000
 """So many policies with options are kept ready."""
 
 
@@ -40,7 +41,7 @@ class Registry:
     def __init__(self) -> None:
         self._policies: dict[str, Policy] = {}
         self._configured: dict[tuple[str, Environment], Policy] = {}
-        self._learning: set[str] = set()
+        self._capabilities: dict[str, Capabilities] = {}
 
     def register(self, policy: object) -> None:
         """Add a policy; ``UsageError`` when the object is none or its name is taken."""
@@ -60,15 +61,19 @@ class Registry:
                 hint="give the new one another name",
             )
         self._policies[known.name] = known
-        if getattr(known, "learns", False):
-            self._learning.add(known.name)
+        self._capabilities[known.name] = Capabilities.of(known)
 
     def names(self) -> list[str]:
         return sorted(self._policies)
 
-    def learns(self, name: str) -> bool:
-        """Whether the policy of that name wants to be told what is known of a job."""
-        return name in self._learning
+    def capabilities(self, name: str) -> Capabilities:
+        """What the policy of that name declares; of one that there is not, what one that declares nothing has."""
+        return self._capabilities.get(name, UNDECLARED)
+
+    def fits(self, name: str, sizes: Sequence[int], idle: Sequence[int]) -> bool:
+        """Whether the policy may place components of these sizes on clusters with so many idle nodes; if in doubt."""
+        fits = self.capabilities(name).fits
+        return fits is None or _call(name, "request", lambda: fits(sizes, idle))
 
     def get(self, name: str) -> Policy:
         """The policy of that name; ``UsageError`` with the nearest name when there is none."""
@@ -101,16 +106,19 @@ class Registry:
         return policy
 
     def _configure(self, policy: Policy, options: Environment) -> Policy:
-        if not isinstance(policy, Configurable):
+        configure = getattr(policy, "configured", None)
+        if configure is None:
             field, value = options[0]
+            others = [name for name in self.names() if hasattr(self._policies[name], "configured")]
+            which = f", or choose a policy that has some, such as {others[0]}" if others else ""
             raise UsageError(
                 f"policy {policy.name} has no options",
                 field=f"policy_options.{field}",
                 value=value,
-                hint="leave them out, or choose a policy that has some, such as communication-aware",
+                hint=f"leave them out{which}",
             )
-        configured = _call(policy.name, "policy_options", lambda: policy.configured(dict(options)))
-        if len(self._configured) >= KEPT:
+        configured: Policy = _call(policy.name, "policy_options", lambda: configure(dict(options)))
+        if len(self._configured) >= MAX_RETAINED_CONFIGURED:
             self._configured.clear()
         self._configured[policy.name, options] = configured
         return configured

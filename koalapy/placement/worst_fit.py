@@ -1,12 +1,11 @@
 """Worst Fit (sonmez-2010 IV-A): keeps the load of the clusters balanced."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapreplace
+from heapq import heapify, heapreplace
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
-from koalapy.model.packing import fits_by_worst_fit
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
 from koalapy.model.wording import SHOWN, listed, nodes
@@ -17,11 +16,27 @@ Heap = list[tuple[int, ClusterName]]
 """Clusters as (minus the idle nodes left, name), so that the first is the one worst fit takes."""
 
 
+def fits_by_worst_fit(sizes: Iterable[int], idle: Iterable[int]) -> bool:
+    """Whether all sizes fit when the largest go first, each where most nodes are left.
+
+    More idle nodes anywhere never make it fail: if one grid's counts are no less than another's, in order, they
+    still are after taking the same size from the largest of each. So what fails on the empty grid always fails.
+    """
+    left = [-count for count in idle]
+    heapify(left)
+    for size in sorted(sizes, reverse=True):
+        if not left or -left[0] < size:
+            return False
+        heapreplace(left, left[0] + size)
+    return True
+
+
 class WorstFit:
     """Components by decreasing size, each on the cluster with the most idle nodes left."""
 
     name = "worst-fit"
     serves: frozenset[RequestType] = frozenset({"nonfixed"})
+    fits = staticmethod(fits_by_worst_fit)
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         sizes = self._sizes(request)

@@ -37,6 +37,7 @@ from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
+from koalapy.validation.limits import ClusterLimits, Limits
 
 MOST_GONE = 1000
 """Files that nobody may want any more."""
@@ -70,6 +71,11 @@ class Scheduler:
         self._deadlines = Deadlines(
             state, self._news, self._claiming, self._faults, doubts, self._components, self._queues, self._endings
         )
+
+    def limits(self) -> Limits:
+        """What submissions are held against."""
+        clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
+        return Limits(clusters, self.policies, self.rules.max_components_per_job)
 
     # What a world does with it
 
@@ -349,7 +355,8 @@ class Scheduler:
         met, self._endings.met = self._endings.met, set()
         if not met:
             return
-        learning = (job for job in self.jobs() if job.waits and self.policies.learns(job.spec.policy))
+        capabilities = self.policies.capabilities
+        learning = (job for job in self.jobs() if job.waits and capabilities(job.spec.policy).learns)
         self._queues.tell_apart(job for job in learning if application_of(job.spec) in met)
 
     def _restore_nodes(self) -> None:

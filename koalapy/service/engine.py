@@ -16,13 +16,13 @@ import structlog
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, parse_token
+from koalapy.model.replica import Catalogue
 from koalapy.model.reports import Inventory
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.effects import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
-from koalapy.service.catalogue import Catalogue
 from koalapy.service.clock import steady_clock
 from koalapy.service.database import SLOW, Database
 from koalapy.service.outbox import Outbox

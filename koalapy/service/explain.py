@@ -1,7 +1,5 @@
 """Answers to "why?": what the scheduler knows, with the job's history from the store."""
 
-from dataclasses import replace
-
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobSpec
 from koalapy.ports import Store
@@ -18,7 +16,5 @@ async def explain_job(engine: Engine, store: Store, job: Job) -> Explanation:
 
 def dry_run(engine: Engine, spec: JobSpec) -> Explanation:
     """What would become of a checked submission; ``BusyError`` when it would be refused for now."""
-    scheduler = engine.scheduler
-    policy = scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options).name
-    scheduler.admit()
-    return explain_submission(scheduler, replace(spec, policy=policy), engine.clock())
+    engine.scheduler.admit()
+    return explain_submission(engine.scheduler, spec, engine.clock())

@@ -8,8 +8,8 @@ from typing import Any
 
 import structlog
 
+from koalapy.model.application import name_application
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, SiteRejected, SiteUnavailable, UsageError
-from koalapy.model.inputs import ADD, Known, fill_in, name_problem, near_names
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
@@ -20,6 +20,7 @@ from koalapy.scheduling.events import Event, ReplicasChanged
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine, Item
 from koalapy.service.questions import Questions
+from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
 
 log = structlog.get_logger()
 
@@ -272,7 +273,7 @@ class Files:
         return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
 
     def _fill_in(self, spec: JobSpec) -> JobSpec:
-        return fill_in(spec, Known(self._catalogue.of, self._catalogue.names))
+        return resolve_inputs(name_application(spec), self._catalogue)
 
 
 def _check_name(name: str) -> None:

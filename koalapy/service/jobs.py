@@ -12,7 +12,7 @@ from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, Store
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
-from koalapy.model.validation import ClusterLimits, check, check_size
+from koalapy.placement.registry import DEFAULTS
 from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
 from koalapy.scheduling.events import (
     ClusterCleared,
@@ -31,6 +31,8 @@ from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.keys import Keys
 from koalapy.service.memories import JOBS_AHEAD
 from koalapy.service.output import Outputs
+from koalapy.validation.size import check_size
+from koalapy.validation.submission import check
 
 PAGE = 500
 """Lines of a timeline that are read at once for who follows it."""
@@ -133,9 +135,7 @@ class Jobs:
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
         spec = await self._checked(spec)
-        policy = engine.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options).name
-        owner = spec.owner or getpass.getuser()
-        spec = replace(spec, policy=policy, owner=owner)
+        spec = replace(spec, owner=spec.owner or getpass.getuser())
         ident, self._next_job = self._next_job, self._next_job + 1
 
         def prepare() -> tuple[Event, ...]:
@@ -157,17 +157,12 @@ class Jobs:
         await self._engine.database.patiently(self._engine.commit(item))
 
     async def _checked(self, spec: JobSpec) -> JobSpec:
-        """A submission with what the catalogue says of its inputs; ``UsageError`` for what can never work."""
-        check_size(spec, self._engine.scheduler.rules.max_components_per_job)
+        """With its policy's name, and what the catalogue says of its inputs; ``UsageError`` for what can never work."""
+        scheduler = self._engine.scheduler
+        check_size(spec, scheduler.limits())
         spec = await self._resolve(spec)
-        check(spec, self._limits())
-        return spec
-
-    def _limits(self) -> list[ClusterLimits]:
-        clusters = self._engine.scheduler.grid.clusters()
-        return [
-            ClusterLimits(cluster.name, cluster.total or None, cluster.profile, cluster.speed) for cluster in clusters
-        ]
+        check(spec, scheduler.limits())
+        return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
     async def cancel(self, job: JobId, reason: str) -> JobRecord:
         return await self._act(job, JobCancelled(job, reason or "cancelled"))

@@ -5,6 +5,7 @@ from typing import Any
 
 from koalapy.model.job import Component, Job, JobId, parse_token
 from koalapy.model.profile import ClusterProfile
+from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.protocol.messages import (
     Forget,
@@ -27,7 +28,6 @@ from koalapy.scheduling.effects import (
     UnstageComponent,
 )
 from koalapy.scheduling.ledger import live
-from koalapy.service.catalogue import Catalogue
 
 STARTUP_ALLOWANCE = 60.0
 """Seconds that the LRM gives a component beyond its walltime, which counts from the launch of the program."""

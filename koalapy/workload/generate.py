@@ -14,10 +14,12 @@ from typing import Any
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.model.validation import ClusterLimits, check
+from koalapy.validation.combination import check_combination
+from koalapy.validation.fitting import check_fits
+from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.workload.plan import Arrival, Json, Workload, nodes_of
 from koalapy.workload.programs import PROGRAMS, SLEEP
-from koalapy.workload.recipe import GridSize, Recipe, scale_of
+from koalapy.workload.recipe import POLICIES, GridSize, Recipe, scale_of
 from koalapy.workload.swf import Trace, sort
 
 MOST = 1_000_000
@@ -190,7 +192,7 @@ def _check_all(jobs: list[Arrival], grid: GridSize) -> None:
     """``UsageError`` for the first job that could never run on the grid, if it is known."""
     if not grid.clusters:
         return
-    limits = [ClusterLimits(name, nodes) for name, nodes in grid.clusters.items()]
+    limits = Limits([ClusterLimits(name, nodes) for name, nodes in grid.clusters.items()], POLICIES)
     seen: set[str] = set()
     for arrival in jobs:
         request, policy = arrival.job["request"], arrival.job.get("policy", "")
@@ -198,7 +200,9 @@ def _check_all(jobs: list[Arrival], grid: GridSize) -> None:
             continue
         seen.add(shape)
         try:
-            check(JobSpec(request_of(request), ("true",), policy=policy), limits)
+            spec = JobSpec(request_of(request), ("true",), policy=policy)
+            check_fits(spec, limits)
+            check_combination(spec, limits)
         except UsageError as error:
             hint = "give other --sizes, --components or --scale"
             said = f"a job of {nodes_of(arrival.job)} nodes could never run: {error.message}"

@@ -4,22 +4,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from koalapy.model.errors import UsageError
+from koalapy.placement.registry import builtin
 from koalapy.workload.programs import PROGRAMS, SLEEP
 
 Form = Literal["nonfixed", "flexible"]
 
-FORM_OF_POLICY: dict[str, Form] = {
-    "worst-fit": "nonfixed",
-    "close-to-files": "nonfixed",
-    "best-fit": "nonfixed",
-    "fastest-one": "nonfixed",
-    "cluster-minimization": "flexible",
-    "communication-aware": "flexible",
-    "larger-first": "flexible",
-    "faster-first": "flexible",
-    "resource-matching": "flexible",
-}
-"""The kind of request that a policy serves; one that is not named here serves the recipe's own."""
+POLICIES = builtin()
+
+
+def form_for(policy: str, form: str) -> str:
+    """The form of request itself if the policy serves it, or is not known here; else the one that it serves."""
+    if policy not in POLICIES.names():
+        return form
+    serves = POLICIES.get(policy).serves
+    return next((each for each in (form, "nonfixed", "flexible") if each in serves), form)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,13 @@ from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreU
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
-from koalapy.model.validation import ClusterLimits, check
+from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.service.jobs import ActionResult, JobChange, JobRecord, Metrics
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
 
+LIMITS = Limits([ClusterLimits("north", 4), ClusterLimits("south", 4)], builtin())
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
 
@@ -45,7 +48,7 @@ class MemoryService:
             return self._record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        check(spec, [ClusterLimits("north", 4), ClusterLimits("south", 4)])
+        check(spec, LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
         self.records[job.id], self.printed[job.id] = self._become(job)
@@ -152,7 +155,7 @@ class MemoryService:
         return replace(explanation, job=job)
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
-        check(spec, [ClusterLimits("north", 4), ClusterLimits("south", 4)])
+        check(spec, LIMITS)
         self.asked = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.model.application import application_of
+from koalapy.model.application import application_of, name_application
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 
@@ -48,3 +48,20 @@ def test_coupled_programs_are_known_by_all_their_names() -> None:
 
 def test_a_dash_is_no_application() -> None:
     assert application_of(JobSpec(FlexibleRequest(1), ("wave",), application="-")) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "application"),
+    [(("python", "-m", "koalapy.apps.poisson"), "koalapy.apps.poisson"), (("sh", "-c", "x"), ""), (("a\x1bb",), "")],
+)
+def test_a_program_is_known_by_its_own_name(command: tuple[str, ...], application: str) -> None:
+    assert name_application(JobSpec(FlexibleRequest(6), command)).application == application
+
+
+def test_an_application_that_is_named_keeps_its_name() -> None:
+    assert name_application(JobSpec(FlexibleRequest(6), ("true",), application="sea")).application == "sea"
+
+
+def test_what_is_to_be_no_application_stays_none_once_it_is_submitted() -> None:
+    spec = name_application(JobSpec(FlexibleRequest(6), ("wave",), application="-"))
+    assert application_of(spec) == ""

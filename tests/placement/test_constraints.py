@@ -13,10 +13,11 @@ from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request, RequestType
-from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
 from tests.placement.grids import (
     NAMES,
     fixed,
@@ -194,7 +195,7 @@ def test_what_fits_the_empty_grid_is_not_refused_at_submission_and_nothing_else_
     limits = [ClusterLimits(c.name, c.total, speed=c.speed) for c in empty]
     placed = isinstance(ask(job, empty), Placement)
     try:
-        check(job, limits)
+        check(job, Limits(limits, registry))
         passes = True
     except UsageError:
         passes = False

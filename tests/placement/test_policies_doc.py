@@ -12,10 +12,11 @@ from koalapy.model.job import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.communication_aware import OPTIONS
 from koalapy.placement.registry import DEFAULTS, builtin
 from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^\$ koala submit (.*) -- \./a\.out +# (.*)$", PAGE, re.MULTILINE)
@@ -67,7 +68,7 @@ def spec_of(given: Namespace) -> JobSpec:
 @pytest.mark.parametrize(("words", "expected"), EXAMPLES)
 def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> None:
     view, spec = example_grid(), spec_of(parsed(words))
-    check(spec, [ClusterLimits(c.name, c.total, speed=c.speed) for c in view])
+    check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view})
     answer = eligibility.ask(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
     if expected == "waits":

@@ -1,6 +1,6 @@
 """Policies by name, with one that a third party brings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +9,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.placement.policy import Policy
+from koalapy.placement.policy import Capabilities, Policy
 from koalapy.placement.registry import Registry, builtin
 from tests.placement.grids import fixed, grid, nonfixed, sites
 
@@ -82,6 +82,31 @@ def test_a_name_is_taken_once() -> None:
     registry = builtin()
     with pytest.raises(UsageError, match="there is a policy named fixed already"):
         registry.register(registry.get("fixed"))
+
+
+class Together(Alphabetical):
+    """One that says of itself what it can do."""
+
+    name = "together"
+    combines_clusters = False
+    keeps_together = True
+
+    def fits(self, sizes: Sequence[int], idle: Sequence[int]) -> bool:
+        return sum(sizes) <= min(idle) if 0 not in sizes else 1 // 0 == 1
+
+
+def test_a_policy_has_the_capabilities_that_it_declares_and_no_others() -> None:
+    registry = builtin()
+    registry.register(Alphabetical())
+    registry.register(Together())
+    assert registry.capabilities("alphabetical") == registry.capabilities("unknown") == Capabilities()
+    declared = registry.capabilities("together")
+    assert (declared.combines_clusters, declared.keeps_together, declared.learns) == (False, True, False)
+    assert registry.fits("alphabetical", [9], [1]), "nothing is known of it"
+    assert registry.fits("together", [1, 2], [3, 4])
+    assert not registry.fits("together", [1, 3], [3, 4])
+    with pytest.raises(UsageError, match="policy together is broken: it raised ZeroDivisionError"):
+        registry.fits("together", [0], [1])
 
 
 class Weighted(Alphabetical):

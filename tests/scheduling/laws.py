@@ -220,7 +220,7 @@ def check_waiting(world: "World") -> None:
     refused: set[object] = set()
     for job in _whose_turn_it_is(world):
         high, kept = job.spec.priority is Priority.HIGH, scheduler.reservation == job.id
-        if (high, kept, job.spec.request) in refused or scheduler.policies.learns(job.spec.policy):
+        if (high, kept, job.spec.request) in refused or scheduler.policies.capabilities(job.spec.policy).learns:
             continue
         views = [scheduler.grid.view() if kept else scheduler.view(job.spec.priority)]
         if high and rules.preemption == "placement":

@@ -13,12 +13,13 @@ from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, R
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, Request, RequestType
-from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.events import PeriodicScan, Reported
 from koalapy.scheduling.queueing.eligibility import BrokenPolicy, Eligibility
 from koalapy.scheduling.rules import Rules
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
 from tests.placement.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
@@ -180,7 +181,7 @@ def test_what_could_be_placed_is_not_refused_at_submission(
     limits = [ClusterLimits(cluster.name, cluster.total, profiles[cluster.name]) for cluster in empty]
     answer = ask(request, empty, profiles, *command, launcher=launcher)
     if isinstance(answer, Placement):
-        check(JobSpec(request, command, launcher=launcher), limits)
+        check(JobSpec(request, command, launcher=launcher), Limits(limits, builtin()))
 
 
 # Policies of others

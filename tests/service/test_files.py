@@ -22,12 +22,11 @@ from koalapy.model.errors import (
     UsageError,
 )
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
-from koalapy.model.replica import Replica, ReplicaState
+from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
 from koalapy.ports import Batch
 from koalapy.scheduling.events import ReplicasChanged
 from koalapy.service.bundles import KEPT, Bundles
-from koalapy.service.catalogue import Catalogue
 from koalapy.service.files import Files
 from koalapy.service.housekeeping import Housekeeping
 from koalapy.service.jobs import JobRecord

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.replica import Part, Replica
+from koalapy.model.replica import Catalogue, Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
 from koalapy.scheduling.effects import OpenBarrier, StageComponent, SubmitComponent
-from koalapy.service.catalogue import Catalogue
 from koalapy.service.wire import Plans, message
 
 PROFILES = {

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from koalapy.api.conversion import spec_of
 from koalapy.api.schemas import JobSubmission
 from koalapy.model.errors import UsageError
-from koalapy.model.validation import ClusterLimits, check
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
 from koalapy.workload.generate import from_trace, generate
 from koalapy.workload.plan import Workload, components_of, lines, nodes_of, parse
-from koalapy.workload.recipe import DEFAULT, FORM_OF_POLICY, PRESETS, GridSize, Recipe
+from koalapy.workload.recipe import DEFAULT, POLICIES, PRESETS, GridSize, Recipe, form_for
 from koalapy.workload.swf import Trace, TraceJob
 
 GRID = GridSize({"north": 16, "south": 16, "east": 8})
@@ -32,7 +33,7 @@ recipes = st.builds(
     rate=st.none() | st.floats(0.01, 100),
     scale=st.none() | st.floats(0.1, 2),
     fields=st.sampled_from([(), (("claiming", "incremental"), ("processes_per_node", 2))]),
-).map(lambda r: replace(r, request=FORM_OF_POLICY.get(r.policy, r.request)))
+).map(lambda r: replace(r, request=form_for(r.policy, r.request)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,7 +41,7 @@ recipes = st.builds(
 def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed: int) -> None:
     made = generate(recipe, GRID, seed)
     assert len(made.jobs) == recipe.jobs
-    limits = [ClusterLimits(name, nodes) for name, nodes in GRID.clusters.items()]
+    limits = Limits([ClusterLimits(name, nodes) for name, nodes in GRID.clusters.items()], POLICIES)
     for arrival in made.jobs:
         check(spec_of(JobSubmission.model_validate(arrival.job)), limits)
         assert 1 <= nodes_of(arrival.job) <= GRID.total

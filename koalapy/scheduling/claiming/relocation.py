@@ -1,7 +1,6 @@
 """Another site for a component whose own has no room when it is claimed for (semantics 5, step 2 of a claiming try)."""
 
 from koalapy.model.cluster import GridView
-from koalapy.model.errors import UsageError
 from koalapy.model.job import Component, Job
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer
@@ -23,7 +22,7 @@ class Relocation:
         self, job: Job, component: Component, view: GridView, within: float
     ) -> tuple[ClusterName, Transfer] | None:
         """A site with enough idle nodes in the view, its transfer to take at most ``within`` seconds; None if none."""
-        if isinstance(job.spec.request, FixedRequest) or self._kept_together(job):
+        if isinstance(job.spec.request, FixedRequest) or self._policies.capabilities(job.spec.policy).keeps_together:
             return None
         asked = job.spec.component(component.request_index)
         files = asked.inputs if asked else job.spec.inputs
@@ -38,10 +37,3 @@ class Relocation:
         if not open_to_it:
             return None
         return closest_site(component.size, files, view.only(open_to_it), within, self._assumed)
-
-    def _kept_together(self, job: Job) -> bool:
-        """Whether the policy chose the clusters for each other."""
-        try:
-            return bool(getattr(self._policies.get(job.spec.policy), "keeps_together", False))
-        except UsageError:  # the default policy, or one of an earlier daemon
-            return False

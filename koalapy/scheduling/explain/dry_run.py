@@ -5,8 +5,8 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.validation import ClusterLimits, check
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.validation.submission import check
 
 
 class DryRun:
@@ -15,7 +15,7 @@ class DryRun:
     def __init__(self, scheduler: Scheduler, instead_of: Job | None = None) -> None:
         self.scheduler = scheduler
         self.job = instead_of
-        self._limits = [ClusterLimits(b.name, b.total or None, b.profile, b.speed) for b in scheduler.grid.clusters()]
+        self._limits = scheduler.limits()
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
@@ -93,7 +93,6 @@ class DryRun:
     def _is_acceptable(self, spec: JobSpec) -> bool:
         try:
             check(spec, self._limits)
-            self.scheduler.policies.resolve(spec.policy, spec.request, spec.policy_options)
         except UsageError:
             return False
         return True

@@ -47,7 +47,7 @@ class PolicyEvaluator:
 
     def learns(self, spec: JobSpec) -> bool:
         """Whether the answer to a job may also change with what is learned meanwhile."""
-        return self._policies.learns(spec.policy)
+        return self._policies.capabilities(spec.policy).learns
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""
@@ -80,13 +80,13 @@ class PolicyEvaluator:
     def _policy(self, spec: JobSpec, view: GridView) -> Policy:
         """The job's policy; one that learns with what is known of the job."""
         policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
-        if not self._policies.learns(policy.name):
+        if not self._policies.capabilities(policy.name).learns:
             return policy
         return informed(policy, self._advising.knowledge(spec, view))
 
     def _looking_ahead(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
         """The view with the requests of others who wait, for the few policies that want to know."""
-        if not getattr(policy, "looks_ahead", False):
+        if not self._policies.capabilities(policy.name).looks_ahead:
             return view
 
         def ahead(view: GridView) -> GridView:

@@ -14,7 +14,7 @@ from koalapy.agents.files.digest import measure
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.files.roots import Roots, is_plain_name
 from koalapy.model.errors import SiteRejected
-from koalapy.model.inputs import name_problem
+from koalapy.validation.inputs import name_problem
 
 SECRET, OPEN = b"secret\n", b"open\n"
 NAMES = [

@@ -12,13 +12,30 @@ from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.model.validation import ClusterLimits, check
 from koalapy.placement.registry import builtin
+from koalapy.placement.worst_fit import WorstFit
+from koalapy.validation import submission
+from koalapy.validation.limits import ClusterLimits, Limits
 from tests.placement.grids import NAMES, can_be_assigned, fixed, nonfixed, splits
 
 GRID = (ClusterLimits("north", 4), ClusterLimits("south", 3))
 UNKNOWN = (ClusterLimits("north", None), ClusterLimits("south", 3))
 RUN = ("true",)
+
+
+class Another(WorstFit):
+    """One of which nothing is known."""
+
+    name = "another"
+    fits = None  # type: ignore[assignment]
+
+
+POLICIES = builtin()
+POLICIES.register(Another())
+
+
+def check(spec: JobSpec, clusters: tuple[ClusterLimits, ...]) -> None:
+    submission.check(spec, Limits(clusters, POLICIES))
 
 
 def spec(request: Request, command: tuple[str, ...] = RUN, **options: object) -> JobSpec:
@@ -570,3 +587,30 @@ def test_clusters_of_too_different_speeds_do_not_count_together() -> None:
 def test_nothing_is_refused_for_sizes_while_they_are_not_known() -> None:
     check(spec(FlexibleRequest(5), coallocation=1, speed_ratio_min=1.0), UNKNOWN)
     check(spec(FlexibleRequest(9), policy="best-fit"), UNKNOWN)
+
+
+class Alone(Another):
+    """A policy of another package that declares what it can do."""
+
+    name = "alone"
+    combines_clusters = False
+    fits = staticmethod(lambda sizes, idle: len(sizes) < 3)  # type: ignore[assignment]
+
+
+def test_what_a_policy_of_another_package_declares_counts_as_that_of_one_that_ships() -> None:
+    policies = builtin()
+    policies.register(Alone())
+    limits = Limits(GRID, policies)
+    submission.check(spec(nonfixed(2, 2), policy="alone"), limits)
+    with pytest.raises(UsageError) as refused:
+        submission.check(spec(nonfixed(1, 1, 1), policy="alone"), limits)
+    assert "of 1+1+1 nodes never fit together by alone, even on the empty grid" in refused.value.message
+    with pytest.raises(UsageError) as refused:
+        submission.check(spec(nonfixed(3, 2), policy="alone"), limits)
+    assert refused.value.message.endswith("is 5, but policy alone takes one cluster, and none has more than 4 nodes")
+
+
+def test_the_policy_is_checked_last() -> None:
+    assert refusal(spec(one(), policy="nope")).message == "there is no policy nope"
+    assert refusal(spec(nonfixed(9), policy="nope")).field == "request.components[0].size"
+    assert refusal(spec(FlexibleRequest(1), policy="worst-fit")).field == "policy"

@@ -1,37 +1,36 @@
-"""What a submission's inputs mean by the replica catalogue, and the names of applications."""
+"""What a submission's inputs mean by the replica catalogue."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from koalapy.model.application import application_of
 from koalapy.model.errors import UsageError
-from koalapy.model.inputs import Known, fill_in, near_names
 from koalapy.model.job import JobSpec
-from koalapy.model.replica import Part, Replica, ReplicaState
+from koalapy.model.replica import Catalogue, Part, Replica, ReplicaState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
+from koalapy.validation.inputs import near_names, resolve_inputs
 
 MESH = Replica("climate/mesh.nc", "north", "/data/mesh.nc", 200, "c0ffee")
 FIELDS = Replica("fields", "north", "/data/fields", 30, "f1e1d5", (Part("a", 10, "aa"), Part("b", 20, "bb")))
 GONE = replace(MESH, name="gone", state=ReplicaState.MISSING, reason="/data/gone is not there")
-CATALOGUE = {
-    "climate/mesh.nc": [
+CATALOGUE = Catalogue(
+    (
         MESH,
         replace(MESH, cluster="south"),
         replace(MESH, cluster="west", state=ReplicaState.CHANGED),
-    ],
-    "fields": [FIELDS],
-    "gone": [GONE, replace(GONE, cluster="south", state=ReplicaState.CHANGED, reason="")],
-    "old/mesh.nc": [replace(MESH, name="old/mesh.nc")],
-}
-KNOWN = Known(lambda name: CATALOGUE.get(name, []), lambda: CATALOGUE)
+        FIELDS,
+        GONE,
+        replace(GONE, cluster="south", state=ReplicaState.CHANGED, reason=""),
+        replace(MESH, name="old/mesh.nc"),
+    )
+)
 TWO = NonFixedRequest((ComponentRequest(1), ComponentRequest(2)))
 SIX = FlexibleRequest(6)
 
 
 def filled(request: Request, *inputs: InputFile, **more: Any) -> JobSpec:
-    return fill_in(JobSpec(request, ("true",), inputs=inputs, **more), KNOWN)
+    return resolve_inputs(JobSpec(request, ("true",), inputs=inputs, **more), CATALOGUE)
 
 
 def own(*inputs: InputFile) -> NonFixedRequest:
@@ -57,7 +56,7 @@ def test_of_a_partitioned_one_each_component_gets_its_part() -> None:
     first, second = (spec.inputs_of(index)[0] for index in (0, 1))
     assert (first.part, first.size, first.file_name, first.sites) == ("a", 10, "fields", ("north",))
     assert (second.part, second.size, second.file_name) == ("b", 20, "fields")
-    again = fill_in(spec, KNOWN)
+    again = resolve_inputs(spec, CATALOGUE)
     assert again == spec, "what is resolved stays as it is"
 
 
@@ -125,7 +124,7 @@ THREE = NonFixedRequest((ComponentRequest(1),) * 3)
 )
 def test_what_the_catalogue_cannot_give_is_refused(spec: JobSpec, field: str, said: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        fill_in(spec, KNOWN)
+        resolve_inputs(spec, CATALOGUE)
     assert refused.value.field == field
     assert said in refused.value.message
     assert hint in refused.value.hint
@@ -134,7 +133,7 @@ def test_what_the_catalogue_cannot_give_is_refused(spec: JobSpec, field: str, sa
 def test_of_very_many_entries_only_some_are_told() -> None:
     large = replace(FIELDS, parts=tuple(Part(f"part-{n}", 1, "aa") for n in range(50_000)))
     with pytest.raises(UsageError) as refused:
-        fill_in(JobSpec(own(InputFile("fields", part="x")), ()), Known(lambda name: [large], lambda: ["fields"]))
+        resolve_inputs(JobSpec(own(InputFile("fields", part="x")), ()), Catalogue((large,)))
     assert refused.value.hint == "its 50000 entries are part-0, part-1, part-2, part-3 and 49996 more"
 
 
@@ -155,20 +154,3 @@ def test_an_input_is_called_by_a_plain_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["-rf", "two words", "été", "...", "x" * 255])
 def test_strange_plain_names_are_names(name: str) -> None:
     assert filled(SIX, InputFile("climate/mesh.nc", target=name)).inputs[0].file_name == name
-
-
-@pytest.mark.parametrize(
-    ("command", "application"),
-    [(("python", "-m", "koalapy.apps.poisson"), "koalapy.apps.poisson"), (("sh", "-c", "x"), ""), (("a\x1bb",), "")],
-)
-def test_a_program_is_known_by_its_own_name(command: tuple[str, ...], application: str) -> None:
-    assert fill_in(JobSpec(SIX, command), KNOWN).application == application
-
-
-def test_an_application_that_is_named_keeps_its_name() -> None:
-    assert filled(SIX, application="sea").application == "sea"
-
-
-def test_what_is_to_be_no_application_stays_none_once_it_is_submitted() -> None:
-    spec = fill_in(JobSpec(SIX, ("wave",), application="-"), KNOWN)
-    assert application_of(spec) == ""

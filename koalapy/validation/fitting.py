@@ -1,0 +1,142 @@
+"""Whether a request fits on the empty grid at all; sizes in nodes."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from koalapy.model.errors import UsageError, reject
+from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.model.wording import listed, nodes
+from koalapy.placement.registry import DEFAULTS, Registry
+from koalapy.placement.worst_fit import fits_by_worst_fit
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.site import able_clusters
+
+Totals = Mapping[ClusterName, int | None]
+"""The sizes of clusters, None for those that are not known."""
+Sizes = Mapping[ClusterName, int]
+
+
+def check_fits(spec: JobSpec, limits: Limits) -> None:
+    """The request fits on the empty grid, once the sizes of all clusters that count are known.
+
+    For a fixed one the sizes of its own clusters are enough. Only what its policy could never place is refused.
+    """
+    with able_clusters(spec, limits) as able:
+        check_on(totals_of(able), spec.request, spec.policy, limits.policies)
+
+
+def check_fits_one_series(spec: JobSpec, limits: Limits) -> None:
+    """What fits on the whole grid also fits on clusters with the same series of Open MPI."""
+    if isinstance(spec.request, FixedRequest):
+        return
+    with able_clusters(spec, limits) as able:
+        groups = {series: totals_of(group) for series, group in by_series(spec, able).items()}
+        if len(groups) < 2:
+            return
+        refused: UsageError | None = None
+        for group in sorted(groups.values(), key=lambda group: -sum(total or 0 for total in group.values())):
+            try:
+                check_on(group, spec.request, spec.policy, limits.policies)
+                return
+            except UsageError as error:
+                refused = refused or error
+        assert refused is not None
+        each = "; ".join(f"Open MPI {series}: {sizes_text(groups[series])}" for series in sorted(groups, reverse=True))
+        problem = f"fits on the grid, but not on clusters with one series of Open MPI ({each})"
+        reject(refused.field, refused.value, problem, "ask for less, or use the launcher processes")
+
+
+def check_on(totals: Totals, request: Request, policy: str, policies: Registry) -> None:
+    """``UsageError`` for a request that would not fit on these clusters if all of their nodes were idle."""
+    if isinstance(request, FixedRequest):
+        _check_fixed(request, totals)
+        return
+    known = {name: total for name, total in totals.items() if total is not None}
+    if not known or len(known) < len(totals):
+        return
+    if isinstance(request, FlexibleRequest):
+        _check_flexible(request, known)
+        return
+    _check_components(request, known)
+    sizes, name = [component.size for component in request.components], policy or DEFAULTS[request.type]
+    if not policies.fits(name, sizes, list(known.values())):
+        shown = listed([str(size) for size in sizes], separator="+")
+        problem = f"of {shown} nodes never fit together by {name}, even on the empty grid ({sizes_text(known)})"
+        reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
+
+
+def by_series(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> dict[int, list[ClusterLimits]]:
+    """The clusters that may be combined as far as the series of Open MPI goes."""
+    groups: dict[int, list[ClusterLimits]] = {}
+    for cluster in clusters:
+        series = cluster.profile.mpi_series if spec.launcher is Launcher.OPENMPI else 0
+        groups.setdefault(series, []).append(cluster)
+    return groups
+
+
+def totals_of(clusters: Iterable[ClusterLimits]) -> Totals:
+    return {cluster.name: cluster.total for cluster in clusters}
+
+
+def sizes_text(totals: Totals) -> str:
+    """The largest clusters with their sizes, as far as known."""
+    known = ((name, total) for name, total in totals.items() if total is not None)
+    return listed([f"{name} {total}" for name, total in sorted(known, key=lambda item: (-item[1], item[0]))])
+
+
+def _check_fixed(request: FixedRequest, totals: Totals) -> None:
+    wanted: Counter[str] = Counter()
+    for index, component in enumerate(request.components):
+        name = component.cluster or ""
+        wanted[name] += component.size
+        total = totals[name]
+        if total is not None and wanted[name] > total:
+            problem = f"is {component.size}, but {name} has {nodes(total)}"
+            if wanted[name] > component.size:
+                problem += f" and the components there need {wanted[name]}"
+            reject(f"request.components[{index}].size", component.size, problem, f"ask for at most {total} on {name}")
+
+
+def _check_components(request: NonFixedRequest, known: Sizes) -> None:
+    sizes, largest, whole = [c.size for c in request.components], max(known.values()), sum(known.values())
+    for index, size in enumerate(sizes):
+        if size > largest:
+            problem = f"is {size}, but no cluster has more than {nodes(largest)}"
+            hint = "split it, or make the request flexible"
+            reject(f"request.components[{index}].size", size, problem, hint)
+    if sum(sizes) > whole:
+        problem = f"need {sum(sizes)} nodes, but the whole grid has {nodes(whole)} ({sizes_text(known)})"
+        reject("request.components", sizes, problem, f"ask for at most {whole} in all")
+    for size in sorted(set(sizes), reverse=True):
+        many = sum(1 for other in sizes if other >= size)
+        room = sum(total // size for total in known.values())
+        if many > room:
+            place = f"the empty grid has room for {room} such ({sizes_text(known)})"
+            problem = f"are {many} of at least {nodes(size)}, but {place}"
+            reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
+
+
+def _check_flexible(request: FlexibleRequest, known: Sizes) -> None:
+    total, least, most = request.total_size, request.min_component_size, request.max_components
+    whole, each = sum(known.values()), sizes_text(known)
+    if total > whole:
+        problem = f"is {total}, but the whole grid has {nodes(whole)} ({each})"
+        reject("request.total_size", total, problem, f"ask for at most {whole}")
+    if request.split_options:
+        if not any(fits_by_worst_fit(option, known.values()) for option in request.split_options):
+            shown = [list(option) for option in request.split_options]
+            problem = f"fit in none of the ways given, even on the empty grid ({each})"
+            reject("request.split_options", shown, problem, "add one with smaller components")
+        return
+    roomy = sorted((size for size in known.values() if size >= least), reverse=True)
+    if sum(roomy) < total:
+        problem = f"is {least}, but the clusters with at least that many have {nodes(sum(roomy))} ({each})"
+        reject("request.min_component_size", least, problem, "lower it, or ask for fewer nodes in all")
+    if sum(roomy[:most]) < total:
+        problem = f"is {most}, but that many clusters have at most {nodes(sum(roomy[:most]))} ({each})"
+        reject("request.max_components", most, problem, "allow more, or ask for fewer nodes in all")
+    fewest = next(count for count in range(1, len(roomy) + 1) if sum(roomy[:count]) >= total)
+    if fewest * least > total:
+        problem = f"is {least}, but {nodes(total)} need {fewest} clusters ({each}), too many for that"
+        reject("request.min_component_size", least, problem, f"lower it to {total // fewest} or less")

@@ -1,0 +1,130 @@
+"""What a submission's inputs mean: logical names become sizes, file sites and parts by the replica catalogue."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+
+from koalapy.model.errors import reject
+from koalapy.model.job import JobSpec
+from koalapy.model.replica import Catalogue, Replica, ReplicaState
+from koalapy.model.request import FlexibleRequest, InputFile
+from koalapy.model.wording import known_names, listed
+
+ADD = "koala replicas add NAME CLUSTER:PATH"
+MAX_SHOWN = 20
+MAX_COMPARED = 1000
+
+
+def resolve_inputs(spec: JobSpec, catalogue: Catalogue) -> JobSpec:
+    """The submission with each component's inputs, their sizes and sites.
+
+    Raises ``UsageError`` for a name the catalogue does not know or has no good replica of, for a partitioned input that
+    does not fit the components, and for two inputs of one component that would be one file in its folder.
+    """
+    if not spec.all_inputs:
+        return spec
+    request, inputs = spec.request, {f"inputs[{index}]": file for index, file in enumerate(spec.inputs)}
+    if isinstance(request, FlexibleRequest):
+        common = {field: _job_input(field, file, None, catalogue)[0] for field, file in inputs.items()}
+        _check_names(common)
+        return replace(spec, inputs=tuple(common.values()))
+    each = {field: _job_input(field, file, len(request.components), catalogue) for field, file in inputs.items()}
+    components = []
+    for index, component in enumerate(request.components):
+        files = {field: parts[index] for field, parts in each.items()}
+        for place, file in enumerate(component.inputs):
+            field = f"request.components[{index}].inputs[{place}]"
+            files[field] = _own_input(field, file, catalogue)
+        _check_names(files)
+        components.append(replace(component, inputs=tuple(files.values())))
+    return replace(spec, request=replace(request, components=tuple(components)), inputs=())
+
+
+def _job_input(field: str, file: InputFile, count: int | None, catalogue: Catalogue) -> Sequence[InputFile]:
+    """One input of the whole job for each of ``count`` components, or for all when that is for the scheduler to say."""
+    good = _good(field, file, catalogue)
+    sites, first = tuple(replica.cluster for replica in good), good[0]
+    whole = replace(file, size=first.size, sites=sites)
+    if file.distribution == "whole":
+        return [whole] * (count or 1)
+    if count is None:
+        hint = "make the request nonfixed or fixed, or give each component the whole"
+        reject(f"{field}.distribution", file.distribution, "is partitioned, but the request is flexible", hint)
+    if first.parts is None:
+        hint = "make it a folder with one entry for each component, and add that to the catalogue"
+        reject(field, file.name, f"is {file.name}, which is a file and cannot be partitioned", hint)
+    if len(first.parts) != count:
+        entries = f"{len(first.parts)} {'entry' if len(first.parts) == 1 else 'entries'}"
+        has = f"{count} component{'' if count == 1 else 's'}"
+        hint = f"ask for as many components as there are entries, or make a folder with {count}"
+        reject(field, file.name, f"is {file.name}, a folder of {entries}, but the request has {has}", hint)
+    return [replace(whole, size=part.size, part=part.name, target=whole.file_name) for part in first.parts]
+
+
+def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
+    """One input of one component: a logical file, or one entry of it."""
+    good = _good(field, file, catalogue)
+    first, sites = good[0], tuple(replica.cluster for replica in good)
+    if file.part is None:
+        return replace(file, size=first.size, sites=sites, distribution="whole")
+    if first.parts is None:
+        reject(f"{field}.part", file.part, f"is {file.part}, but {file.name} is a file", "leave it out")
+    part = first.part(file.part)
+    if part is None:
+        names = [part.name for part in first.parts]
+        few = len(names) <= MAX_SHOWN
+        hint = known_names(file.part, names) if few else f"its {len(names)} entries are {listed(names)}"
+        reject(f"{field}.part", file.part, f"is {file.part}, and {file.name} has no such entry", hint)
+    return replace(file, size=part.size, sites=sites, distribution="partitioned", target=file.file_name)
+
+
+def _good(field: str, file: InputFile, catalogue: Catalogue) -> list[Replica]:
+    """The good replicas of a logical file, at least one."""
+    replicas = catalogue.of(file.name)
+    if not replicas:
+        hint = f"{near_names(file.name, catalogue.names())}; add it with {ADD}"
+        reject(f"{field}.file", file.name, f"is {file.name}, which the replica catalogue does not know", hint)
+    good = [replica for replica in replicas if replica.state is ReplicaState.GOOD]
+    if not good:
+        bad = listed([f"{r.cluster} is {r.state}{f' ({r.reason})' if r.reason else ''}" for r in replicas])
+        hint = f"mend one and say koala replicas verify {file.name}, or add another with {ADD}"
+        reject(f"{field}.file", file.name, f"is {file.name}, of which no replica is good: {bad}", hint)
+    return good
+
+
+def _check_names(inputs: Mapping[str, InputFile]) -> None:
+    """Each input, by its field, must have a name of its own in the component's folder."""
+    seen: dict[str, InputFile] = {}
+    for field, file in inputs.items():
+        name = file.file_name
+        if problem := name_problem(name):
+            reject(f"{field}.as", name, f"is {name!r}, {problem}", "give another with as: a plain file name")
+        if name in seen:
+            same = f"would make {file.name} {name} in the component's folder, as {seen[name].name} is"
+            reject(f"{field}.as", name, same, "give one of them another name with as")
+        seen[name] = file
+
+
+def near_names(wrong: str, names: Iterable[str]) -> str:
+    """The way out after a wrong logical name, however many there are: all of a few, else the nearest."""
+    known = sorted(names)
+    if len(known) <= MAX_SHOWN:
+        return known_names(wrong, known)
+    likely = known
+    if len(known) > MAX_COMPARED:
+        # To compare with very many costs seconds: those that end alike are the likeliest.
+        last = InputFile(wrong).file_name
+        likely = [name for name in known if InputFile(name).file_name == last][:MAX_COMPARED]
+    near = get_close_matches(wrong, likely, 1)
+    return f"{f'did you mean {near[0]}? ' if near else ''}koala replicas list shows all {len(known)}"
+
+
+def name_problem(name: str) -> str:
+    """Why a text is no name of one file in a folder; empty when it is one."""
+    if not name or name in (".", ".."):
+        return "which is no file name"
+    if "/" in name:
+        return "with a / in it"
+    if not name.isprintable():
+        return "with characters that cannot be shown"
+    return "longer than 255 bytes" if len(name.encode()) > 255 else ""

@@ -1,0 +1,27 @@
+"""What a submission is held against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import MAX_COMPONENTS, ClusterName
+from koalapy.placement.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLimits:
+    """A cluster's size in nodes, None while it is not known, its speed, and what programs find there."""
+
+    name: ClusterName
+    total: int | None
+    profile: ClusterProfile = field(default_factory=ClusterProfile)
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The clusters, the policies, and how many components a job may have."""
+
+    clusters: Sequence[ClusterLimits]
+    policies: Registry
+    max_components: int = MAX_COMPONENTS

@@ -1,0 +1,79 @@
+"""What a job needs of the clusters it runs on beside nodes: folders, and one series of Open MPI."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from koalapy.model.errors import UsageError, reject
+from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.profile import folders_needed, folders_used, lacks, series_differ, texts_of
+from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
+from koalapy.validation.limits import ClusterLimits, Limits
+
+
+def check_folders(spec: JobSpec, limits: Limits) -> None:
+    """The clusters that were named, or any if none was, have the folders that placeholders stand for."""
+    if isinstance(spec.request, FixedRequest):
+        profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
+        for index, component in enumerate(spec.request.components):
+            name = component.cluster or ""
+            used = folders_used(text for _, text in texts_of(spec, component))
+            if missing := used - profiles[name].folders:
+                _reject_folder(spec, missing, f"but {lacks([name], missing)}", index)
+    elif limits.clusters and not _able(spec, limits):
+        needed = folders_needed(spec)
+        _reject_folder(spec, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
+
+
+def check_mpi_series(spec: JobSpec, limits: Limits) -> None:
+    """The clusters that a fixed request names can run one Open MPI program together."""
+    if not isinstance(spec.request, FixedRequest) or spec.launcher is not Launcher.OPENMPI:
+        return
+    known = {cluster.name: cluster.profile.mpi_series for cluster in limits.clusters}
+    series: dict[ClusterName, int] = {}
+    for index, component in enumerate(spec.request.components):
+        name = component.cluster or ""
+        series[name] = known[name]
+        if len(set(series.values())) > 1:
+            hint = "name clusters of one series, or use the launcher processes"
+            reject(f"request.components[{index}].cluster", name, f"is {name}, but {series_differ(series)}", hint)
+
+
+@contextmanager
+def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLimits]]:
+    """The clusters that count for a job: those with the folders it needs, or all if it names its own.
+
+    What is refused within for want of nodes says which clusters were left out.
+    """
+    able = _able(spec, limits)
+    try:
+        yield able
+    except UsageError as error:
+        left_out = sorted({cluster.name for cluster in limits.clusters} - {cluster.name for cluster in able})
+        if not left_out:
+            raise
+        why = lacks(left_out, folders_needed(spec))
+        raise UsageError(f"{error.message}; {why}", field=error.field, value=error.value, hint=error.hint) from None
+
+
+def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
+    if isinstance(spec.request, FixedRequest):
+        return limits.clusters
+    needed = folders_needed(spec)
+    return [cluster for cluster in limits.clusters if needed <= cluster.profile.folders]
+
+
+def _reject_folder(spec: JobSpec, missing: frozenset[str], why: str, component: int | None = None) -> NoReturn:
+    """Name the first text that needs one of these folders; of a certain component, or of any."""
+    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    indices = range(len(components)) if component is None else (component,)
+    for index in indices if components else (None,):
+        own = components[index] if index is not None else None
+        for name, text in texts_of(spec, own):
+            if used := folders_used([text]) & missing:
+                is_own = own is not None and (own.output if name == "output" else own.command) and name != "workdir"
+                place = f"request.components[{index}].{name}" if is_own else name
+                folder = min(used)
+                hint = f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
+                reject(place, text, f"needs {{{folder}}}, {why}", hint)
+    raise AssertionError("a folder is needed that no text names")

@@ -1,0 +1,43 @@
+"""What is larger than anything a scheduler should look at."""
+
+from koalapy.model.errors import reject
+from koalapy.model.job import JobSpec
+from koalapy.model.request import ComponentRequest, FlexibleRequest
+from koalapy.validation.limits import Limits
+
+MAX_INPUTS = 10_000
+"""Inputs of all components of a job together."""
+MAX_PLAN_LENGTH = 256 * 1024 * 1024
+"""Characters of commands and variables that are sent for one job: each component is told those of all."""
+
+
+def check_size(spec: JobSpec, limits: Limits) -> None:
+    """Components, inputs and texts, before anything is made of them or looked up for them."""
+    request, most = spec.request, limits.max_components
+    bound = f"more than max_components_per_job, {most}"
+    way_out = f"give at most {most}, or have the daemon's operator raise rules.max_components_per_job"
+    if isinstance(request, FlexibleRequest):
+        if request.max_components is not None and request.max_components > most:
+            reject("request.max_components", request.max_components, f"is {request.max_components}, {bound}", way_out)
+        for index, option in enumerate(request.split_options):
+            if len(option) > most:
+                field = f"request.split_options[{index}]"
+                reject(field, len(option), f"has {len(option)} components, {bound}", way_out)
+        return
+    count = len(request.components)
+    if count > most:
+        reject("request.components", count, f"has {count} components, {bound}", way_out)
+    inputs = count * len(spec.inputs) + sum(len(component.inputs) for component in request.components)
+    if inputs > MAX_INPUTS:
+        problem = f"are {inputs} of all components together"
+        reject("inputs", inputs, problem, f"give at most {MAX_INPUTS}; a folder is one input")
+    plan = count * sum(_text_length(spec, component) for component in request.components)
+    if plan > MAX_PLAN_LENGTH:
+        problem = f"and environment are too long for {count} components, each of which is told of all"
+        reject("command", plan, problem, "put long arguments and values into files")
+
+
+def _text_length(spec: JobSpec, component: ComponentRequest) -> int:
+    """Characters that tell what a component runs."""
+    variables = (*spec.environment, *component.environment)
+    return sum(map(len, component.command or spec.command)) + sum(len(name) + len(value) for name, value in variables)
