@@ -107,8 +107,22 @@ def not_none(annotation: Any) -> Any:
 
 def out_of_bounds(value: Any, place: str = "") -> Iterator[tuple[str, Any, str, str]]:
     """Each number in a dataclass that is beyond its bounds: its place, the number, the problem, and the way out."""
-    for each in described(value.__class__).values():
+    for each in _bounded(value.__class__):
         yield from _out_of_bounds(each.type, getattr(value, each.name), each.is_optional, f"{place}{each.json}")
+
+
+@cache
+def _bounded(kind: Any) -> tuple[Described, ...]:
+    """The fields in which any number has bounds: there may be very many values of the others."""
+    return tuple(each for each in described(kind).values() if _has_bounds(each.type))
+
+
+def _has_bounds(annotation: Any) -> bool:
+    base, marks = split(annotation)
+    if marks:
+        return any(isinstance(mark, Bounds) for mark in marks) or _has_bounds(base)
+    inside = [each.type for each in _bounded(base)] if is_dataclass(annotation) else get_args(base)
+    return any(_has_bounds(inner) for inner in inside)
 
 
 def _out_of_bounds(kind: Any, value: Any, is_optional: bool, place: str) -> Iterator[tuple[str, Any, str, str]]:
