@@ -346,7 +346,7 @@ class MeasurementStore(Protocol):
 
     def latest(self) -> list[Measurement]:
         """Of each pair the newest of each kind, of transfers each way; of ping-pongs the newest that failed, and the
-        newest ``REMEMBERED`` that went well. In the order in which they were added."""
+        newest ``MAX_PINGPONGS`` that went well. In the order in which they were added."""
         ...
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import structlog
 
 from koalapy.model.errors import SiteError, SiteUnavailable
-from koalapy.model.moment import clock
+from koalapy.model.wording import clock
 
 log = structlog.get_logger()
 

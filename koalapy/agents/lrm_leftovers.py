@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
-from koalapy.model.moment import clock
-from koalapy.model.wording import nodes
+from koalapy.model.wording import clock, nodes
 
 SHOWN_AFTER = 10.0
 """Seconds after it was told to end from which it is told of that a job is still there."""

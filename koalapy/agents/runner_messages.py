@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Payload, TruncatedText
-from koalapy.model.text import encodable
+from koalapy.model.wording import encodable
 
 
 class Said(BaseModel):

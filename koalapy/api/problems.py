@@ -27,7 +27,7 @@ from koalapy.model.errors import (
     TooLargeError,
     UsageError,
 )
-from koalapy.model.text import encodable
+from koalapy.model.wording import encodable
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import BROKEN, PORTS, Answer, Connection
 from koalapy.credentials import Found, address_of, find_token
-from koalapy.model.text import is_utf8
+from koalapy.model.wording import is_utf8
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.errors import printable
 from koalapy.cli.width import cut, left
-from koalapy.model.moment import clock
+from koalapy.model.wording import clock
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import duration, table
 from koalapy.cli.width import left, right
-from koalapy.model.moment import clock
+from koalapy.model.wording import clock
 
 Json = dict[str, Any]
 

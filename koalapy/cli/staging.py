@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
-from koalapy.model.text import is_utf8
+from koalapy.model.wording import is_utf8
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors that are of what is written, not of what is read."""

@@ -12,8 +12,7 @@ from koalapy.cli.errors import printable
 from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
 from koalapy.cli.width import folded, left, terminal_size
-from koalapy.model.moment import clock
-from koalapy.model.wording import nodes
+from koalapy.model.wording import clock, nodes
 
 Json = dict[str, Any]
 NARROWEST = 20

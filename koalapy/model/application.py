@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from koalapy.model.job import JobSpec
-from koalapy.model.request import FlexibleRequest
+from koalapy.model.request import MAX_NAME_LENGTH, FlexibleRequest
 
 INTERPRETERS = dict.fromkeys(("python", "bash", "dash", "sh", "zsh"), "c") | dict.fromkeys(
     ("perl", "ruby", "julia", "Rscript"), "e"
@@ -11,7 +11,6 @@ INTERPRETERS = dict.fromkeys(("python", "bash", "dash", "sh", "zsh"), "c") | dic
 """With the option after which the program itself stands."""
 WRAPPERS = ("env", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout")
 """What runs another program: jobs are not alike because of it, and their names stand behind options of its own."""
-LONGEST = 200
 NO_APPLICATION = "-"
 """What is no application at all, and teaches nothing."""
 
@@ -36,7 +35,7 @@ def application_of(spec: JobSpec) -> str:
     if not isinstance(spec.request, FlexibleRequest):
         commands = [component.command or spec.command for component in spec.request.components]
     names = dict.fromkeys(_program(command) for command in commands)
-    return "" if "" in names else "+".join(names)[:LONGEST]
+    return "" if "" in names else "+".join(names)[:MAX_NAME_LENGTH]
 
 
 def _program(command: tuple[str, ...]) -> str:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from koalapy.model.bounds import Name, Path, Space
 
-LOW_FRACTION, LEAST_FRACTION = 0.05, 0.01
+LOW_FRACTION, MIN_FRACTION = 0.05, 0.01
 """Of a small disk these count instead of the bytes of ``DiskLimits``."""
-FEW_FILES, LEAST_FILES = 1000, 50
+LOW_FILES, MIN_FILES = 1000, 50
 """How many more files may be made there: a disk may have room and take no file."""
 
 
@@ -22,7 +22,7 @@ class Disk:
     files: Space | None = None
 
     def __str__(self) -> str:
-        left = f"{_rounded(self.free)} left" if self.files is None or self.files > FEW_FILES else "room for few files"
+        left = f"{_rounded(self.free)} left" if self.files is None or self.files > LOW_FILES else "room for few files"
         return f"the disk of its {self.what} ({self.path}) has {left}"
 
 
@@ -34,10 +34,10 @@ class DiskLimits:
     least: int = 64 * 1024**2
 
     def is_low(self, disk: Disk) -> bool:
-        return _below(disk, min(self.low, int(disk.size * LOW_FRACTION)), FEW_FILES if self.low else 0)
+        return _below(disk, min(self.low, int(disk.size * LOW_FRACTION)), LOW_FILES if self.low else 0)
 
     def is_full(self, disk: Disk) -> bool:
-        return _below(disk, min(self.least, int(disk.size * LEAST_FRACTION)), LEAST_FILES if self.least else 0)
+        return _below(disk, min(self.least, int(disk.size * MIN_FRACTION)), MIN_FILES if self.least else 0)
 
 
 def _below(disk: Disk, size: int, files: int) -> bool:

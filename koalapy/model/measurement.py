@@ -6,7 +6,7 @@ from enum import StrEnum
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 
-REMEMBERED = 3
+MAX_PINGPONGS = 3
 """Ping-pongs of a link that count: one that is far from the others does not."""
 
 

@@ -1,18 +1,19 @@
 """Short texts for people, the same in every room."""
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from difflib import get_close_matches
 
-SHOWN = 4
+MAX_LISTED = 4
 """How much of a long list a one-line text shows."""
-LONGEST = 200
+MAX_COMPARED_LENGTH = 200
 """Characters of a name that are compared with others."""
 
 
 def listed(texts: Sequence[str], count: int | None = None, separator: str = ", ") -> str:
     """The first few texts in one line; ``count`` is how many there are in all, if more than ``texts`` holds."""
-    shown = separator.join(texts[:SHOWN])
-    more = (len(texts) if count is None else count) - min(len(texts), SHOWN)
+    shown = separator.join(texts[:MAX_LISTED])
+    more = (len(texts) if count is None else count) - min(len(texts), MAX_LISTED)
     return f"{shown} and {more} more" if more > 0 else shown
 
 
@@ -28,6 +29,27 @@ def are_idle(count: int) -> str:
 def known_names(wrong: str, names: Iterable[str]) -> str:
     """The way out after a wrong name: the nearest one there is, then all of them."""
     known = sorted(names)
-    near = get_close_matches(wrong[:LONGEST], known, 1)
+    near = get_close_matches(wrong[:MAX_COMPARED_LENGTH], known, 1)
     question = f"did you mean {near[0]}? " if near else ""
     return f"{question}known: {', '.join(known) or 'none'}"
+
+
+def clock(at: float, now: float, *, exact: bool = False) -> str:
+    """Seconds since the epoch in UTC: ``14:02``, with ``exact`` ``14:02:07``, on another day ``2026-11-20 14:02``."""
+    moment, today = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC)
+    time = moment.strftime("%H:%M:%S" if exact else "%H:%M")
+    return time if moment.date() == today.date() else f"{moment.date().isoformat()} {time}"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be encoded: JSON, file systems and arguments may bring lone surrogates, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encodable(text: str) -> str:
+    """A text for people, with what cannot be encoded as escapes."""
+    return text.encode(errors="backslashreplace").decode()

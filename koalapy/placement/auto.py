@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from koalapy.model.advice import Advice, Option
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.moment import clock
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FixedRequest, Request, RequestType
-from koalapy.model.wording import nodes
+from koalapy.model.wording import clock, nodes
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
 from koalapy.placement.missing import idle_that_suffices, with_idle

@@ -16,7 +16,7 @@ from koalapy.model.request import (
     RequestType,
 )
 from koalapy.model.transfer import Transfer, transfer_to
-from koalapy.model.wording import SHOWN, are_idle, listed, nodes
+from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.missing import idle_that_suffices, with_idle
 from koalapy.placement.policy import does_not_serve
@@ -191,7 +191,7 @@ def _why(placed: Sequence[PlacedComponent]) -> str:
     inputs = _inputs(placed)
     if inputs:
         return inputs
-    sites = listed([f"{c.cluster} ({c.size})" for c in placed[:SHOWN]], len(placed))
+    sites = listed([f"{c.cluster} ({c.size})" for c in placed[:MAX_LISTED]], len(placed))
     return f"nothing is transferred: the largest first, each where most nodes were idle: {sites}"
 
 

@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import SHOWN, known_names, listed, nodes
+from koalapy.model.wording import MAX_LISTED, known_names, listed, nodes
 from koalapy.placement.filling import Filled, fill_in_turn, most_components, suffice
 from koalapy.placement.flexible import needs_of, placement_of, whole_on_first, why_not
 from koalapy.placement.missing import idle_that_suffices, with_idle
@@ -105,7 +105,9 @@ class CommunicationAware:
         if len(filled) == 1:
             value = self._told(network.own[first.name])
             return f"{first.name} alone holds the job, and has the {best} {what} within itself of those that do{value}"
-        taken = [f"{c.name} ({size} of {c.idle}{self._told(network.average[c.name])})" for c, size in filled[:SHOWN]]
+        taken = [
+            f"{c.name} ({size} of {c.idle}{self._told(network.average[c.name])})" for c, size in filled[:MAX_LISTED]
+        ]
         return f"by {best} average {what}: {listed(taken, len(filled))}{_unmeasured(filled, network)}"
 
     def _told(self, cost: float) -> str:
@@ -151,7 +153,7 @@ def _unmeasured(filled: Filled, network: Network) -> str:
     """Which of the links between the clusters that were taken are not measured, in words."""
     pairs = [(one.name, other.name) for (one, _), (other, _) in combinations(filled, 2)]
     told = [f"{one} and {other}" for one, other in pairs if other not in network.near[one]]
-    return f"; not measured is the link between {listed(told[:SHOWN], len(told))}" if told else ""
+    return f"; not measured is the link between {listed(told[:MAX_LISTED], len(told))}" if told else ""
 
 
 def _sets(grid: GridView, network: Network, least: int, level: int) -> list[list[ClusterView]]:

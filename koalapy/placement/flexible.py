@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import SHOWN, are_idle, listed, nodes
+from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
 from koalapy.placement.filling import Filled, fill_in_turn, most_components
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
@@ -66,7 +66,7 @@ def placement_of(filled: Filled, reason: str) -> Placement:
 
 def taken_in_turn(filled: Filled, first: str) -> str:
     """``north had the most idle nodes (16 of 16), then south (8 of 16)``; ``first`` is what the first one had."""
-    begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:SHOWN]]
+    begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:MAX_LISTED]]
     taken = [f"{filled[0][0].name} had {first} ({begun})"]
     taken += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], rest, strict=False)]
     return listed(taken, len(filled))

@@ -2,7 +2,7 @@
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason
-from koalapy.model.wording import SHOWN, listed
+from koalapy.model.wording import MAX_LISTED, listed
 
 
 def not_usable(cluster: ClusterView) -> str:
@@ -16,7 +16,7 @@ def not_usable(cluster: ClusterView) -> str:
 
 def idle_nodes(grid: GridView) -> str:
     """The clusters with the most idle nodes, then those that are not usable: ``north 3, south 2; east unreachable``."""
-    most = [f"{c.name} {c.idle}" for c in grid.by_idle[:SHOWN]]
+    most = [f"{c.name} {c.idle}" for c in grid.by_idle[:MAX_LISTED]]
     return "; ".join(filter(None, (listed(most, len(grid.by_idle)), unusable_clusters(grid))))
 
 

@@ -8,7 +8,7 @@ from heapq import heapify, heapreplace
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
-from koalapy.model.wording import SHOWN, listed, nodes
+from koalapy.model.wording import MAX_LISTED, listed, nodes
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import nothing_usable, reason_for, unusable_clusters
 
@@ -120,5 +120,5 @@ def _most(stuck: Stuck, grid: GridView) -> str:
 def _why(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
     if len(sites) == 1:
         return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
-    shown = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:SHOWN], sites, strict=False)]
+    shown = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
     return f"the largest first, each where most nodes were idle: {listed(shown, len(sites))}"

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
 from koalapy.model.disk import Disk
 from koalapy.model.job import Token
-from koalapy.model.moment import clock
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import clock, listed, nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.quantities import bytes_text
-from koalapy.model.text import encodable
+from koalapy.model.wording import encodable
 from koalapy.service.room import Taken
 
 PATIENCE = 120.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from koalapy.model.errors import FullError, NotFoundError, UsageError
-from koalapy.model.text import encodable, is_utf8
+from koalapy.model.wording import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
 from koalapy.service.room import Lacking, Room

@@ -6,7 +6,7 @@ from enum import StrEnum
 from statistics import median
 
 from koalapy.model.cluster import ClusterPair, Link, pair_of
-from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 
 MEMORY = 20.0
@@ -64,7 +64,7 @@ class Knowledge:
         elif new.error:
             known = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
         else:
-            known = replace(self, pingpongs=(*self.pingpongs, new)[-REMEMBERED:])
+            known = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])
         kept = (*known.pingpongs, known.failed, known.moved, known.moved_back, known.vain)
         order = tuple(found for found in (*self.order, new) if any(found is one for one in kept))
         return replace(known, order=order)
@@ -119,7 +119,7 @@ class Knowledge:
         if moved is not None and self._last(self.measured, moved) is moved:
             return moved.bandwidth
         newest = [each for each in self.order if each is moved or any(each is one for one in self.pingpongs)]
-        found = [each.back if back and each.back is not None else each.bandwidth for each in newest[-REMEMBERED:]]
+        found = [each.back if back and each.back is not None else each.bandwidth for each in newest[-MAX_PINGPONGS:]]
         known = [each for each in found if each is not None]
         return median(known) if known else None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping, delete, func, insert, select
 
-from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.database import Database
@@ -45,7 +45,7 @@ class SqlMeasurements:
         place = func.row_number().over(partition_by=sort, order_by=_columns.id.desc()).label("place")
         placed = select(_columns.id, _columns.kind, _columns.error, place).subquery()
         good = (placed.c.kind == MeasurementKind.PINGPONG.value) & (placed.c.error == "")
-        chosen = select(placed.c.id).where((placed.c.place == 1) | (good & (placed.c.place <= REMEMBERED)))
+        chosen = select(placed.c.id).where((placed.c.place == 1) | (good & (placed.c.place <= MAX_PINGPONGS)))
         return self._read(select(tables.measurements).where(_columns.id.in_(chosen)).order_by(_columns.id))
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:

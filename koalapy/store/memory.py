@@ -12,7 +12,7 @@ from statistics import fmean
 from koalapy.model.advice import Advised, Run, run_of
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
-from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 from koalapy.ports import (
@@ -319,7 +319,7 @@ class MemoryStore:
                 sort = line.one, line.other, line.kind, bool(line.error)
                 seen[sort] += 1
                 good = line.kind is MeasurementKind.PINGPONG and not line.error
-                if seen[sort] <= (REMEMBERED if good else 1):
+                if seen[sort] <= (MAX_PINGPONGS if good else 1):
                     chosen.append(line)
         return chosen[::-1]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.agents import agent as agent_module
 from koalapy.agents import disks
 from koalapy.disks import look
-from koalapy.model.disk import FEW_FILES, LEAST_FILES, Disk, DiskLimits
+from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
 from tests.agents.conftest import FakeDaemon, Site
 
 LIMITS = DiskLimits()
@@ -26,8 +26,8 @@ GB, MB = 10**9, 10**6
         (Disk("spool", "/s", 60 * MB, 100 * MB, 10**6), False, False),
         (Disk("spool", "/s", 4 * MB, 100 * MB, 10**6), True, False),
         (Disk("spool", "/s", 0, 100 * MB, 10**6), True, True),
-        (Disk("spool", "/s", 500 * GB, 1000 * GB, FEW_FILES - 1), True, False),
-        (Disk("spool", "/s", 500 * GB, 1000 * GB, LEAST_FILES - 1), True, True),
+        (Disk("spool", "/s", 500 * GB, 1000 * GB, LOW_FILES - 1), True, False),
+        (Disk("spool", "/s", 500 * GB, 1000 * GB, MIN_FILES - 1), True, True),
         (Disk("spool", "/s", 500 * GB, 1000 * GB, None), False, False),
         (Disk("spool", "/s", 0, 0, None), False, False),
     ],

@@ -17,7 +17,7 @@ from koalapy.model.job import Job, JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.model.text import is_utf8
+from koalapy.model.wording import is_utf8
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire

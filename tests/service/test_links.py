@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, pair_of
-from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkState, LinkTable
 
@@ -49,7 +49,7 @@ def newest_of_each_sort(history: list[Measurement]) -> list[Measurement]:
     for each in reversed(history):
         some = found.setdefault((each.kind, each.error != "", each.one > each.other), [])
         good = each.kind is MeasurementKind.PINGPONG and not each.error
-        if len(some) < (REMEMBERED if good else 1):
+        if len(some) < (MAX_PINGPONGS if good else 1):
             some.append(each)
     chosen = [id(each) for some in found.values() for each in some]
     return [each for each in history if id(each) in chosen]
@@ -70,7 +70,7 @@ def test_measured_wins_over_configured_and_unreachable_over_both(
     good = [each for each in since if each in pingpongs]
     if failures:  # what was moved while the nodes could not reach each other says nothing of them
         since = since[since.index(good[0]) :]
-    latencies = [each.latency for each in good[-REMEMBERED:] if each.latency is not None]
+    latencies = [each.latency for each in good[-MAX_PINGPONGS:] if each.latency is not None]
     assert known.link.latency == (median(latencies) if latencies else configured.latency if configured else None)
     for link, way in ((known.link, PAIR), (known.link_back, PAIR[::-1])):
         moved = [each for each in since if each.kind is MeasurementKind.TRANSFER and (each.one, each.other) == way]
@@ -82,7 +82,7 @@ def test_measured_wins_over_configured_and_unreachable_over_both(
         elif last[0] in moved:
             assert link.bandwidth == last[0].bandwidth
         else:
-            newest = [each for each in since if any(each is one for one in (*good, *moved[-1:]))][-REMEMBERED:]
+            newest = [each for each in since if any(each is one for one in (*good, *moved[-1:]))][-MAX_PINGPONGS:]
             values = [(each.back if way != PAIR and each in good else None) or each.bandwidth or 0.0 for each in newest]
             assert link.bandwidth == median(values)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.model.measurement import REMEMBERED, Measurement, MeasurementKind
+from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.ports import MeasurementStore
 from koalapy.store import measurements as sql_measurements
 from koalapy.store import memory
@@ -36,7 +36,7 @@ def test_a_line_is_as_it_was_written(measurements: MeasurementStore) -> None:
 def test_the_latest_are_those_of_each_pair_and_sort(stores: Stores) -> None:
     measurements = stores.measurements
     others = [replace(GOOD, one="north", other=other, at=50.0) for other in ("north", "west")]
-    good = [replace(GOOD, at=200.0 + at, back=2e6) for at in range(REMEMBERED)]
+    good = [replace(GOOD, at=200.0 + at, back=2e6) for at in range(MAX_PINGPONGS)]
     back = replace(MOVED, one="south", other="north")
     older = [replace(MOVED, at=1.0), replace(back, at=1.0), GOOD, FAILED]
     for line in (*older, *others, *good, replace(FAILED, at=150.0, error="x"), MOVED, back):

@@ -11,7 +11,7 @@ from pathlib import Path
 from koalapy.agents.files.roots import open_entry, shown
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.replica import Part
-from koalapy.model.text import is_utf8
+from koalapy.model.wording import is_utf8
 
 PIECE = 1024 * 1024
 DEEPEST = 100

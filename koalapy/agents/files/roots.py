@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
-from koalapy.model.text import is_utf8
+from koalapy.model.wording import is_utf8
 from koalapy.open_files import PASSING
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

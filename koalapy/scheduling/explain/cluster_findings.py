@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.explanation import ClusterFinding
 from koalapy.model.job import JobId
-from koalapy.model.moment import clock
 from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import clock, listed, nodes
 from koalapy.scheduling.grid import ClusterStatus
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from koalapy.model.explanation import ClusterFinding, Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
-from koalapy.model.moment import clock
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import bytes_text
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import clock, listed, nodes
 from koalapy.scheduling.explain.cluster_findings import finding_of
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits

@@ -6,8 +6,8 @@ from dataclasses import replace
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority, TimelineEntry
-from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
+from koalapy.model.wording import clock
 from koalapy.scheduling.explain.cluster_findings import Kept, cluster_findings, enough_idle, listed_where
 from koalapy.scheduling.explain.current_state import current_state
 from koalapy.scheduling.explain.dry_run import DryRun

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobState, Priority
-from koalapy.model.moment import clock
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName, Request
+from koalapy.model.wording import clock
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.queueing.aging import Aging
 from koalapy.scheduling.queueing.needs import needs_of

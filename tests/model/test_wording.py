@@ -1,0 +1,42 @@
+"""Texts as people read them."""
+
+import pytest
+
+from koalapy.model.wording import are_idle, clock, known_names, listed, nodes
+
+NOON = 12 * 3600.0
+DAY = 86400.0
+
+
+def test_today_needs_no_date() -> None:
+    assert clock(NOON + 127.9, NOON) == "12:02"
+    assert clock(NOON + 127.9, NOON, exact=True) == "12:02:07"
+
+
+def test_another_day_has_its_date() -> None:
+    assert clock(NOON, NOON + DAY) == "1970-01-01 12:00"
+    assert clock(DAY - 1, DAY, exact=True) == "1970-01-01 23:59:59"
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "line"),
+    [
+        ([], None, ""),
+        (["a"], None, "a"),
+        (["a", "b", "c", "d"], None, "a, b, c, d"),
+        (["a", "b", "c", "d", "e", "f"], None, "a, b, c, d and 2 more"),
+        (["a", "b", "c", "d"], 100, "a, b, c, d and 96 more"),
+    ],
+)
+def test_long_lists_are_cut(texts: list[str], count: int | None, line: str) -> None:
+    assert listed(texts, count) == line
+
+
+def test_numbers_agree_with_their_nouns() -> None:
+    assert [nodes(0), nodes(1), nodes(2, "idle")] == ["0 nodes", "1 node", "2 idle nodes"]
+    assert [are_idle(1), are_idle(2)] == ["1 is idle", "2 are idle"]
+
+
+def test_a_wrong_name_brings_the_known_ones() -> None:
+    assert known_names("nroth", ["south", "north"]) == "did you mean north? known: north, south"
+    assert known_names("x", []) == "known: none"
