@@ -1,25 +1,33 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
+from koalapy.agents.settings import SiteSettings
 from koalapy.credentials import checked_token
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
-from koalapy.model.job import MAX_PROCESSES_PER_NODE, ClaimingMode
+from koalapy.model.measurement import Measuring
+from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
-from koalapy.model.request import MAX_COMPONENTS
 from koalapy.model.wording import known_names
-from koalapy.scheduling.rules import Preemption, QueueMode, QueueOrder, Rules, faults_of
-from koalapy.settings_refusal import DELIMITER, OUT_OF_RANGE, PREFIX, refusal
+from koalapy.scheduling.rules import Rules
+from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
 
 LONGEST_TEXT = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
@@ -35,244 +43,99 @@ def _host_name(name: str) -> str:
 HostName = Annotated[str, AfterValidator(_host_name)]
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=LONGEST_TEXT)
+def _network(text: str) -> str:
+    if "/" in text:
+        ip_network(text, strict=False)
+    return text
 
 
-class RulesSection(Section):
-    """Parameters of scheduling and claiming; see ``scheduling.rules.Rules``. Times in seconds."""
-
-    queue: QueueMode = "scan"
-    queue_order: QueueOrder = "fcfs"
-    high_scans_per_low: int = 2
-    scan_interval: float = 30.0
-    event_driven: bool = True
-    placement_queue_limit: int = 100_000
-    max_components_per_job: int = Field(default=1000, le=MAX_COMPONENTS)
-    max_placement_tries: int | None = None
-    claim_grace: float = 10.0
-    barrier_timeout: float = 120.0
-    unreachable_after: float = 5.0
-    lost_after: float = 600.0
-    error_threshold: int = 3
-    max_restarts: int | None = 10
-    restart_pause: float = 1.0
-    restart_pause_max: float = 60.0
-    claiming: ClaimingMode = ClaimingMode.ATOMIC
-    claim_threshold: float = 0.0
-    claim_factor: float = 0.75
-    claim_factor_step: float = 0.125
-    claim_factor_min: float = 0.25
-    claim_epsilon: float = 1.0
-    max_claiming_tries: int | None = None
-    preemption: Preemption = "placement"
-    assumed_bandwidth: float = 100e6
-    aging: bool = True
-    aging_tries: int = 20
-    probation: bool = True
-    probation_pause: float = 60.0
-    probation_pause_max: float = 3600.0
-
-    def build(self) -> Rules:
-        return Rules(**self.model_dump())
-
-    def faults(self) -> Iterator[dict[str, Any]]:
-        """What of it cannot be, as pydantic tells of fields."""
-        for fault in faults_of(self.model_dump()):
-            said = fault.message.removeprefix(f"{fault.field} ")
-            yield {"loc": ("rules", fault.field), "type": OUT_OF_RANGE, "msg": said, "input": fault.value}
+def _ordered(ports: str) -> str:
+    first, last = map(int, ports.split("-"))
+    if not 1024 <= first < last <= 65535:
+        raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
+    return ports
 
 
-class MpiSection(Section):
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"{path} is not an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+
+
+@dataclass(frozen=True)
+class MpiSection(Mpi):
     """Open MPI on one cluster: where it is, and over which of a node's networks it may speak."""
 
-    series: Literal[4, 5] = 5
-    """Major version; all clusters of one job must have the same."""
     prefix: str | None = None
     """Where it is installed, with ``bin/mpirun`` below; by default the first ``mpirun`` on the nodes' ``PATH``."""
-    interface: str | None = None
+    interface: Annotated[str, AfterValidator(_network)] | None = None
     """Network that other clusters' nodes can reach, as CIDR (``198.18.0.0/24``) or name (``ib0``)."""
-    ports: str | None = Field(default=None, pattern=r"^\d+-\d+$")
+    ports: Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_ordered)] | None = None
     """Ports that other clusters' nodes can reach, as ``FIRST-LAST``."""
-    parameters: dict[str, str] = {}
+    parameters: dict[str, str] = field(default_factory=dict)
     """Further MCA parameters of Open MPI's own (``btl_tcp_links: "2"``)."""
 
-    @field_validator("series", mode="before")
-    @classmethod
-    def _number(cls, value: Any) -> Any:
-        """An environment variable gives text."""
-        return int(value) if isinstance(value, str) and value.isdecimal() else value
 
-    @field_validator("ports")
-    @classmethod
-    def _ordered(cls, value: str | None) -> str | None:
-        if value is not None:
-            first, last = map(int, value.split("-"))
-            if not 1024 <= first < last <= 65535:
-                raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
-        return value
+@dataclass(frozen=True)
+class ClusterSection(ClusterProfile, SiteSettings):
+    """One cluster: what the scheduler goes by, what its agent takes as it is, and what only the daemon or nobody else
+    than its start needs. ``nodes`` and ``network`` are for the kind ``local``: N nodes of this machine."""
 
-    @field_validator("interface")
-    @classmethod
-    def _network(cls, value: str | None) -> str | None:
-        if value is not None and "/" in value:
-            ip_network(value, strict=False)
-        return value
-
-
-class ClusterSection(Section):
-    """One cluster. ``nodes`` and ``network`` are for the kind ``local``: N nodes of this machine."""
-
-    kind: Literal["local", "slurm", "sge", "drmaa"] = "local"
-    nodes: int = Field(default=4, ge=1, le=254)
-    """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
-    network: str | None = None
-    """First three bytes of the nodes' loopback addresses; by default 127.0.K for the K-th cluster."""
-    processes_per_node: int = Field(default=1, ge=1, le=MAX_PROCESSES_PER_NODE)
-    speed: float = Field(default=1.0, gt=0)
+    speed: Annotated[float, Field(gt=0)] = 1.0
     token: Secret | None = None
     """What the cluster's agent must show to be let in."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every program there; ``PATH`` entries go first."""
     embedded: bool | None = None
     """Whether the daemon starts the agent itself; by default for the kind ``local``."""
-
-    start_failures: float = Field(default=0.0, ge=0, le=1)
-    """To try out fault tolerance, of the kind ``local`` only: the probability that the start of a component fails.
-
-    While there is a file ``lrm/start-failures`` in the cluster's directory, the number in it counts instead.
-    """
-
-    # How to ask its resource manager
-    partition: str | None = None
-    """Slurm: by default the default partition."""
-    account: str | None = None
-    """To be charged; by default the user's own."""
-    queue: str | None = None
-    """Grid Engine: by default any queue that the parallel environment may use."""
-    parallel_environment: str = "koala"
-    """Grid Engine: with whole nodes as its unit, and ``control_slaves TRUE``."""
-    library: str | None = None
-    """Path of the DRMAA library; Slurm is driven by its commands when there is none."""
-    native_specification: str = ""
-    """Further options for every job, as sbatch, qsub or the DRMAA library take them."""
-    fanout: Literal["srun", "qrsh", "none"] | None = None
-    """What starts the runner on each allocated node; by default what the kind has."""
-    poll_interval: float = Field(default=5.0, ge=1.0)
-    """Seconds between two questions to an LRM that cannot tell of changes by itself."""
-
-    # What the programs find there
     mpi: MpiSection = MpiSection()
-    modules: list[str] = []
-    """Environment modules loaded before every program."""
-    scratch: str | None = None
-    """Folder for large files; ``{scratch}`` in commands, working directories and output files."""
-    home: str | None = None
-    """Home folder of the jobs' user; ``{home}`` in commands, working directories and output files."""
-    paths: dict[str, str] = {}
-    """Where this cluster has what the submitter calls ``/a/b``: longest match of whole folder names first."""
     python: str | None = None
-    """Python 3.11 or newer that runs our runner on the nodes; by default the agent's own."""
+    """Python 3.9 or newer that runs our runner on the nodes; by default the agent's own."""
     runner_address: str | None = None
     """Address of the head node on which the agent listens for its nodes; by default the head's own."""
-
-    # Files
-    replica_directories: list[str] = []
+    replica_directories: list[AbsolutePath] = field(default_factory=list)
     """Folders below which replicas may lie, as the head node sees them; nothing else is read for other sites.
 
     Of the kind ``local``, by default the folder ``replicas`` in the cluster's directory.
     """
-    stage_directory: str | None = None
+    stage_directory: AbsolutePath | None = None
     """Where components get folders of their own for the files they need, which the nodes must see under this path.
 
     By default the folder ``stages`` in the agent's directory.
     """
     transfer_address: str | None = None
     """Address at which other sites' head nodes reach this one to pull files; by default the head's own."""
-    transfer_port: int | None = Field(default=None, ge=1, le=65535)
-    """For that, too; by default any free one."""
-    transfer_limit: int = Field(default=4, ge=1, le=64)
-    """How many files and folders are pulled from other sites at once; further ones wait for their turn."""
-    forget_after: float = Field(default=14 * 86400.0, gt=0, allow_inf_nan=False)
-    """Seconds after which the agent removes what is left of a daemon that is not heard of any more, while there is
-    another: stages and ended components, as after the database was wiped."""
 
     @property
     def is_embedded(self) -> bool:
-        return self.kind == "local" if self.embedded is None else self.embedded
-
-    @field_validator("start_failures")
-    @classmethod
-    def _embedded_only(cls, value: float, info: ValidationInfo) -> float:
-        if value and info.data.get("kind") != "local":
-            raise ValueError("only clusters of the kind local fail on purpose")
-        return value
-
-    @field_validator("replica_directories", "stage_directory")
-    @classmethod
-    def _absolute_folders(cls, value: list[str] | str | None) -> list[str] | str | None:
-        for path in [value] if isinstance(value, str) else value or []:
-            if not path.startswith("/"):
-                raise ValueError(f"{path} is not an absolute path")
-        return value
-
-    @field_validator("paths")
-    @classmethod
-    def _absolute(cls, value: dict[str, str]) -> dict[str, str]:
-        for path in (*value, *value.values()):
-            if not path.startswith("/"):
-                raise ValueError(f"{path} is not an absolute path")
-        return value
+        return self.lrm.on_this_host if self.embedded is None else self.embedded
 
 
-class LinkSection(Section):
+@dataclass(frozen=True)
+class LinkSection:
     """What is known of the network between two clusters, or within one (``between: [north, north]``)."""
 
     between: tuple[str, str]
-    latency: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    latency: Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds; also as ``0.5ms``."""
-    bandwidth: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    bandwidth: Annotated[float, BeforeValidator(bytes_per_second_of), Field(gt=0, allow_inf_nan=False)] | None = None
     """Bytes per second; also as ``1Gbit`` or ``100MB``."""
 
-    @field_validator("latency", mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return None if value is None else seconds_of(value)
 
-    @field_validator("bandwidth", mode="before")
-    @classmethod
-    def _bytes_per_second(cls, value: Any) -> Any:
-        return None if value is None else bytes_per_second_of(value)
+class EnvironmentSource(EnvSettingsSource):
+    """Variables for fields of sections that are plain dataclasses: which of them hold lists and objects, as JSON."""
 
-    def build(self) -> Link:
-        return Link(self.latency, self.bandwidth)
-
-
-class NetworkSection(Section):
-    """How links are measured: by MPI ping-pongs, which are jobs of low priority like any other. Times in seconds."""
-
-    interval: float | None = Field(default=None, ge=60, allow_inf_nan=False)
-    """How often each link is measured; never by itself when there is none."""
-    stale_after: float = Field(default=7 * 86400.0, gt=0, allow_inf_nan=False)
-    """From when on a measurement is shown as stale; it is used all the same."""
-    parallel: int = Field(default=1, ge=1)
-    """How many links are measured at once; more than one disturb each other where they share a network."""
-    patience: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """How long a measurement waits for its nodes."""
-    command: tuple[str, ...] = Field(default=("python", "-m", "koalapy.apps.pingpong", "--json"), min_length=1)
-    """What measures, on one node each of two clusters or two of one."""
-
-
-class DiskSection(Section):
-    """When a disk of the daemon's or an agent's has too little room; of a small one, 5 % and 1 % if that is less."""
-
-    low: int = Field(default=1024**3, ge=0)
-    """Bytes below which that is told."""
-    least: int = Field(default=64 * 1024**2, ge=0)
-    """Bytes below which nothing is placed on a cluster whose agent writes there."""
-
-    def build(self) -> DiskLimits:
-        return DiskLimits(self.low, self.least)
+    def next_field(
+        self, field: FieldInfo | Any | None, key: str, case_sensitive: bool | None = None
+    ) -> FieldInfo | None:
+        kind = field.annotation if isinstance(field, FieldInfo) else field
+        if not is_dataclass(kind):
+            return super().next_field(field, key, case_sensitive)
+        types: dict[str, Any] = {own.name: own.type for own in fields(kind)}
+        return FieldInfo.from_annotation(types[key]) if key in types else None
 
 
 class Settings(BaseSettings):
@@ -309,10 +172,10 @@ class Settings(BaseSettings):
     """The same of the daemon's own jobs, which measure the network; what they measured is kept by itself."""
     background_load: bool = False
     """Whether experiments may load clusters past the scheduler, as local users do."""
-    rules: RulesSection = RulesSection()
+    rules: Rules = Rules()
     links: list[LinkSection] = []
-    network: NetworkSection = NetworkSection()
-    disks: DiskSection = DiskSection()
+    network: Measuring = Measuring()
+    disks: DiskLimits = DiskLimits()
     clusters: dict[str, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),
@@ -327,7 +190,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings
+        return EnvironmentSource(settings_cls), init_settings
 
     def known_links(self) -> dict[tuple[str, str], Link]:
         """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""
@@ -352,7 +215,7 @@ class Settings(BaseSettings):
                 )
             if section.latency is None and section.bandwidth is None:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
-            found[one, other] = section.build()
+            found[one, other] = Link(section.latency, section.bandwidth)
         return found
 
 
@@ -370,12 +233,8 @@ def load(path: Path | None) -> Settings:
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
     try:
-        settings = Settings(**values)
+        return Settings(**values)
     except SettingsError as error:
         raise UsageError(f"{error}: lists and objects are given as JSON", field="environment") from error
     except ValidationError as error:
         raise refusal(Settings, error.errors(), path) from error
-    faults = list(settings.rules.faults())
-    if faults:
-        raise refusal(Settings, faults, path)
-    return settings

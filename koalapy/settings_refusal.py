@@ -1,7 +1,8 @@
 """What is wrong with a configuration: all of it in one line, with the places to correct it."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -9,23 +10,23 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from koalapy.model.errors import UsageError
+from koalapy.scheduling.rules import OutOfRange
 
-OUT_OF_RANGE = "out_of_range"
-"""The type of an error that goes on after the field's name: ``is 0, but must be at least 1``."""
 Location = tuple[int | str, ...]
 PREFIX, DELIMITER = "KOALA_", "__"
 """Of environment variables that say what a file may say, too."""
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Path | None) -> UsageError:
     """pydantic's errors as one of ours, which names the first field and tells of all."""
-    told = [(error["loc"], error) for error in errors]
-    first, error = told[0]
-    places = dict.fromkeys(_place(location, path) for location, _ in told)
+    faults = [fault for error in errors for fault in _faults(root, error)]
+    location, value, _ = faults[0]
+    places = dict.fromkeys(_place(location, path) for location, _, _ in faults)
     return UsageError(
-        "; ".join(field_of(location) + _says(root, location, one) for location, one in told),
-        field=field_of(first),
-        value=error.get("input"),
+        "; ".join(field_of(location) + message for location, _, message in faults),
+        field=field_of(location),
+        value=value,
         hint=f"correct {' and '.join(places)}",
     )
 
@@ -36,25 +37,32 @@ def field_of(location: Location) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _says(root: type[BaseModel], location: Location, error: Mapping[str, Any]) -> str:
-    if error["type"] == OUT_OF_RANGE:
-        return f" {error['msg']}"
-    if error["type"] != "extra_forbidden":
-        return f": {str(error['msg']).removeprefix('Value error, ')}"
-    known = keys_beside(root, location)
-    near = get_close_matches(str(location[-1]), known, 1)
-    return ": there is no such key" + (f", did you mean {near[0]}?" if near else f" (known: {', '.join(known)})")
+def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[Location, object, str]]:
+    """Where it is, the value, and what follows the field's name in the message: of a section several, or of a field."""
+    location, cause = error["loc"], error.get("ctx", {}).get("error")
+    if isinstance(cause, OutOfRange):
+        for fault in cause.faults:
+            yield (*location, fault.field), fault.value, fault.message.removeprefix(fault.field)
+    elif error["type"] in UNKNOWN_KEY:
+        known = keys_beside(root, location)
+        near = get_close_matches(str(location[-1]), known, 1)
+        meant = f", did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"
+        yield location, error.get("input"), f": there is no such key{meant}"
+    else:
+        yield location, error.get("input"), f": {str(error['msg']).removeprefix('Value error, ')}"
 
 
 def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
     """The keys that there may be where a field is."""
     kind: Any = root
     for part in location[:-1]:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if is_dataclass(kind):
+            kind = next(own.type for own in fields(kind) if own.name == part)
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
             kind = kind.model_fields[str(part)].annotation
         else:
             kind = get_args(kind)[-1]
-    return sorted(kind.model_fields)
+    return sorted(own.name for own in fields(kind)) if is_dataclass(kind) else sorted(kind.model_fields)
 
 
 def _place(location: Location, path: Path | None) -> str:

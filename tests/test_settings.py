@@ -1,6 +1,5 @@
 """What a configuration may say, and how it is refused: by the name of its field."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import yaml
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
+from koalapy.model.job import ClaimingMode
+from koalapy.model.measurement import Measuring
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
-from koalapy.scheduling.rules import Rules
-from koalapy.service.network import Measuring
-from koalapy.settings import RulesSection, Settings, load
+from koalapy.settings import Settings, load
 
 
 @pytest.fixture
@@ -36,11 +35,24 @@ def test_how_long_jobs_are_kept_has_a_least(load_yaml: Any, name: str) -> None:
     assert load_yaml(jobs_keep=None).jobs_keep is None
 
 
-def test_the_configuration_knows_every_rule_and_its_default() -> None:
-    assert {name: field.default for name, field in RulesSection.model_fields.items()} == {
-        field.name: field.default for field in fields(Rules)
-    }
-    assert RulesSection().build() == Rules()
+def test_every_variable_of_a_section_may_be_an_object_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "NETWORK__COMMAND": '["pp"]',
+        "CLUSTERS__NORTH__MODULES": '["openmpi"]',
+        "CLUSTERS__NORTH__TOKEN": "1234567890123456789012",
+        "CLUSTERS__NORTH__MPI__SERIES": "4",
+        "CLUSTERS__NORTH__MPI__PARAMETERS": '{"a": "b"}',
+        "RULES__CLAIMING": "incremental",
+        "LINKS": '[{"between": ["north", "north"], "latency": "1ms"}]',
+    }.items():
+        monkeypatch.setenv(f"KOALA_{name}", value)
+    settings = load(None)
+    north = settings.clusters["north"]
+    assert settings.network.command == ("pp",)
+    assert (north.modules, north.token, north.mpi.series) == (["openmpi"], "1234567890123456789012", 4)
+    assert north.mpi.parameters == {"a": "b"}
+    assert settings.rules.claiming is ClaimingMode.INCREMENTAL
+    assert settings.known_links() == {("north", "north"): Link(0.001)}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +61,8 @@ def test_the_configuration_knows_every_rule_and_its_default() -> None:
         ('clusters: {north: {scratch: "/a\\ud800"}}', "clusters.north.scratch"),
         ('clusters: {north: {environment: {A: "\\udfff"}}}', "clusters.north.environment.A"),
         ('database: "sqlite:///\\ud800"', "database"),
+        ('network: {command: ["\\ud800"]}', "network.command[0]"),
+        ('clusters: {north: {mpi: {prefix: "\\ud800"}}}', "clusters.north.mpi.prefix"),
     ],
 )
 def test_text_that_cannot_be_encoded_is_refused_by_its_field(tmp_path: Path, yaml_text: str, field: str) -> None:
@@ -61,7 +75,7 @@ def test_text_that_cannot_be_encoded_is_refused_by_its_field(tmp_path: Path, yam
 
 def test_rules_are_read(load_yaml: Any) -> None:
     rules = {"claiming": "incremental", "claim_threshold": 0.5, "claim_factor": 0.5, "preemption": "never"}
-    built = load_yaml(rules=rules).rules.build()
+    built = load_yaml(rules=rules).rules
     assert {name: getattr(built, name) for name in rules} == rules
 
 
@@ -162,7 +176,7 @@ def test_what_is_no_time_is_refused(text: Any) -> None:
 
 
 def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Measuring(**load_yaml().network.model_dump()) == Measuring()
+    assert load_yaml().network == Measuring()
     assert load_yaml(network={"interval": 3600, "command": ["pp"]}).network.command == ("pp",)
     monkeypatch.setenv("KOALA_NETWORK__PATIENCE", "5")
     assert load_yaml().network.patience == 5.0

@@ -4,12 +4,8 @@ import asyncio
 import contextlib
 import os
 import socket
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
@@ -23,14 +19,14 @@ from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
-from koalapy.agents.lrm_jobs import POLL_INTERVAL, LrmJobs
+from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.outputlog import LIMIT
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
+from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.agents.spool import RUNNER_LOG, Spool, trouble
 from koalapy.agents.uplink import Uplink
-from koalapy.model.disk import DiskLimits
 from koalapy.model.job import ComponentState, parse_token
 from koalapy.model.reports import ComponentStatus
 from koalapy.protocol.messages import (
@@ -50,8 +46,6 @@ from koalapy.runtime.folders import sweep
 
 log = structlog.get_logger()
 
-RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
-"""The program that runs on the nodes; give it to a local cluster as its ``preload``."""
 FIRST_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 LONGEST_PING = 10.0
@@ -64,51 +58,6 @@ TEND_EVERY = 2.0
 """Seconds between two looks for what could not be written or sent."""
 THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """Where an agent finds its daemon, and what its runners need."""
-
-    cluster: str
-    url: str
-    """``http://host:port`` of the daemon."""
-    token: str
-    directory: Path
-    """Holds what must survive a restart; best on a file system that the nodes share."""
-    runner_host: str = "127.0.0.1"
-    """Address on which to listen for runners."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to every runner's environment, and so to every program's."""
-    modules: Sequence[str] = ()
-    """Environment modules to load on the nodes before that."""
-    python: str = sys.executable
-    lrm: str = "local"
-    """Kind of resource manager, for people."""
-    poll_interval: float = POLL_INTERVAL
-    """Seconds between two questions to a resource manager that cannot tell of changes by itself."""
-    replica_directories: Sequence[Path] = ()
-    """Folders below which replicas may lie."""
-    stage_directory: Path | None = None
-    """Where components get folders of their own, which the nodes must see; by default beside ``directory``."""
-    transfer_address: str = "127.0.0.1"
-    """Address by which other sites' agents reach this one, to pull files."""
-    transfer_port: int | None = None
-    """By default any free one."""
-    transfer_limit: int = 4
-    """How many pulls from other sites run at once."""
-    forget_after: float = 14 * 86400.0
-    """Seconds after which what is left of a daemon that has not been heard of is removed, while there is another."""
-    disks: DiskLimits = field(default_factory=DiskLimits)
-
-    @property
-    def stages(self) -> Path:
-        return self.stage_directory or self.directory.with_name(f"{self.directory.name}-stages")
-
-    @property
-    def endpoint(self) -> str:
-        scheme, _, rest = self.url.rstrip("/").partition("://")
-        return f"{scheme.replace('http', 'ws', 1)}://{rest}/api/v1/agents/{self.cluster}/connect"
 
 
 async def run_agent(settings: AgentSettings, lrm: Lrm) -> None:
@@ -146,7 +95,7 @@ class Agent:
             self._finished,
             self._spool.settling,
         )
-        background = Background(lrm, settings.lrm, settings.directory / "background")
+        background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
@@ -234,7 +183,7 @@ class Agent:
         return Hello(
             cluster=self._settings.cluster,
             version=koalapy.__version__,
-            lrm=self._settings.lrm,
+            lrm=self._settings.kind,
             host=socket.gethostname(),
             pid=os.getpid(),
             known=self._daemons.known(),

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import structlog
 
+from koalapy.agents.lrm.kinds import KINDS
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
 
@@ -45,7 +46,7 @@ class Background:
     """Answers the questions ``background`` and ``background-stop``. Both raise ``SiteError``."""
 
     def __init__(self, lrm: Lrm, kind: str, directory: Path) -> None:
-        """``kind`` of the resource manager; ``directory`` is where its jobs have their folders."""
+        """``kind``, by name, of the resource manager; ``directory`` is where its jobs have their folders."""
         self._lrm, self._kind, self._directory = lrm, kind, directory
         self._started: dict[str, Started] = {}
         self._handing = asyncio.Lock()
@@ -53,9 +54,11 @@ class Background:
 
     async def start(self, payload: Mapping[str, object]) -> dict[str, object]:
         """Have ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
-        if self._kind == "drmaa":
+        if not KINDS[self._kind].sees_local_users:
+            seeing = [name for name, kind in KINDS.items() if kind.sees_local_users and not kind.on_this_host]
             raise SiteRejected(
-                "a cluster of the kind drmaa does not tell of local users' load", hint="use the kind slurm or sge"
+                f"a cluster of the kind {self._kind} does not tell of local users' load",
+                hint=f"use the kind {' or '.join(seeing)}",
             )
         nodes, seconds = _nodes(payload.get("nodes")), _seconds(payload.get("seconds"))
         async with self._handing:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
-from koalapy.agents.agent import AgentSettings
 from koalapy.agents.check_daemon import check_daemon
 from koalapy.agents.check_files import check_files, shared_folder
 from koalapy.agents.check_node import check_runner
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.lrm.script import MODULES
+from koalapy.agents.settings import AgentSettings
 from koalapy.model.errors import SiteError
 
 
@@ -59,7 +59,7 @@ async def _check_lrm(settings: AgentSettings, make_lrm: Callable[[], Lrm]) -> tu
         if fault is not None and all(finding.ok for finding in findings):
             findings.append(Finding("resource manager", False, fault.message, fault.hint))
         # An embedded cluster's nodes are this host.
-        usable = settings.lrm != "local" and all(finding.ok for finding in findings)
+        usable = not settings.lrm.on_this_host and all(finding.ok for finding in findings)
         return findings, await check_runner(settings, lrm if usable else None)
     finally:
         await lrm.close()
@@ -82,7 +82,7 @@ async def _check_mpi(settings: AgentSettings, expected: Expected) -> Finding:
     version = re.search(r"\(Open MPI\) (\d+)[\w.]*", "\n".join(told[1:]))
     hint = f"install it, load a module with it, or set {where}.prefix to where it is"
     # Programs run on the nodes, and their head may have none; modules that do not give one here are worth a look.
-    if not told and settings.lrm != "local" and not settings.modules:
+    if not told and not settings.lrm.on_this_host and not settings.modules:
         found = f"{_not_found(mpirun, answer.errors)} on this host, where it is not needed"
         return Finding("Open MPI", True, found, f"see that the nodes have it; if not, {hint}")
     if version is None:
@@ -124,7 +124,7 @@ async def _check_address(settings: AgentSettings) -> Finding:
     except OSError as error:
         return Finding("runner address", False, f"cannot listen on {host}: {error.strerror or error}", hint)
     own = ip_address(str(address[0]).partition("%")[0])
-    if own.is_unspecified or (own.is_loopback and settings.lrm != "local"):
+    if own.is_unspecified or (own.is_loopback and not settings.lrm.on_this_host):
         what = "stands for every address" if own.is_unspecified else "is for this host only"
         return Finding("runner address", False, f"{host} {what}: the nodes cannot reach it", hint)
     return Finding("runner address", True, host if host == str(own) else f"{host} ({own})")

@@ -2,8 +2,8 @@
 
 import httpx2
 
-from koalapy.agents.agent import AgentSettings
 from koalapy.agents.lrm.port import Finding
+from koalapy.agents.settings import AgentSettings
 
 MISDIRECTED = 421
 """What the daemon answers those who call it by a name that is not its own."""

@@ -5,10 +5,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from koalapy.agents.agent import AgentSettings
 from koalapy.agents.files.exports import RSYNC
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding
+from koalapy.agents.settings import AgentSettings
 from koalapy.model.errors import SiteError
 
 SHARED = (
@@ -66,7 +66,7 @@ def _check_replicas(settings: AgentSettings) -> list[Finding]:
             os.listdir(path)
             findings.append(Finding("replica directory", True, str(path)))
         except OSError as error:
-            if settings.lrm == "local" and isinstance(error, FileNotFoundError):
+            if settings.lrm.on_this_host and isinstance(error, FileNotFoundError):
                 continue  # The agent makes it.
             problem = f"{path} cannot be read: {error.strerror}"
             findings.append(Finding("replica directory", False, problem, f"make it readable, or correct {setting}"))
@@ -84,7 +84,7 @@ def shared_folder(settings: AgentSettings, what: str, folder: Path, another: str
     except OSError as error:
         problem = f"{path} cannot be {'written to' if there == path else 'made'}: {error.strerror}"
         return Finding(what, False, problem, f"{another}, or let {_user()} write to {there}")
-    if settings.lrm == "local":
+    if settings.lrm.on_this_host:
         return Finding(what, True, str(path))
     kind = file_system(there.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
     if kind.removeprefix("fuse.").startswith(SHARED):

@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agents.agent import RUNNER, AgentSettings
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
+from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.model.errors import SiteError
 
 WHAT = "Python on the nodes"

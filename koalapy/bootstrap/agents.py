@@ -8,18 +8,17 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import uvloop
 
-from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
+from koalapy.agents.agent import run_agent
 from koalapy.agents.hold import held
 from koalapy.agents.lrm.local.adapter import LocalLrm
-from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
 from koalapy.concealment import forget_own
@@ -28,15 +27,10 @@ from koalapy.open_files import raise_limit
 from koalapy.private import private_directory
 from koalapy.settings import ClusterSection, Settings, load
 
-if TYPE_CHECKING:
-    from koalapy.agents.lrm.drmaa.control import DrmaaControl
-
 PREDECESSOR_ENDS_WITHIN = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
 FILES = 65_536
 """Open files that an agent asks for: one for each runner, and what transfers and commands need."""
-JOBS = "koala-"
-"""How the names of our jobs begin, in every resource manager."""
 
 
 def agent(cluster: str, url: str, config: Path | None, directory: Path, token: str, embedded: bool = False) -> None:
@@ -53,57 +47,16 @@ def agent(cluster: str, url: str, config: Path | None, directory: Path, token: s
     forget_own()
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
-    runner_host, transfer_address = _addresses(section, url)
-    settings_of_agent = replace(
-        _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address),
-        disks=settings.disks.build(),
-    )
+    own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url))
     with held(directory, PREDECESSOR_ENDS_WITHIN if embedded else 0.0):
-        if section.kind == "local" and not section.replica_directories:
+        if section.lrm.on_this_host and not section.replica_directories:
             replica_directory(directory).mkdir(exist_ok=True)
-        lrm = _lrm(cluster, section, directory, settings)
+        lrm = own.lrm.make(own)
         try:
-            uvloop.run(_agent(settings_of_agent, lrm))
+            uvloop.run(_agent(own, lrm))
         finally:
             if embedded and isinstance(lrm, LocalLrm):
-                _local_cluster(cluster, section, directory, settings).stop(if_idle=True)
-
-
-def _lrm(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> Lrm:
-    """The adapter of a cluster's resource manager; ``SiteRejected`` when a package that it needs is missing."""
-    if section.kind == "local":
-        return LocalLrm(_local_cluster(cluster, section, directory, settings), JOBS, section.start_failures)
-    # Imported here: each kind needs its own, and embedded clusters none.
-    from koalapy.agents.lrm.commands import words
-
-    options = tuple(words(section.native_specification))
-    if section.kind == "slurm":
-        from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
-
-        slurm = SlurmSettings(section.partition, section.account, options, section.poll_interval)
-        return SlurmLrm(slurm, JOBS, _drmaa(section) if section.library else None)
-    if section.kind == "sge":
-        from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
-
-        sge = SgeSettings(section.queue, section.parallel_environment, options, section.poll_interval)
-        return SgeLrm(sge, _drmaa(section), JOBS)
-    from koalapy.agents.lrm.drmaa.adapter import DrmaaLrm, DrmaaSettings
-
-    own = DrmaaSettings(
-        section.nodes, section.native_specification, section.fanout or "none", section.poll_interval, directory
-    )
-    return DrmaaLrm(_drmaa(section), own)
-
-
-def _drmaa(section: ClusterSection) -> "DrmaaControl":
-    from koalapy.agents.lrm.drmaa.control import DrmaaControl
-
-    return DrmaaControl(section.library)
-
-
-def _local_cluster(cluster: str, section: ClusterSection, directory: Path, settings: Settings) -> LocalCluster:
-    network = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
-    return LocalCluster(directory / "lrm", cluster, section.nodes, network, RUNNER)
+                lrm.cluster.stop(if_idle=True)
 
 
 def _section(cluster: str, settings: Settings) -> ClusterSection:
@@ -115,17 +68,12 @@ def _section(cluster: str, settings: Settings) -> ClusterSection:
 
 
 def _settings_of_agent(
-    cluster: str,
-    section: ClusterSection,
-    url: str,
-    token: str,
-    directory: Path,
-    runner_host: str,
-    transfer_address: str,
+    cluster: str, settings: Settings, url: str, token: str, directory: Path, runner_host: str, transfer_address: str
 ) -> AgentSettings:
-    replica_directories = section.replica_directories
-    if section.kind == "local" and not replica_directories:
-        replica_directories = [str(replica_directory(directory))]
+    section = settings.clusters[cluster]
+    taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
+    taken["network"] = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
+    replicas = [Path(path) for path in section.replica_directories]
     return AgentSettings(
         cluster=cluster,
         url=url,
@@ -133,16 +81,12 @@ def _settings_of_agent(
         directory=directory / "spool",
         runner_host=runner_host,
         environment=_program_environment(cluster, section),
-        modules=section.modules,
         python=section.python or sys.executable,
-        lrm=section.kind,
-        poll_interval=section.poll_interval,
-        replica_directories=[Path(path) for path in replica_directories],
+        replica_directories=replicas or ([replica_directory(directory)] if section.lrm.on_this_host else []),
         stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
         transfer_address=transfer_address,
-        transfer_port=section.transfer_port,
-        transfer_limit=section.transfer_limit,
-        forget_after=section.forget_after,
+        disks=settings.disks,
+        **taken,
     )
 
 
@@ -153,7 +97,7 @@ def replica_directory(directory: Path) -> Path:
 
 def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
     """Where the nodes reach this host, and where other sites do."""
-    if section.kind == "local":
+    if section.lrm.on_this_host:
         return section.runner_address or "127.0.0.1", section.transfer_address or "127.0.0.1"
     try:
         own = _own_address(url)
@@ -201,7 +145,7 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
     mpi = section.mpi
     environment = {
         # More ranks than cores are the rule here: a rank that waits gives its core away.
-        **({**LOOPBACK_MPI, "OMPI_MCA_mpi_yield_when_idle": "1"} if section.kind == "local" else {}),
+        **({**LOOPBACK_MPI, "OMPI_MCA_mpi_yield_when_idle": "1"} if section.lrm.on_this_host else {}),
         **section.environment,
         "KOALA_CLUSTER": cluster,
         "KOALA_MPI_SERIES": str(mpi.series),
@@ -214,7 +158,7 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
         "KOALA_SCRATCH": section.scratch,
     }
     environment |= {name: value for name, value in given.items() if value}
-    if section.kind == "local":
+    if section.lrm.on_this_host:
         own = str(Path(sys.executable).parent)
         rest = environment.get("PATH", os.environ.get("PATH", os.defpath))
         environment["PATH"] = f"{own}:{rest}"
@@ -236,8 +180,8 @@ def check(cluster: str, url: str, config: Path | None, directory: Path, token: s
         runner_host, transfer_address = _addresses(section, url)
     except UsageError:
         runner_host, transfer_address = "", section.transfer_address or ""
-    would_be = _settings_of_agent(cluster, section, url, token, directory, runner_host, transfer_address)
+    own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address)
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    return asyncio.run(check_cluster(would_be, expected, lambda: _lrm(cluster, section, directory, settings)))
+    return asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own)))

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -50,7 +50,7 @@ from koalapy.service.housekeeping import INTERVAL, Housekeeping
 from koalapy.service.hub import Hub
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
-from koalapy.service.network import LOOK_EVERY, Measuring, Network
+from koalapy.service.network import LOOK_EVERY, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
@@ -194,9 +194,7 @@ def _scheduler(
     speeds = {name: section.speed for name, section in settings.clusters.items()}
     experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
     saved = stores.saved
-    state = SchedulerState(
-        settings.rules.build(), policies, _cluster_statuses(settings, saved), links.links(), experience
-    )
+    state = SchedulerState(settings.rules, policies, _cluster_statuses(settings, saved), links.links(), experience)
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
     state.grid.set_replicas({name: catalogue.sites(name) for name in names})
@@ -227,8 +225,8 @@ def _cluster_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
 
 
 def _profile(section: ClusterSection) -> ClusterProfile:
-    home = section.home or (str(Path.home()) if section.kind == "local" else None)
-    return ClusterProfile(section.processes_per_node, section.scratch, home, section.paths, section.mpi.series)
+    """As the section is; where the nodes are this host, their home is this account's."""
+    return replace(section, home=str(Path.home())) if section.home is None and section.lrm.on_this_host else section
 
 
 def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], data_dir: Path) -> Describe:
@@ -236,7 +234,7 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
         cluster = status_of(name)
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
         details: dict[str, object] = {}
-        if section.kind == "local":
+        if section.lrm.on_this_host:
             directory = _local_directory(data_dir, name)
             details["directory"] = str(directory)
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
@@ -319,8 +317,8 @@ def _services(
         clock=clock,
         attempts=jobs.attempts,
     )
-    network = Network(engine, jobs, stores.measurements, links, Measuring(**settings.network.model_dump()))
-    jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks.build())
+    network = Network(engine, jobs, stores.measurements, links, settings.network)
+    jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks)
     advisor = Advisor(engine.scheduler.experience, stores.advice)
     keeping = Keeping(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, keeping, for_removal(clock), lambda: engine.draining)

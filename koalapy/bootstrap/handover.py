@@ -17,7 +17,8 @@ STDIN = 0
 
 def write_handover(cluster: str, settings: Settings, token: str, umask: int) -> bytes:
     """What the agent of a cluster needs: its own section, and of the other clusters the names."""
-    own = settings.clusters[cluster].model_dump(mode="json", exclude={"token"})
+    own = settings.model_dump(mode="json", include={"clusters": {cluster}})["clusters"][cluster]
+    del own["token"]
     clusters: dict[str, Any] = {name: {} for name in settings.clusters} | {cluster: own}
     return json.dumps({"token": token, "umask": umask, "clusters": clusters}).encode() + b"\n"
 

@@ -1,6 +1,9 @@
 """Room on a disk, and when there is too little of it."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
 
 from koalapy.model.bounds import Name, Path, Space
 
@@ -28,10 +31,12 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """Bytes below which a disk is told as low, and below which nothing is begun that needs it; 0 is never."""
+    """When a disk of the daemon's or an agent's has too little room; 0 is never."""
 
-    low: int = 1024**3
-    least: int = 64 * 1024**2
+    low: Annotated[int, Ge(0)] = 1024**3
+    """Bytes below which that is told; of a small disk 5 % if that is less."""
+    least: Annotated[int, Ge(0)] = 64 * 1024**2
+    """Bytes below which nothing is begun that needs it; of a small disk 1 % if that is less."""
 
     def is_low(self, disk: Disk) -> bool:
         return _below(disk, min(self.low, int(disk.size * LOW_FRACTION)), LOW_FILES if self.low else 0)

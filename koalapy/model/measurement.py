@@ -2,12 +2,25 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
+from typing import Annotated
+
+from annotated_types import Ge, Gt, MinLen, Predicate
 
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 
 MAX_PINGPONGS = 3
 """Ping-pongs of a link that count: one that is far from the others does not."""
+
+
+def _is_finite(value: float) -> bool:
+    if not isfinite(value):
+        raise ValueError("Input should be a finite number")
+    return True
+
+
+Finite = Annotated[float, Predicate(_is_finite)]
 
 
 class MeasurementKind(StrEnum):
@@ -38,3 +51,19 @@ class Measurement:
     error: str = ""
     back: float | None = None
     """The bandwidth from ``other`` to ``one``; None where it was not told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How links are measured: by MPI ping-pongs, which are jobs of low priority like any other. Times in seconds."""
+
+    interval: Annotated[Finite, Ge(60)] | None = None
+    """How often each link is measured; never by itself when there is none."""
+    stale_after: Annotated[Finite, Gt(0)] = 7 * 86400.0
+    """From when on a measurement is shown as stale; it is used all the same."""
+    parallel: Annotated[int, Ge(1)] = 1
+    """How many links are measured at once; more than one disturb each other where they share a network."""
+    patience: Annotated[Finite, Gt(0)] = 300.0
+    """How long a measurement waits for its nodes."""
+    command: Annotated[tuple[str, ...], MinLen(1)] = ("python", "-m", "koalapy.apps.pingpong", "--json")
+    """What measures, on one node each of two clusters or two of one."""

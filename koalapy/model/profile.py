@@ -7,8 +7,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated
 
-from koalapy.model.job import JobId, JobSpec
+from annotated_types import Ge, Le, Predicate
+
+from koalapy.model.job import MAX_PROCESSES_PER_NODE, JobId, JobSpec
 from koalapy.model.request import ClusterName, ComponentRequest, FlexibleRequest
 from koalapy.model.wording import listed
 
@@ -20,16 +24,40 @@ _PLACEHOLDER = re.compile(r"\$\{\{?\w+\}|\{\{(scratch|home|cluster|job)\}\}|\{(s
 _PATH_WORD = re.compile(r"([\w.-]+=)?(/[^\s;|&<>$`]*)")
 
 
+class MpiSeries(IntEnum):
+    """Major version of Open MPI."""
+
+    FOUR = 4
+    FIVE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """Open MPI on one cluster, as far as a job's place depends on it."""
+
+    series: MpiSeries = MpiSeries.FIVE
+    """Major version; all clusters of one job must have the same."""
+
+
+def _absolute(paths: Mapping[str, str]) -> bool:
+    for path in (*paths, *paths.values()):
+        if not path.startswith("/"):
+            raise ValueError(f"{path} is not an absolute path")
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterProfile:
-    """One cluster as programs find it; ``paths`` says where it has what the submitter calls ``/a/b``."""
+    """One cluster as programs find it: what the configuration says of it, under ``clusters.NAME``."""
 
-    processes_per_node: int = 1
+    processes_per_node: Annotated[int, Ge(1), Le(MAX_PROCESSES_PER_NODE)] = 1
     scratch: str | None = None
+    """Folder for large files; ``{scratch}`` in commands, working directories and output files."""
     home: str | None = None
-    paths: Mapping[str, str] = field(default_factory=dict)
-    mpi_series: int = 5
-    """Major version of its Open MPI."""
+    """Home folder of the jobs' user; ``{home}`` in commands, working directories and output files."""
+    paths: Annotated[Mapping[str, str], Predicate(_absolute)] = field(default_factory=dict)
+    """Where this cluster has what the submitter calls ``/a/b``: longest match of whole folder names first."""
+    mpi: Mpi = Mpi()
 
     @property
     def folders(self) -> frozenset[str]:

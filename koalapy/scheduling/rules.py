@@ -1,121 +1,119 @@
 """The parameters of the scheduler, with the defaults of the live world (semantics 4 to 6). Times in seconds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Le
 
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
+from koalapy.model.request import MAX_COMPONENTS
 
 QueueMode = Literal["scan", "head", "fcfs"]
 QueueOrder = Literal["fcfs", "narrowest-first"]
 Preemption = Literal["never", "claiming", "placement"]
 
-SHORTEST = 0.001
-"""Seconds; far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
-LEAST_FACTOR = 0.01
+MIN_SECONDS = 0.001
+"""Far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
+MIN_FACTOR = 0.01
 """Of what is left until the start: with less, claims would be tried thousands of times before it."""
 
 
 @dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a parameter must be, in words, and whether a value is that."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+FINITE = Requirement("finite", lambda value: value != float("inf"))
+NOT_NEGATIVE = Requirement("at least 0", lambda value: value >= 0)
+Seconds = Annotated[float, Requirement(f"at least {MIN_SECONDS:g}", lambda value: value >= MIN_SECONDS)]
+Count = Annotated[int, Requirement("at least 1", lambda value: value >= 1)]
+Factor = Annotated[float, Requirement(f"at least {MIN_FACTOR:g} and below 1", lambda value: MIN_FACTOR <= value < 1)]
+
+
+class OutOfRange(UsageError, ValueError):
+    """Parameters that cannot be. The first is told of; ``faults`` are all of them, in order."""
+
+    def __init__(self, faults: Sequence[UsageError]) -> None:
+        super().__init__(faults[0].message, field=faults[0].field, value=faults[0].value)
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
+    """Parameters of scheduling and claiming; the section ``rules`` of the configuration. Times in seconds."""
+
     queue: QueueMode = "scan"
     queue_order: QueueOrder = "fcfs"
-    high_scans_per_low: int = 2
+    high_scans_per_low: Count = 2
     """S: how often the high queue is scanned for each scan of the low one."""
-    scan_interval: float = 30.0
+    scan_interval: Seconds = 30.0
     event_driven: bool = True
     """Scan also when nodes become free, a job arrives or a cluster comes back."""
-    placement_queue_limit: int = 100_000
-    max_components_per_job: int = 1000
-    max_placement_tries: int | None = None
-    claim_grace: float = 10.0
+    placement_queue_limit: Count = 100_000
+    max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000
+    max_placement_tries: Count | None = None
+    claim_grace: Seconds = 10.0
     """How long a runner may stay queued in its LRM before local users count as having overtaken it."""
-    barrier_timeout: float = 120.0
+    barrier_timeout: Seconds = 120.0
     """From placement until every node has reported, and from the open barrier until the program is launched."""
-    unreachable_after: float = 5.0
-    lost_after: float = 600.0
-    error_threshold: int = 3
-    max_restarts: int | None = 10
-    restart_pause: float = 1.0
+    unreachable_after: Seconds = 5.0
+    lost_after: Seconds = 600.0
+    error_threshold: Count = 3
+    max_restarts: Annotated[int, Requirement("at least 0, or left out for no limit", NOT_NEGATIVE.holds)] | None = 10
+    restart_pause: Annotated[float, NOT_NEGATIVE, FINITE] = 1.0
     """Before a job's second restart; each further one doubles it, up to ``restart_pause_max``. 0 is none."""
-    restart_pause_max: float = 60.0
+    restart_pause_max: Annotated[float, NOT_NEGATIVE, FINITE] = 60.0
     claiming: ClaimingMode = ClaimingMode.ATOMIC
-    claim_threshold: float = 0.0
+    claim_threshold: Annotated[float, Requirement("from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
     """T of incremental claiming: the fraction of components that must be startable for a claim to start any."""
-    claim_factor: float = 0.75
+    claim_factor: Factor = 0.75
     """L: how much of the time left until the job start time passes before the next claiming try."""
-    claim_factor_step: float = 0.125
+    claim_factor_step: Annotated[float, Requirement("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.125
     """What L is lowered by after a claim that failed in the end."""
-    claim_factor_min: float = 0.25
-    claim_epsilon: float = 1.0
+    claim_factor_min: Factor = 0.25
+    claim_epsilon: Annotated[Seconds, FINITE] = 1.0
     """So near to the job start time, it counts as reached."""
-    max_claiming_tries: int | None = None
+    max_claiming_tries: Count | None = None
     preemption: Preemption = "placement"
     """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
-    assumed_bandwidth: float = 100e6
+    assumed_bandwidth: Annotated[float, Requirement("greater than 0", lambda value: value > 0)] = 100e6
     """Bytes per second that a transfer is estimated by where the link has not been measured."""
     aging: bool = True
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
-    aging_tries: int = 20
+    aging_tries: Count = 20
     probation: bool = True
     """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
-    probation_pause: float = 60.0
+    probation_pause: Annotated[Seconds, FINITE] = 60.0
     """The first pause; each failed trial doubles it, up to ``probation_pause_max``."""
-    probation_pause_max: float = 3600.0
+    probation_pause_max: Annotated[Seconds, FINITE] = 3600.0
 
     def __post_init__(self) -> None:
-        for fault in faults_of({field.name: getattr(self, field.name) for field in fields(self)}):
-            raise fault
+        if faults := list(self._faults()):
+            raise OutOfRange(faults)
+
+    def _faults(self) -> Iterator[UsageError]:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for requirement in _REQUIREMENTS[field.name]:
+                if value is not None and not requirement.holds(value):
+                    yield _out_of_range(field.name, value, requirement.words)
+        if self.claim_factor_min > self.claim_factor:
+            yield _out_of_range("claim_factor_min", self.claim_factor_min, f"at most claim_factor, {self.claim_factor}")
 
 
-def faults_of(values: Mapping[str, Any]) -> Iterator[UsageError]:
-    """What of the parameters' values cannot be, in order."""
-    durations = (
-        "scan_interval",
-        "claim_grace",
-        "barrier_timeout",
-        "unreachable_after",
-        "lost_after",
-        "claim_epsilon",
-        "probation_pause",
-        "probation_pause_max",
-    )
-    finite = ("claim_epsilon", "restart_pause", "restart_pause_max", "probation_pause", "probation_pause_max")
-    at_least_one = (
-        "high_scans_per_low",
-        "placement_queue_limit",
-        "max_components_per_job",
-        "error_threshold",
-        "max_placement_tries",
-        "max_claiming_tries",
-        "aging_tries",
-    )
-    not_negative = ("restart_pause", "restart_pause_max")
-    fractions = ("claim_factor", "claim_factor_min")
-    for name, value in values.items():
-        if name in durations and not value >= SHORTEST:
-            yield _out_of_range(name, value, f"at least {SHORTEST:g}")
-        if name in at_least_one and value is not None and value < 1:
-            yield _out_of_range(name, value, "at least 1")
-        if name in not_negative and not value >= 0:
-            yield _out_of_range(name, value, "at least 0")
-        if name in finite and value == float("inf"):
-            yield _out_of_range(name, value, "finite")
-        if name in fractions and not LEAST_FACTOR <= value < 1:
-            yield _out_of_range(name, value, f"at least {LEAST_FACTOR:g} and below 1")
-    if not values["assumed_bandwidth"] > 0:
-        yield _out_of_range("assumed_bandwidth", values["assumed_bandwidth"], "greater than 0")
-    if not 0 <= values["claim_threshold"] <= 1:
-        yield _out_of_range("claim_threshold", values["claim_threshold"], "from 0 to 1")
-    if not 0 <= values["claim_factor_step"] < 1:
-        yield _out_of_range("claim_factor_step", values["claim_factor_step"], "at least 0 and below 1")
-    if values["claim_factor_min"] > values["claim_factor"]:
-        bound = f"at most claim_factor, {values['claim_factor']}"
-        yield _out_of_range("claim_factor_min", values["claim_factor_min"], bound)
-    if values["max_restarts"] is not None and values["max_restarts"] < 0:
-        yield _out_of_range("max_restarts", values["max_restarts"], "at least 0, or left out for no limit")
+def _out_of_range(name: str, value: object, requirement: str) -> UsageError:
+    return UsageError(f"{name} is {value}, but must be {requirement}", field=name, value=value)
 
 
-def _out_of_range(name: str, value: object, bound: str) -> UsageError:
-    return UsageError(f"{name} is {value}, but must be {bound}", field=name, value=value)
+def _requirements(kind: Any) -> list[Requirement]:
+    """Those of a parameter's type, which may be left out."""
+    found = [each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Requirement)]
+    return found or [requirement for part in get_args(kind) for requirement in _requirements(part)]
+
+
+_REQUIREMENTS = {field.name: _requirements(field.type) for field in fields(Rules)}

@@ -13,7 +13,7 @@ from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import ClusterPair, ClusterState, Link, check_cluster, pair_of
 from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
-from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.model.measurement import Measurement, MeasurementKind, Measuring
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
@@ -38,17 +38,6 @@ LOOK_EVERY = 30.0
 """Seconds between two looks at whether a link is due to be measured."""
 NOT_OVERSUBSCRIBED = (("OMPI_MCA_mpi_yield_when_idle", "0"),)
 """Each process has a node of its own: one that yields while it waits would measure the node's scheduler."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """How links are measured, see ``settings.NetworkSection``; times in seconds."""
-
-    interval: float | None = None
-    stale_after: float = 7 * 86400.0
-    parallel: int = 1
-    patience: float = 300.0
-    command: tuple[str, ...] = ("python", "-m", "koalapy.apps.pingpong", "--json")
 
 
 @dataclass(slots=True)

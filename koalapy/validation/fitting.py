@@ -70,7 +70,7 @@ def by_series(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> dict[int, lis
     """The clusters that may be combined as far as the series of Open MPI goes."""
     groups: dict[int, list[ClusterLimits]] = {}
     for cluster in clusters:
-        series = cluster.profile.mpi_series if spec.launcher is Launcher.OPENMPI else 0
+        series = cluster.profile.mpi.series if spec.launcher is Launcher.OPENMPI else 0
         groups.setdefault(series, []).append(cluster)
     return groups
 

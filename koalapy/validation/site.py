@@ -29,7 +29,7 @@ def check_mpi_series(spec: JobSpec, limits: Limits) -> None:
     """The clusters that a fixed request names can run one Open MPI program together."""
     if not isinstance(spec.request, FixedRequest) or spec.launcher is not Launcher.OPENMPI:
         return
-    known = {cluster.name: cluster.profile.mpi_series for cluster in limits.clusters}
+    known = {cluster.name: cluster.profile.mpi.series for cluster in limits.clusters}
     series: dict[ClusterName, int] = {}
     for index, component in enumerate(spec.request.components):
         name = component.cluster or ""

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from koalapy.agents.agent import RUNNER, AgentSettings, run_agent
+from koalapy.agents.agent import run_agent
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.local.cluster import LocalCluster
+from koalapy.agents.settings import RUNNER, AgentSettings
 
 DEADLINE = 30.0
 MPI_ENVIRONMENT = {

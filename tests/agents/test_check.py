@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents import check_node
-from koalapy.agents.agent import AgentSettings
 from koalapy.agents.check import Expected, check_cluster
 from koalapy.agents.check_files import file_system
 from koalapy.agents.check_node import WHAT
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
+from koalapy.agents.settings import AgentSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.memory_lrm import MemoryLrm
 
@@ -62,7 +62,7 @@ def settings(tmp_path: Path, bin_: Path) -> AgentSettings:
         "s3cret",
         tmp_path / "agent" / "spool",
         environment={"PATH": f"{bin_}"},
-        lrm="slurm",
+        kind="slurm",
         runner_host="localhost",
     )
 
@@ -138,16 +138,16 @@ async def test_an_mpirun_of_another_make(settings: AgentSettings, bin_: Path) ->
 
 
 async def test_no_open_mpi_at_all(settings: AgentSettings) -> None:
-    seen = await found(replace(settings, lrm="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    seen = await found(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
     assert (seen.ok, seen.found) == (False, "/nowhere/bin/mpirun was not found")
 
 
 @pytest.mark.parametrize("lrm", ["slurm", "sge", "drmaa"])
 async def test_open_mpi_is_needed_on_nodes_and_not_on_their_head(settings: AgentSettings, lrm: str) -> None:
-    seen = await found(replace(settings, lrm=lrm), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    seen = await found(replace(settings, kind=lrm), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
     assert (seen.ok, seen.found) == (True, "/nowhere/bin/mpirun was not found on this host, where it is not needed")
     assert "see that the nodes have it" in seen.hint
-    seen = await found(replace(settings, lrm=lrm, modules=["no-such-module"]), "Open MPI", Expected(4))
+    seen = await found(replace(settings, kind=lrm, modules=["no-such-module"]), "Open MPI", Expected(4))
     assert not seen.ok
 
 
@@ -223,7 +223,7 @@ async def test_a_node_on_which_it_does_not_run(
 
 async def test_an_embedded_clusters_nodes_are_this_host(settings: AgentSettings, bin_: Path) -> None:
     node = Node(sys.executable)
-    local = replace(settings, lrm="local")
+    local = replace(settings, kind="local")
     expected = Finding(WHAT, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
     assert await found(local, WHAT, lrm=node) == expected
     assert node.given == []
@@ -253,7 +253,7 @@ async def test_a_directory_that_can_be_made_is_not_made(settings: AgentSettings,
     assert str(settings.directory) in seen.found
     assert sorted(os.walk(tmp_path)) == before
     assert "shared" in seen.hint, "this test runs on a local disk"
-    local = await found(replace(settings, lrm="local"), "agent's directory")
+    local = await found(replace(settings, kind="local"), "agent's directory")
     assert local == Finding("agent's directory", True, str(settings.directory))
 
 
@@ -294,7 +294,7 @@ def test_the_file_system_of_a_path() -> None:
     ],
 )
 async def test_the_address_for_runners(settings: AgentSettings, host: str, lrm: str, problem: str) -> None:
-    seen = await found(replace(settings, runner_host=host, lrm=lrm), "runner address")
+    seen = await found(replace(settings, runner_host=host, kind=lrm), "runner address")
     hint = "set clusters.north.runner_address to one that the nodes reach"
     assert seen == Finding("runner address", not problem, problem or host, hint if problem else "")
 

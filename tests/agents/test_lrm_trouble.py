@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.agent import AgentSettings, run_agent
+from koalapy.agents.agent import run_agent
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.settings import AgentSettings
 from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
 from koalapy.model.errors import SiteRejected, SiteUnavailable

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents import runner_messages, runners, uplink
-from koalapy.agents.agent import AgentSettings, run_agent
+from koalapy.agents.agent import run_agent
+from koalapy.agents.settings import AgentSettings
 from koalapy.protocol.messages import Relay, from_agent
 from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm

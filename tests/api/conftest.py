@@ -17,6 +17,7 @@ from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.network import network_router
 from koalapy.model.advice import Run, Size
 from koalapy.model.cluster import Link
+from koalapy.model.measurement import Measuring
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.advisor.experience import Experience
@@ -30,7 +31,7 @@ from koalapy.service.engine import Engine
 from koalapy.service.files import Files
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
-from koalapy.service.network import Measuring, Network
+from koalapy.service.network import Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from koalapy.bootstrap.agents import _settings_of_agent
-from koalapy.settings import ClusterSection
+from koalapy.settings import ClusterSection, Settings
 
 
 def test_an_agent_is_told_what_is_configured() -> None:
@@ -18,14 +18,15 @@ def test_an_agent_is_told_what_is_configured() -> None:
         modules=["openmpi"],
         python="/opt/python",
     )
-    told = _settings_of_agent("north", section, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
+    settings = Settings(clusters={"north": section})
+    told = _settings_of_agent("north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
     assert told.replica_directories == [Path("/data")]
     assert told.stages == Path("/stages")
     assert (told.transfer_address, told.transfer_port, told.transfer_limit) == ("192.0.2.1", 8730, 7)
     assert (told.forget_after, told.poll_interval) == (60.0, 9.0)
-    assert (told.modules, told.python, told.lrm) == (["openmpi"], "/opt/python", "slurm")
+    assert (told.modules, told.python, told.kind) == (["openmpi"], "/opt/python", "slurm")
 
 
 def test_what_is_not_configured_has_one_default() -> None:
-    told = _settings_of_agent("north", ClusterSection(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
+    told = _settings_of_agent("north", Settings(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
     assert (told.transfer_limit, told.forget_after) == (4, 14 * 86400.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.job import JobSpec, JobState, Launcher
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
-from koalapy.model.profile import ClusterProfile
+from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.placement.policy import Policy
@@ -24,7 +24,7 @@ from tests.placement.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
 
-FIVE, FOUR = ClusterProfile(mpi_series=5), ClusterProfile(mpi_series=4)
+FIVE, FOUR = ClusterProfile(mpi=Mpi(5)), ClusterProfile(mpi=Mpi(4))
 SCRATCH = ClusterProfile(scratch="/scratch")
 BARE = ClusterProfile()
 
@@ -137,8 +137,8 @@ def test_both_rules_together() -> None:
     view = grid(east=2, north=5, south=4, west=1)
     profiles = {
         "east": ClusterProfile(scratch="/s"),
-        "north": ClusterProfile(mpi_series=5),
-        "south": ClusterProfile(scratch="/s", mpi_series=4),
+        "north": ClusterProfile(mpi=Mpi(5)),
+        "south": ClusterProfile(scratch="/s", mpi=Mpi(4)),
         "west": ClusterProfile(scratch="/s"),
     }
     assert clusters(ask(flexible(3), view, profiles, "{scratch}")) == {"south"}
@@ -148,7 +148,7 @@ def test_both_rules_together() -> None:
     )
 
 
-PROFILES = [ClusterProfile(scratch=s, mpi_series=m) for s, m in product([None, "/s"], [4, 5])]
+PROFILES = [ClusterProfile(scratch=s, mpi=Mpi(m)) for s, m in product([None, "/s"], [4, 5])]
 profiles_drawn = st.fixed_dictionaries({name: st.sampled_from(PROFILES) for name in NAMES})
 requests = st.one_of(
     st.builds(flexible, st.integers(1, 8)),
@@ -167,7 +167,7 @@ def test_whatever_is_placed_can_run_there(
         return
     used = [profiles[component.cluster] for component in answer.components]
     if launcher is Launcher.OPENMPI:
-        assert len({profile.mpi_series for profile in used}) == 1
+        assert len({profile.mpi.series for profile in used}) == 1
     if command == ("{scratch}",):
         assert all(profile.scratch for profile in used)
 
@@ -302,8 +302,8 @@ def test_folders_and_series_are_explained() -> None:
     view = with_state(grid(east=(2, 4), north=5, south=(4, 9), west=1), "west", ClusterState.DRAINED, "by ops")
     profiles = {
         "east": ClusterProfile(scratch="/s"),
-        "north": ClusterProfile(mpi_series=5),
-        "south": ClusterProfile(scratch="/s", mpi_series=4),
+        "north": ClusterProfile(mpi=Mpi(5)),
+        "south": ClusterProfile(scratch="/s", mpi=Mpi(4)),
         "west": ClusterProfile(scratch="/s"),
     }
     assert explained(flexible(4), view, profiles, "{scratch}") == []

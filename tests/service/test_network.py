@@ -14,7 +14,7 @@ import pytest
 from koalapy.model.cluster import ClusterPair, Link
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import ComponentState, JobState
-from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.model.measurement import Measurement, MeasurementKind, Measuring
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
 from koalapy.runtime.preflight import CANNOT_REACH
@@ -23,7 +23,7 @@ from koalapy.service import network
 from koalapy.service.engine import Item
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkState, LinkTable
-from koalapy.service.network import Measuring, Network, spec_of
+from koalapy.service.network import Network, spec_of
 from koalapy.store.measurements import SqlMeasurements
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 

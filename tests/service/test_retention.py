@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
+from koalapy.model.measurement import Measuring
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, OutputPiece
 from koalapy.service import retention
 from koalapy.service.jobs import Jobs
-from koalapy.service.network import Measuring, spec_of
+from koalapy.service.network import spec_of
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 from koalapy.service.retention import Keeping, Retention

@@ -10,7 +10,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import Placement
-from koalapy.model.profile import ClusterProfile
+from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.placement.registry import builtin
 from koalapy.placement.worst_fit import WorstFit
@@ -471,7 +471,7 @@ def test_accepts_a_fixed_request_exactly_when_it_fits_on_the_empty_grid(
 MIXED = (
     ClusterLimits("east", 2, ClusterProfile(scratch="/s", home="/h")),
     ClusterLimits("north", 4, ClusterProfile(scratch="/s")),
-    ClusterLimits("south", 3, ClusterProfile(mpi_series=4)),
+    ClusterLimits("south", 3, ClusterProfile(mpi=Mpi(4))),
 )
 SERIES_HINT = "name clusters of one series, or use the launcher processes"
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+JOB_PREFIX = "koala-"
+"""How the names of our jobs begin, in every resource manager."""
 Fault = Literal["job", "limit", "site"]
 """Whose fault it is that a resource manager takes no job: the job's own, a limit's or quota's, or the cluster's."""
 

@@ -42,8 +42,8 @@ class Eligibility:
     def __init__(self, profiles: Mapping[ClusterName, ClusterProfile]) -> None:
         self._profiles = profiles
         self._series: dict[int, frozenset[ClusterName]] = {}
-        for series in sorted({profile.mpi_series for profile in profiles.values()}, reverse=True):
-            self._series[series] = frozenset(n for n, p in profiles.items() if p.mpi_series == series)
+        for series in sorted({profile.mpi.series for profile in profiles.values()}, reverse=True):
+            self._series[series] = frozenset(n for n, p in profiles.items() if p.mpi.series == series)
         self._mixed = len(self._series) > 1
         self._grouped: tuple[GridView, list[GridView]] | None = None
         """The last view that was asked for, which is the same for a whole scan, and its groups."""
@@ -121,7 +121,7 @@ class Eligibility:
             for name in found.keys() - reasons.keys():
                 reasons[name] = found[name]
                 if len(groups) > 1:
-                    beside = f"only clusters with Open MPI {self._profiles[name].mpi_series} count beside it"
+                    beside = f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
                     reasons[name] = replace(found[name], reason=f"{found[name].reason}; {beside}")
         return reasons
 
@@ -147,7 +147,7 @@ class Eligibility:
         profiles = [self._profiles[name] for name in names if name in self._profiles]
         if not all(demands.folders <= profile.folders for profile in profiles):
             return False
-        if demands.one_series and len({profile.mpi_series for profile in profiles}) > 1:
+        if demands.one_series and len({profile.mpi.series for profile in profiles}) > 1:
             return False
         if demands.at_most is not None and len(names) > demands.at_most:
             return False
@@ -198,13 +198,13 @@ class Eligibility:
                 if missing := used - self._profiles[name].folders:
                     return Refusal(lacks([name], missing))
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
-        if one_series and len({self._profiles[name].mpi_series for name in named}) > 1:
+        if one_series and len({self._profiles[name].mpi.series for name in named}) > 1:
             return Refusal(self._differ(named))
         return None
 
     def _differ(self, names: Iterable[ClusterName]) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
-        return series_differ({name: self._profiles[name].mpi_series for name in names})
+        return series_differ({name: self._profiles[name].mpi.series for name in names})
 
 
 def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:

@@ -17,6 +17,7 @@ import pytest
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.port import Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
 
 from .conftest import WITHIN, eventually, is_alive, numbers_in
@@ -56,15 +57,15 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     """An LRM of idle nodes, ours by the prefix ``koala-``."""
     lrm: Lrm
     if KIND == "slurm":
-        from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
+        from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 
-        lrm = SlurmLrm(SlurmSettings("batch", poll_interval=1.0))
+        lrm = SlurmLrm(SiteSettings(partition="batch", poll_interval=1.0))
     elif KIND == "sge":
         from koalapy.agents.lrm.drmaa.control import DrmaaControl
-        from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
+        from koalapy.agents.lrm.sge.adapter import SgeLrm
 
         control = DrmaaControl("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
-        lrm = SgeLrm(SgeSettings("all.q", "koala", poll_interval=1.0), control)
+        lrm = SgeLrm(SiteSettings(queue="all.q", poll_interval=1.0), control)
     else:
         lrm = LocalLrm(make_cluster(nodes=NODES), "koala-")
     await lrm.open()

@@ -3,9 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from koalapy.agents.lrm.commands import words
 from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, Ending
@@ -16,6 +14,7 @@ from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.slurm.commands import time_limit
+from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected
 
 GRACE = 5.0
@@ -24,27 +23,18 @@ ENDED_SHOWN = 60.0
 """Seconds for which an ended job stays in our snapshots."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrmaaSettings:
-    """A cluster of which we know what the configuration says; ``poll_interval`` in seconds."""
-
-    nodes: int
-    native_specification: str
-    """Options of the library's own; ``{nodes}`` and ``{walltime}`` stand for a job's: in seconds, or as Slurm has it
-    where its ``srun`` starts the runners."""
-    fanout: Literal["srun", "qrsh", "none"]
-    poll_interval: float
-    directory: Path
-    """Where the names and ids of jobs handed in are written down."""
+def make(settings: AgentSettings) -> "DrmaaLrm":
+    return DrmaaLrm(settings, DrmaaControl(settings.library), settings.directory.parent)
 
 
 class DrmaaLrm:
     """Knows of no jobs but ours: whatever they do not hold counts as idle."""
 
-    def __init__(self, control: DrmaaControl, settings: DrmaaSettings) -> None:
-        self._control, self._settings = control, settings
+    def __init__(self, settings: SiteSettings, control: DrmaaControl, directory: Path) -> None:
+        """In ``directory`` the names and ids of jobs handed in are written down."""
+        self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         self._polling = Polling(settings.poll_interval)
-        self._book = Book(settings.directory / "drmaa-jobs.json")
+        self._book = Book(directory / "drmaa-jobs.json")
         self._gone: dict[str, float] = {}
         """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
 
@@ -67,7 +57,7 @@ class DrmaaLrm:
                 fault="limit",
             )
         native = self._native(submission)
-        script = await asyncio.to_thread(write_script, submission, self._settings.fanout)
+        script = await asyncio.to_thread(write_script, submission, self._fanout)
         # Written down first: after a crash in between, nobody may hand it in a second time.
         await asyncio.to_thread(self._book.intend, submission.name, submission.nodes)
         try:
@@ -135,7 +125,7 @@ class DrmaaLrm:
             )
         seconds = submission.walltime or 0.0
         # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.
-        limit = time_limit(seconds) if self._settings.fanout == "srun" else str(max(1, round(seconds)))
+        limit = time_limit(seconds) if self._fanout == "srun" else str(max(1, round(seconds)))
         text = text.replace("{walltime}", limit)
         return list(words(text.replace("{nodes}", str(submission.nodes))))
 

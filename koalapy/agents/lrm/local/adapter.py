@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.agents.lrm.local.cluster import LocalCluster, raise_error
-from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 _ENDED_SHOWN = 10.0
@@ -27,12 +28,18 @@ START_FAILURES_FILE = "start-failures"
 _FAIL = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
 
 
+def make(settings: AgentSettings) -> "LocalLrm":
+    network = settings.network or "127.0.1"
+    cluster = LocalCluster(settings.directory.with_name("lrm"), settings.cluster, settings.nodes, network, RUNNER)
+    return LocalLrm(cluster, JOB_PREFIX, settings.start_failures)
+
+
 class LocalLrm:
     """Our jobs are those of user ``grid`` whose names begin with ``prefix``; everything else is background."""
 
     def __init__(self, cluster: LocalCluster, prefix: str, start_failures: float = 0.0) -> None:
         """``start_failures``: the probability that a start is made to fail."""
-        self._cluster = cluster
+        self.cluster = cluster
         self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
         self._prefix = prefix
         self._link: _Link | None = None
@@ -145,7 +152,7 @@ class LocalLrm:
             return self._link
         async with self._connecting:
             if self._closed:
-                raise SiteUnavailable(f"cluster {self._cluster.name}: closed")
+                raise SiteUnavailable(f"cluster {self.cluster.name}: closed")
             if self._link is None or not self._link.alive:
                 self._link = await self._connect()
                 # This locald may be another one: its counts begin anew.
@@ -154,15 +161,15 @@ class LocalLrm:
             return self._link
 
     async def _connect(self) -> "_Link":
-        deadline = time.monotonic() + self._cluster.start_within
+        deadline = time.monotonic() + self.cluster.start_within
         while True:
             try:
                 if link := await self._greet():
                     return link
             except (OSError, SiteUnavailable) as error:
                 if time.monotonic() >= deadline:
-                    raise SiteUnavailable(f"cluster {self._cluster.name}: locald does not answer: {error}") from error
-            await asyncio.to_thread(self._cluster.start)
+                    raise SiteUnavailable(f"cluster {self.cluster.name}: locald does not answer: {error}") from error
+            await asyncio.to_thread(self.cluster.start)
             await asyncio.sleep(0.01)  # another one may just be letting go of the directory
 
     async def _greet(self) -> "_Link | None":
@@ -171,16 +178,16 @@ class LocalLrm:
             link = _Link(*await self._dial(), self._changed)
             unfit.push_async_callback(link.close)
             hello = await link.request("hello")
-            if self._cluster.is_meant(hello):
+            if self.cluster.is_meant(hello):
                 await link.request("watch")
                 unfit.pop_all()
                 return link
             if not (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
-                self._cluster.refuse(hello)
+                self.cluster.refuse(hello)
         return None
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(self._cluster.socket_path(), limit=_LONGEST_LINE)
+        return await asyncio.open_unix_connection(self.cluster.socket_path(), limit=_LONGEST_LINE)
 
 
 class StartFailures:

@@ -7,11 +7,12 @@ import pwd
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from koalapy.agents.lrm.commands import words
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.polling import Polling
-from koalapy.agents.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.sge.check import findings
 from koalapy.agents.lrm.sge.commands import Layout, SgeCommands, read_layout
@@ -20,6 +21,7 @@ from koalapy.agents.lrm.sge.jobs import Ledger, active_job, unreachable_hosts
 from koalapy.agents.lrm.sge.qstat import Instance, Job, Look, read_look
 from koalapy.agents.lrm.sge.refusals import fault_of
 from koalapy.agents.lrm.sge.states import DELETED, Standing, is_broken, job_state, standing
+from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 LAYOUT_HOLDS = 60.0
@@ -30,23 +32,15 @@ SETTLING = 10.0
 """Seconds after which the master has taken what it was sent, or has lost it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SgeSettings:
-    """How jobs are handed in; ``poll_interval`` in seconds."""
-
-    queue: str | None = None
-    """By default any that offers the parallel environment."""
-    parallel_environment: str = "koala"
-    options: tuple[str, ...] = ()
-    """Further ones of ``qsub``."""
-    poll_interval: float = 5.0
+def make(settings: AgentSettings) -> "SgeLrm":
+    return SgeLrm(settings, DrmaaControl(settings.library))
 
 
 class SgeLrm:
     """Our jobs are those of our own user whose names begin with ``prefix``; all other used slots are background."""
 
-    def __init__(self, settings: SgeSettings, control: JobControl, prefix: str = "koala-") -> None:
-        self._settings, self._control = settings, control
+    def __init__(self, settings: SiteSettings, control: JobControl, prefix: str = JOB_PREFIX) -> None:
+        self._settings, self._control, self._extra = settings, control, words(settings.native_specification)
         self._commands = SgeCommands()
         self._polling = Polling(settings.poll_interval)
         self._ledger = Ledger(prefix, pwd.getpwuid(os.geteuid()).pw_name)
@@ -147,7 +141,7 @@ class SgeLrm:
         if submission.walltime is not None:
             options += ["-l", f"h_rt={max(1, math.ceil(submission.walltime))}"]
         # Run the script where it lies, which only we can read, and never a second time.
-        return [*options, "-b", "y", "-shell", "n", "-r", "n", *self._settings.options]
+        return [*options, "-b", "y", "-shell", "n", "-r", "n", *self._extra]
 
     async def _current_layout(self) -> Layout:
         now = time.monotonic()

@@ -6,12 +6,13 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from koalapy.agents.lrm.commands import run
+from koalapy.agents.lrm.commands import run, words
+from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.polling import Polling
-from koalapy.agents.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.slurm.answers import COLUMNS, SlurmJob, SlurmNode, read_columns, read_jobs, read_nodes, words_in
 from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_version
@@ -28,6 +29,7 @@ from koalapy.agents.lrm.slurm.hostlist import expand
 from koalapy.agents.lrm.slurm.offer import Offer, read_offer
 from koalapy.agents.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, words_of_waiting
 from koalapy.agents.lrm.slurm.states import Standing, is_starting, job_end, job_state, node_standing, node_starts
+from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 _LARGE_ANSWER = 1 << 20
@@ -44,17 +46,6 @@ _REMEMBERED = "now-14days"
 """How far back accounting is searched for a job of ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmSettings:
-    """How the cluster is asked; ``options`` are further ones of sbatch, ``poll_interval`` is in seconds."""
-
-    partition: str | None = None
-    """Or several, with commas between; None: the default partition."""
-    account: str | None = None
-    options: tuple[str, ...] = ()
-    poll_interval: float = 5.0
-
-
 class _Named(NamedTuple):
     """A job as squeue or sacct tell it in one line."""
 
@@ -64,11 +55,15 @@ class _Named(NamedTuple):
     name: str
 
 
+def make(settings: AgentSettings) -> "SlurmLrm":
+    return SlurmLrm(settings, DrmaaControl(settings.library) if settings.library else None)
+
+
 class SlurmLrm:
     """Our jobs are those of our own user whose names begin with ``prefix``; all others' are background."""
 
-    def __init__(self, settings: SlurmSettings, prefix: str = "koala-", control: JobControl | None = None) -> None:
-        self._settings = settings
+    def __init__(self, settings: SiteSettings, control: JobControl | None = None, prefix: str = JOB_PREFIX) -> None:
+        self._settings, self._extra = settings, words(settings.native_specification)
         self._prefix = prefix
         self._control: JobControl = control or SlurmCommands(self._options())
         self._offer: Offer | None = None
@@ -177,13 +172,13 @@ class SlurmLrm:
     def _options(self) -> list[str]:
         """Of every job."""
         options = ["--ntasks-per-node=1", "--exclusive", "--no-requeue"]
-        if not any(word.partition("=")[0] in _MEMORY for word in self._settings.options):
+        if not any(word.partition("=")[0] in _MEMORY for word in self._extra):
             options.append("--mem=0")  # whole nodes, with all their memory: not what the site gives who asks for none
         if self._settings.partition:
             options.append(f"--partition={self._settings.partition}")
         if self._settings.account:
             options.append(f"--account={self._settings.account}")
-        return [*options, *self._settings.options]
+        return [*options, *self._extra]
 
     def _native(self, submission: LrmSubmission) -> list[str]:
         options = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
@@ -232,7 +227,7 @@ class SlurmLrm:
     async def _current_offer(self) -> Offer:
         now = time.monotonic()
         if self._offer is None or now > self._offer_read + OFFER_HOLDS:
-            self._offer = await read_offer(self._settings.partition, self._settings.options)
+            self._offer = await read_offer(self._settings.partition, self._extra)
             self._offer_read = now
         return self._offer
 

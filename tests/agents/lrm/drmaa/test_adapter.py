@@ -9,22 +9,23 @@ from typing import Literal
 import pytest
 
 from koalapy.agents.lrm.drmaa import adapter, process
-from koalapy.agents.lrm.drmaa.adapter import DrmaaLrm, DrmaaSettings
+from koalapy.agents.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 from .conftest import FakeLibrary, make_control, submission
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> DrmaaSettings:
-    return DrmaaSettings(4, "-n {nodes} -t {walltime}", "srun", 0.1, tmp_path)
+def settings() -> SiteSettings:
+    return SiteSettings(nodes=4, native_specification="-n {nodes} -t {walltime}", fanout="srun", poll_interval=0.1)
 
 
 @pytest.fixture
-async def lrm(library: FakeLibrary, settings: DrmaaSettings) -> AsyncIterator[DrmaaLrm]:
-    made = DrmaaLrm(make_control(library), settings)
+async def lrm(library: FakeLibrary, settings: SiteSettings, tmp_path: Path) -> AsyncIterator[DrmaaLrm]:
+    made = DrmaaLrm(settings, make_control(library), tmp_path)
     await made.open()
     yield made
     await made.close()
@@ -46,7 +47,7 @@ async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
 def test_a_walltime_is_written_as_the_resource_manager_has_it(
     control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
 ) -> None:
-    lrm = DrmaaLrm(control, DrmaaSettings(4, "-t {walltime}", fanout, 0.1, tmp_path))
+    lrm = DrmaaLrm(SiteSettings(native_specification="-t {walltime}", fanout=fanout), control, tmp_path)
     assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-t", limit]
 
 
@@ -96,12 +97,12 @@ async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, library: F
 
 
 async def test_a_job_is_known_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, library: FakeLibrary, settings: DrmaaSettings, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, library: FakeLibrary, settings: SiteSettings, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(adapter, "GRACE", 0.0)
     job = await lrm.submit(submission(tmp_path, walltime=1.0))
     await lrm.close()
-    again = DrmaaLrm(make_control(library), settings)
+    again = DrmaaLrm(settings, make_control(library), tmp_path)
     await again.open()
     assert await again.find("koala-a") == job
     assert await again.find("koala-b") is None
@@ -153,9 +154,9 @@ async def test_what_cannot_be_is_refused(
     assert not library.calls()
 
 
-async def test_a_broken_book_says_where_it_is(library: FakeLibrary, settings: DrmaaSettings, tmp_path: Path) -> None:
+async def test_a_broken_book_says_where_it_is(library: FakeLibrary, settings: SiteSettings, tmp_path: Path) -> None:
     (tmp_path / "drmaa-jobs.json").write_text('{"koala-a": {"na')
-    lrm = DrmaaLrm(make_control(library), settings)
+    lrm = DrmaaLrm(settings, make_control(library), tmp_path)
     with pytest.raises(SiteUnavailable, match=r"drmaa-jobs\.json"):
         await lrm.open()
     await lrm.close()

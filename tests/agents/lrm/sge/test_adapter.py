@@ -9,7 +9,8 @@ import pytest
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.sge import endings
-from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
+from koalapy.agents.lrm.sge.adapter import SgeLrm
+from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 from .conftest import OWNER, FakeGridEngine, RememberingControl
@@ -17,7 +18,7 @@ from .conftest import OWNER, FakeGridEngine, RememberingControl
 
 @pytest.fixture
 async def lrm(engine: FakeGridEngine, control: RememberingControl) -> AsyncIterator[SgeLrm]:
-    made = SgeLrm(SgeSettings("all.q", options=("-P", "grid"), poll_interval=0.05), control)
+    made = SgeLrm(SiteSettings(queue="all.q", native_specification="-P grid", poll_interval=0.05), control)
     await made.open()
     yield made
     await made.close()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.lrm.port import Finding
-from koalapy.agents.lrm.sge.adapter import SgeLrm, SgeSettings
+from koalapy.agents.lrm.sge.adapter import SgeLrm
+from koalapy.agents.settings import SiteSettings
 
 from .conftest import FakeGridEngine, RememberingControl
 
@@ -21,7 +22,7 @@ def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest
     monkeypatch.delenv("SGE_CELL", raising=False)
     engine.answers("qstat -help", "SGE 8.1.9\nusage: qstat\n")
     engine.answers("qconf -ss", f"{socket.gethostname()}\n")
-    return SgeLrm(SgeSettings("all.q"), control)
+    return SgeLrm(SiteSettings(queue="all.q"), control)
 
 
 async def wrong(lrm: SgeLrm) -> list[Finding]:

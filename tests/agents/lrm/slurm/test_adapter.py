@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from koalapy.agents.lrm import commands
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 from koalapy.agents.lrm.slurm.answers import read_columns
+from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.lrm.conftest import eventually, is_alive
 
@@ -26,8 +28,8 @@ def submission(folder: Path, **more: object) -> LrmSubmission:
     return LrmSubmission(**{"name": "koala-x-9.1.0", **fields, **more})  # type: ignore[arg-type]
 
 
-def lrm(**settings: object) -> SlurmLrm:
-    return SlurmLrm(SlurmSettings(**settings))  # type: ignore[arg-type]
+def lrm(*, options: tuple[str, ...] = (), **settings: object) -> SlurmLrm:
+    return SlurmLrm(SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings))  # type: ignore[arg-type]
 
 
 async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
@@ -351,7 +353,7 @@ class Recorded:
 async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     control = Recorded()
-    seen = SlurmLrm(SlurmSettings("main"), control=control)
+    seen = SlurmLrm(SiteSettings(partition="main"), control=control)
     await seen.open()
     assert await seen.submit(submission(tmp_path, walltime=60.0)) == "171"
     await seen.cancel("167", "koala-x-2.1.0")
@@ -382,7 +384,7 @@ async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str,
 
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
     control = Recorded()
-    seen = SlurmLrm(SlurmSettings("main"), control=control)
+    seen = SlurmLrm(SiteSettings(partition="main"), control=control)
     assert (await seen.snapshot()).trouble == ""
     control.trouble_told = "there is no library"
     assert (await seen.snapshot()).trouble == "there is no library"

@@ -5,13 +5,14 @@ import json
 import pytest
 
 from koalapy.agents.lrm.port import Finding
-from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm
+from koalapy.agents.settings import SiteSettings
 
 from .conftest import ANSWERS, FakeSlurm
 
 
 async def findings(**settings: object) -> dict[str, Finding]:
-    return {each.what: each for each in await SlurmLrm(SlurmSettings(**settings)).check()}  # type: ignore[arg-type]
+    return {each.what: each for each in await SlurmLrm(SiteSettings(**settings)).check()}  # type: ignore[arg-type]
 
 
 async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:

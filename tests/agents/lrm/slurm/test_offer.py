@@ -1,6 +1,7 @@
 """What counts as idle is what a job of ours would be given now: by partitions, limits, reservations, and backfill."""
 
 import json
+import shlex
 from collections.abc import Mapping
 
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.lrm.slurm.adapter import SlurmLrm, SlurmSettings, snapshot_of
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm, snapshot_of
 from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.offer import Offer, Partition, Reservation, option, read_partitions, read_reservations
+from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
 
 from .conftest import ANSWERS, FakeSlurm
@@ -55,7 +57,7 @@ def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description:
 
 
 async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
-    return await SlurmLrm(SlurmSettings(partition, options=options)).snapshot()
+    return await SlurmLrm(SiteSettings(partition=partition, native_specification=shlex.join(options))).snapshot()
 
 
 def counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
@@ -105,7 +107,7 @@ async def test_a_partition_that_is_down_is_told_and_gives_nothing(slurm: FakeSlu
 async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle"}, {"n1": "shut"})
-    lrm = SlurmLrm(SlurmSettings("shut"))
+    lrm = SlurmLrm(SiteSettings(partition="shut"))
     assert (await lrm.snapshot()).idle == 0
     slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
     waits(slurm, "PartitionDown")
@@ -141,7 +143,7 @@ async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     with pytest.raises(SiteRejected, match="2 nodes asked for, but partition short gives a job at most 1") as caught:
-        await SlurmLrm(SlurmSettings("short")).submit(submission(tmp_path, nodes=2))  # type: ignore[arg-type]
+        await SlurmLrm(SiteSettings(partition="short")).submit(submission(tmp_path, nodes=2))  # type: ignore[arg-type]
     assert caught.value.fault == "limit"
     assert slurm.calls("sbatch") == []
 
@@ -149,7 +151,7 @@ async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(
 async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: pytest.TempPathFactory) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    await SlurmLrm(SlurmSettings("short,long")).submit(submission(tmp_path, nodes=4))  # type: ignore[arg-type]
+    await SlurmLrm(SiteSettings(partition="short,long")).submit(submission(tmp_path, nodes=4))  # type: ignore[arg-type]
     assert "--partition=short,long" in slurm.calls("sbatch")[0]
 
 

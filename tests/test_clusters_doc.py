@@ -1,0 +1,40 @@
+"""``docs/clusters.md`` names every parameter, with the default that it has."""
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from koalapy.model.measurement import Measuring
+from koalapy.scheduling.rules import Rules
+from koalapy.settings import ClusterSection, MpiSection
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "clusters.md").read_text(encoding="utf-8")
+
+
+def test_every_rule_stands_there_with_its_default() -> None:
+    table = PAGE.partition("## The rules of scheduling and claiming")[2].partition("\n## ")[0]
+    told: dict[str, str] = {}
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            names, defaults, _ = (cell.strip() for cell in line.strip("|").split("|", 2))
+            told |= zip(re.findall(r"`(\w+)`", names), defaults.replace("`", "").split(", "), strict=True)
+    for rule in fields(Rules):
+        assert told.pop(rule.name) == f"{rule.default}".lower().removesuffix(".0"), rule.name
+    assert not told
+
+
+def test_every_setting_of_a_cluster_stands_there() -> None:
+    table = PAGE.partition("## What a cluster's configuration says")[2].partition("\n\nOnly agents")[0]
+    told = [
+        name for line in table.splitlines() if "|" in line for name in re.findall(r"`([\w.]+)`", line.split("|")[1])
+    ]
+    known = [own.name for own in fields(ClusterSection) if own.name != "mpi"]
+    assert sorted(told) == sorted(known + [f"mpi.{own.name}" for own in fields(MpiSection)])
+
+
+def test_how_links_are_measured_stands_in_the_page_of_the_network() -> None:
+    page = (DOCS / "network.md").read_text(encoding="utf-8")
+    for own in fields(Measuring):
+        assert own.default is not MISSING
+        assert re.search(rf"\b{own.name}\b", page), own.name
