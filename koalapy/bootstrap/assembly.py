@@ -36,7 +36,6 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
-from koalapy.service.clock import for_removal
 from koalapy.service.connections import OF_USE, Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.disks import LOOK_EVERY as LOOK_AT_DISKS_EVERY
@@ -44,17 +43,16 @@ from koalapy.service.disks import DiskWatch
 from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 from koalapy.service.engine import Engine, Item
-from koalapy.service.feedback import TransferFeedback
 from koalapy.service.files import Files
-from koalapy.service.housekeeping import INTERVAL, Housekeeping
-from koalapy.service.hub import Hub
+from koalapy.service.hub import Hub, TransferFeedback
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
 from koalapy.service.network import LOOK_EVERY, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
+from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
-from koalapy.service.retention import Keeping, Retention
+from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
@@ -101,7 +99,7 @@ async def run(
     hub = _hub(settings, stores, engine, outputs)
     services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
     hub.number_above(services.jobs.number_above)
-    hub.feedback = TransferFeedback(services.files, services.network)
+    hub.feedback = TransferFeedback(services.network.transferred, services.files.spoiled)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
     connections = Connections(raise_limit(OF_USE))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
@@ -302,8 +300,7 @@ def _services(
     bundles = Bundles(
         stores.files,
         data_dir / "bundles",
-        limit=settings.bundle_limit,
-        quota=settings.bundles_quota,
+        StorageLimits(settings.bundle_limit, settings.bundles_quota),
         clock=clock,
         needed=lambda: {job.spec.bundle.id for job in engine.scheduler.jobs() if job.spec.bundle},
     )
@@ -312,16 +309,15 @@ def _services(
     results = Results(
         stores.files,
         data_dir / "results",
-        limit=settings.collect_limit,
-        quota=settings.results_quota,
+        StorageLimits(settings.collect_limit, settings.results_quota),
         clock=clock,
         attempts=jobs.attempts,
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
     jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks)
     advisor = Advisor(engine.scheduler.experience, stores.advice)
-    keeping = Keeping(settings.jobs_keep, settings.internal_jobs_keep)
-    retention = Retention(stores.history, outputs, results, keeping, for_removal(clock), lambda: engine.draining)
+    times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
+    retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     return Services(jobs, bundles, files, results, network, advisor, disks, retention)
 
 
@@ -331,10 +327,10 @@ def _own_folders(data_dir: Path) -> dict[str, Path]:
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
     housekeeping = Housekeeping(
-        services.bundles, services.results, services.retention, settings.results_keep, for_removal(engine.clock)
+        services.bundles, services.results, services.retention, settings.results_keep, removal_clock(engine.clock)
     )
     return [
-        Duty("tidy", INTERVAL, housekeeping.tidy),
+        Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
         Duty("disks", LOOK_AT_DISKS_EVERY, services.disks.look),
         Duty("network", LOOK_EVERY, services.network.measure_what_is_due),
     ]

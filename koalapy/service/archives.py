@@ -18,21 +18,21 @@ from typing import BinaryIO
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import encodable
-from koalapy.service.room import Taken
+from koalapy.service.quota import QuotaHold
 
-PATIENCE = 120.0
+PIECE_TIMEOUT = 120.0
 """Seconds until the next bytes."""
-PIECE = 1024 * 1024
+PIECE_SIZE = 1024 * 1024
 """Bytes that are written at a time."""
 INCOMING = ".incoming-"
 """How the names of files begin that are not whole yet."""
-MOST_NAMES = 100_000
+MAX_NAMES = 100_000
 """Files and folders in an archive."""
-MOST_COMMON = 100
+MAX_PAX_HEADERS = 100
 """Facts that an archive may state for all of its members at once."""
-LONGEST_NAME = 1000
+MAX_NAME_LENGTH = 1000
 """Characters of a file's name with the folders that it is in."""
-LONGEST_HEADER = 256 * 1024
+MAX_HEADER_SIZE = 256 * 1024
 """Bytes by which an archive may describe one member."""
 WAY_OUT = "send an uncompressed tar of regular files and folders with relative names"
 
@@ -69,7 +69,7 @@ def incoming(directory: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-async def receive(content: AsyncIterator[bytes], path: Path, limit: int, taken: Taken) -> Archive:
+async def receive(content: AsyncIterator[bytes], path: Path, limit: int, hold: QuotaHold) -> Archive:
     """Write an archive to a file and check it.
 
     ``TooLargeError`` for more than ``limit`` bytes, ``FullError`` for more than there is room for, ``UsageError`` for
@@ -80,7 +80,7 @@ async def receive(content: AsyncIterator[bytes], path: Path, limit: int, taken: 
         async for piece in _pieces(content):
             size += len(piece)
             check_size(size, limit)
-            await taken.more(len(piece))
+            await hold.add(len(piece))
             await asyncio.to_thread(_keep, file, digest, piece)
         await asyncio.to_thread(_sync, file)
     return Archive(digest.hexdigest(), size, await asyncio.to_thread(check, path))
@@ -113,12 +113,12 @@ async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     held = bytearray()
     while True:
         # Who has gone without a word would take up room for ever.
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PIECE_TIMEOUT):
             piece = await anext(content, None)
         if piece is None:
             break
         held += piece
-        if len(held) >= PIECE:
+        if len(held) >= PIECE_SIZE:
             yield bytes(held)
             held.clear()
     if held:
@@ -147,9 +147,9 @@ def check(path: Path) -> dict[str, bool]:
                 _check_member(member, kinds)
                 headers.allow_more()
                 archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
-                if len(kinds) > MOST_NAMES or len(archive.pax_headers) > MOST_COMMON:
+                if len(kinds) > MAX_NAMES or len(archive.pax_headers) > MAX_PAX_HEADERS:
                     raise TooLargeError(
-                        f"the archive has more than {MOST_NAMES:,} files and folders",
+                        f"the archive has more than {MAX_NAMES:,} files and folders",
                         field="body",
                         hint="put many small files into one archive of their own",
                     )
@@ -166,11 +166,11 @@ class _Headers(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._left = LONGEST_HEADER
+        self._left = MAX_HEADER_SIZE
 
     def allow_more(self) -> None:
         """The next member comes."""
-        self._left = LONGEST_HEADER
+        self._left = MAX_HEADER_SIZE
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return self._file.seek(offset, whence)
@@ -195,8 +195,8 @@ def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
         if not member.isdir():
             _refuse(member, "is no name of a file below a folder")
         return
-    if len(name) > LONGEST_NAME:
-        _refuse(member, f"has a name of more than {LONGEST_NAME} characters")
+    if len(name) > MAX_NAME_LENGTH:
+        _refuse(member, f"has a name of more than {MAX_NAME_LENGTH} characters")
     parts = name.split("/")
     for depth in range(1, len(parts)):
         if not kinds.setdefault("/".join(parts[:depth]), True):

@@ -11,11 +11,11 @@ from koalapy.model.errors import FullError, NotFoundError, UsageError
 from koalapy.model.wording import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
-from koalapy.service.room import Lacking, Room
+from koalapy.service.quota import Excess, Quota, StorageLimits
 
-KEPT = 86400.0
+RETENTION = 86400.0
 """Seconds for which a bundle is kept after it was last wanted, when no unfinished job needs it."""
-KEPT_AT_LEAST = 3600.0
+MIN_RETENTION = 3600.0
 """The same when there is no room for others: time to submit the job that it was sent for."""
 
 
@@ -26,15 +26,13 @@ class Bundles:
         self,
         store: FileStore,
         directory: Path,
-        *,
-        limit: int,
-        quota: int,
+        limits: StorageLimits,
         clock: Callable[[], float],
         needed: Callable[[], Collection[str]],
     ) -> None:
         self._store = store
         self._directory = directory
-        self._limit = limit
+        self._limit = limits.archive
         self._clock = clock
         self._needed = needed
         """The bundles of unfinished jobs."""
@@ -48,15 +46,15 @@ class Bundles:
         """Held while a bundle comes or goes."""
         used = sum(bundle.size for bundle in self._known.values())
         why = "all it has is needed by unfinished jobs, or was wanted within the last hour"
-        self._room = Room("bundles_quota", quota, used, self._free, why)
+        self._quota = Quota("bundles_quota", limits.quota, used, self._free, why)
         discard(directory, self._known)
 
     async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
         """Keep an archive, of as many bytes as were announced if they were; False when it was there already."""
         # Nothing is to make way for what is refused in the end.
         check_size(announced, self._limit)
-        with incoming(self._directory) as path, self._room.taken() as taken:
-            archive = await receive(content, path, self._limit, taken)
+        with incoming(self._directory) as path, self._quota.hold() as hold:
+            archive = await receive(content, path, self._limit, hold)
             if not archive.files:
                 raise UsageError("there is no file in the archive", field="body", hint=WAY_OUT)
             if odd := next((encodable(name[:100]) for name in archive.names if not is_utf8(name)), None):
@@ -71,7 +69,7 @@ class Bundles:
                 # Known only when that is written: after a restart nobody would know of it.
                 await asyncio.to_thread(self._store.save_bundles, [bundle])
                 # One whose file was lost is counted, until it is back or thrown away.
-                taken.keep(instead_of=self._known[bundle.id].size if bundle.id in self._known else 0)
+                hold.keep(instead_of=self._known[bundle.id].size if bundle.id in self._known else 0)
                 self._known[bundle.id] = bundle
                 self._tops[bundle.id] = _tops(archive.names)
         return bundle, True
@@ -108,7 +106,7 @@ class Bundles:
         for ident in self._needed():
             if self._is_there(ident):
                 self.touch(ident)
-        before = self._clock() - KEPT
+        before = self._clock() - RETENTION
         gone = []
         for ident in [bundle.id for bundle in self._known.values() if bundle.used_at < before]:
             async with self._changing:
@@ -116,18 +114,18 @@ class Bundles:
                     await self._remove(ident)
                     gone.append(ident)
         with suppress(FullError):
-            await self._room.make()
+            await self._quota.make_room()
         touched = self._touched & self._known.keys()
         await asyncio.to_thread(self._store.save_bundles, [self._known[ident] for ident in touched])
         self._touched -= touched
         return gone
 
-    async def _free(self, lacking: Lacking) -> None:
+    async def _free(self, excess: Excess) -> None:
         """Remove some that are not needed, those first that were wanted last the longest time ago."""
         async with self._changing:
-            needed, before = self._needed(), self._clock() - KEPT_AT_LEAST
+            needed, before = self._needed(), self._clock() - MIN_RETENTION
             for bundle in sorted(self._known.values(), key=lambda bundle: bundle.used_at):
-                if lacking() <= 0:
+                if excess() <= 0:
                     return
                 if bundle.id not in needed and self._is_old(bundle.id, before):
                     await self._remove(bundle.id)
@@ -141,7 +139,7 @@ class Bundles:
         size = self._known.pop(bundle).size
         self._tops.pop(bundle, None)
         self.path(bundle).unlink(missing_ok=True)
-        self._room.used -= size
+        self._quota.used -= size
         await asyncio.to_thread(self._store.remove_bundle, bundle)
 
 

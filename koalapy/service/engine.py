@@ -4,6 +4,7 @@ Whatever comes while a transaction is being written goes into the next one toget
 """
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.effects import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
-from koalapy.service.clock import steady_clock
 from koalapy.service.database import SLOW, Database
 from koalapy.service.outbox import Outbox
 from koalapy.service.tally import Tally
@@ -319,6 +319,16 @@ class Engine:
         if self.dispatcher is not None:
             for cluster, wanted in messages.items():
                 self.dispatcher.send(cluster, wanted)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch as the machine had them when this was called, and counted on from there.
+
+    Deadlines of claims and jobs hang on it: a step of the machine's clock must not let them pass, nor hold them up.
+    What it shows is set right at the daemon's next start.
+    """
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def inventory_item(

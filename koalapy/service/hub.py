@@ -3,8 +3,9 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
@@ -29,15 +30,14 @@ HELLO_WITHIN = 30.0
 """Seconds that an agent has to say who it is."""
 
 
-class Feedback(Protocol):
-    """Who learns from transfers."""
+@dataclass(frozen=True, slots=True)
+class TransferFeedback:
+    """Who learns from transfers that are over."""
 
-    def moved(self, source: str, target: str, size: int, seconds: float) -> None:
-        """So many bytes came from one cluster to another in so many seconds."""
-
-    def spoiled(self, file: str, cluster: str, error: str) -> tuple[Event, ...]:
-        """A replica is not what the catalogue says; the answer is what the scheduler is to know of it."""
-        ...
+    moved: Callable[[ClusterName, ClusterName, int, float], None]
+    """So many bytes came from one cluster to another in so many seconds."""
+    spoiled: Callable[[str, ClusterName, str], tuple[Event, ...]]
+    """A replica is not what the catalogue says, by its name, cluster and fault; what the scheduler is to know of it."""
 
 
 class Hub:
@@ -66,7 +66,7 @@ class Hub:
         """Clusters for whose nodes jobs wait."""
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._tell)
-        self.feedback: Feedback | None = None
+        self.feedback: TransferFeedback | None = None
         self._counted: dict[str, None] = {}
         """Stages whose transfers were counted: they are told again in every inventory."""
 

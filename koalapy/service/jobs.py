@@ -1,10 +1,9 @@
-"""What users may ask of the daemon: the ``JobService`` behind the REST API."""
+"""What users may ask of the daemon about jobs and clusters, and have it do with them."""
 
 import asyncio
 import getpass
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from weakref import WeakValueDictionary
 
 from koalapy import __version__
 from koalapy.model.digest import digest_of, has_digest
@@ -28,7 +27,7 @@ from koalapy.service.database import asked
 from koalapy.service.disks import DiskWatch
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.explain import dry_run, explain_job
-from koalapy.service.keys import Keys
+from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.memories import JOBS_AHEAD
 from koalapy.service.output import Outputs
 from koalapy.validation.size import check_size
@@ -97,10 +96,7 @@ class Jobs:
         self._next_job = next_job
         self._describe = describe
         self.disks: DiskWatch | None = None
-        self._used = Keys(store)
-        self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of submissions under way, so that two with one key do not both become jobs; a lock is kept by those who have
-        it and those who wait for it."""
+        self._keys = IdempotencyKeys(store)
         self._submitting: set[asyncio.Task[tuple[JobRecord, bool]]] = set()
 
     # Submitting and acting
@@ -119,8 +115,8 @@ class Jobs:
         return await self._engine.database.patiently(submitting, UNKNOWN_JOB_OF_KEY)
 
     async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
-        async with self._keys.setdefault(key, asyncio.Lock()):
-            first = await self._used.find(key)
+        async with self._keys.lock(key):
+            first = await self._keys.find(key)
             if first is None:
                 return await self._store_new(spec, (key, digest_of(spec))), True
             if not has_digest(spec, first.digest):

@@ -12,13 +12,13 @@ from koalapy.model.errors import ConflictError, FullError, NotFoundError
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import FileStore, StoredResult
-from koalapy.service.archives import PIECE, discard, incoming, keeping, plain_name, receive
+from koalapy.service.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
 from koalapy.service.jobs import JobRecord
-from koalapy.service.room import Lacking, Room
+from koalapy.service.quota import Excess, Quota, StorageLimits
 
-KEPT_AT_LEAST = 86400.0
+MIN_RETENTION = 86400.0
 """Seconds after a job's end for which its results are kept though there is no room for others."""
-LATEST = 2**33
+MAX_MTIME = 2**33
 """Seconds since the epoch that a file can have been changed at, as far as file systems know."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
 """A job and all its attempts; ``NotFoundError`` when there is no such job."""
@@ -28,35 +28,28 @@ class Results:
     """Takes the archives of components, and puts them together."""
 
     def __init__(
-        self,
-        store: FileStore,
-        directory: Path,
-        *,
-        limit: int,
-        quota: int,
-        clock: Callable[[], float],
-        attempts: Attempts,
+        self, store: FileStore, directory: Path, limits: StorageLimits, clock: Callable[[], float], attempts: Attempts
     ) -> None:
         self._store = store
         self._directory = directory
-        self._limit = limit
+        self._limit = limits.archive
         self._clock = clock
         self._attempts = attempts
         self._changing = asyncio.Lock()
         """Held while a result comes or goes."""
         why = "all it has is of jobs that are not over, or ended within the last day"
-        self._room = Room("results_quota", quota, store.results_size(), self._free, why)
+        self._quota = Quota("results_quota", limits.quota, store.results_size(), self._free, why)
         discard(directory, ())
 
     async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         """Keep what a component brought, in place of what it brought before; ``token`` is that of its stage."""
         job, generation, rank = await self._component(cluster, token)
-        with incoming(self._directory) as path, self._room.taken() as taken:
-            archive = await receive(content, path, self._limit, taken)
+        with incoming(self._directory) as path, self._quota.hold() as hold:
+            archive = await receive(content, path, self._limit, hold)
             result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
             async with self._changing:
                 # Written down first: a file that nobody knows of would stay for ever.
-                taken.keep(instead_of=await asyncio.to_thread(self._store.save_result, result))
+                hold.keep(instead_of=await asyncio.to_thread(self._store.save_result, result))
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
@@ -109,7 +102,7 @@ class Results:
             async with self._changing:
                 gone = await self._remove(before)
         with suppress(FullError):
-            await self._room.make()
+            await self._quota.make_room()
         return gone
 
     async def remove(self, jobs: Sequence[JobId]) -> None:
@@ -117,17 +110,17 @@ class Results:
         async with self._changing:
             for job in jobs:
                 await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
-            self._room.used -= await asyncio.to_thread(self._store.forget_results, jobs)
+            self._quota.used -= await asyncio.to_thread(self._store.forget_results, jobs)
 
-    async def _free(self, lacking: Lacking) -> None:
+    async def _free(self, excess: Excess) -> None:
         """Remove those of the jobs that ended first."""
         async with self._changing:
-            if (enough := lacking()) > 0:
-                await self._remove(self._clock() - KEPT_AT_LEAST, enough)
+            if (enough := excess()) > 0:
+                await self._remove(self._clock() - MIN_RETENTION, enough)
 
     async def _remove(self, before: float, enough: int | None = None) -> list[JobId]:
         old = await asyncio.to_thread(self._store.remove_results, before, enough)
-        self._room.used -= sum(old.values())
+        self._quota.used -= sum(old.values())
         for job in old:
             await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
         return list(old)
@@ -148,7 +141,7 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
     held = bytearray()
     for piece in pieces:
         held += piece
-        if len(held) >= PIECE:
+        if len(held) >= PIECE_SIZE:
             yield bytes(held)
             held.clear()
     yield bytes(held)
@@ -173,13 +166,13 @@ def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
 def _header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
     plain = tarfile.TarInfo(member.name)
     plain.type, plain.mode, plain.size = kind, mode, member.size if kind == tarfile.REGTYPE else 0
-    plain.mtime = int(min(max(member.mtime, 0), LATEST)) if isfinite(member.mtime) else 0
+    plain.mtime = int(min(max(member.mtime, 0), MAX_MTIME)) if isfinite(member.mtime) else 0
     return plain.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
     content = archive.extractfile(member) if member.isreg() else None
-    while content is not None and (piece := content.read(PIECE)):
+    while content is not None and (piece := content.read(PIECE_SIZE)):
         yield piece
     if content is not None and (rest := member.size % tarfile.BLOCKSIZE):
         yield bytes(tarfile.BLOCKSIZE - rest)

@@ -1,28 +1,36 @@
-"""How long jobs are kept that are over: then everything of theirs goes, files first and the books last."""
+"""What is old is removed: jobs that are over with all of theirs, files first and rows last; bundles and results."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+
+from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.job import JobId
 from koalapy.ports import HistoryStore
+from koalapy.service.bundles import Bundles
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 
-FIRST = 50
-MOST = 1000
+log = structlog.get_logger()
+
+FIRST_BATCH = 50
+MAX_BATCH = 1000
 """Jobs that are removed in one transaction."""
-LONG = 0.2
+LONG_TRANSACTION = 0.2
 """Seconds that a transaction may take while others wait to write: the next one is of half as many jobs."""
-MOST_STUCK = 100
+MAX_STUCK = 100
 """Jobs whose files cannot be removed that are passed over in one round: with more it is the disk's trouble."""
+HOUSEKEEPING_INTERVAL = 600.0
+"""Seconds between two rounds of housekeeping."""
 PAUSE = 0.02
 """Seconds between two transactions, in which others write."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class RetentionTimes:
     """Seconds after their end for which jobs are kept: users', for ever if None, and the daemon's own."""
 
     jobs: float | None
@@ -37,24 +45,24 @@ class Retention:
         store: HistoryStore,
         outputs: Outputs,
         results: Results,
-        keeping: Keeping,
+        times: RetentionTimes,
         clock: Callable[[], float],
         is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store, self._outputs, self._results = store, outputs, results
-        self._keeping, self._clock = keeping, clock
+        self._times, self._clock = times, clock
         self._is_ending = is_ending
-        self._at_once = FIRST
+        self._batch_size = FIRST_BATCH
         self._stuck: dict[JobId, OSError] = {}
         """Jobs that stay for this round because files of theirs do, and why."""
 
     async def tidy(self) -> int:
         """Remove all whose time is over; how many there were. ``OSError`` at the end when files of some stay."""
-        keeping, now = self._keeping, self._clock()
+        times, now = self._times, self._clock()
         self._stuck.clear()
-        gone = await self._remove_all(now - keeping.internal, internal=True)
-        if keeping.jobs is not None:
-            gone += await self._remove_all(now - keeping.jobs, internal=False)
+        gone = await self._remove_all(now - times.internal, internal=True)
+        if times.jobs is not None:
+            gone += await self._remove_all(now - times.jobs, internal=False)
         more = True
         while more and not self._is_ending():
             more = await asyncio.to_thread(self._store.shrink)
@@ -66,7 +74,7 @@ class Retention:
     async def _remove_all(self, before: float, *, internal: bool) -> int:
         gone = 0
         while not self._is_ending():
-            limit = self._at_once + len(self._stuck)
+            limit = self._batch_size + len(self._stuck)
             found = await asyncio.to_thread(self._store.over, before, limit, internal=internal)
             jobs = [job for job in found if job not in self._stuck]
             if not jobs:
@@ -85,7 +93,8 @@ class Retention:
         began = time.monotonic()
         await asyncio.to_thread(self._store.remove, jobs)
         took = time.monotonic() - began
-        self._at_once = max(1, self._at_once // 2) if took > LONG else min(MOST, self._at_once * 2)
+        size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
+        self._batch_size = min(max(1, size), MAX_BATCH)
         # What was on its way meanwhile.
         await self._outputs.remove(frozenset(jobs))
         return len(jobs)
@@ -99,7 +108,43 @@ class Retention:
                 half = len(jobs) // 2
                 return [*await self._without_output(jobs[:half]), *await self._without_output(jobs[half:])]
             self._stuck[jobs[0]] = error
-            if len(self._stuck) > MOST_STUCK:
+            if len(self._stuck) > MAX_STUCK:
                 raise
             return ()
         return jobs
+
+
+class Housekeeping:
+    """One round at a time; what a round does not get done, the next one does."""
+
+    def __init__(
+        self,
+        bundles: Bundles,
+        results: Results,
+        retention: Retention,
+        results_keep: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._bundles = bundles
+        self._results = results
+        self._retention = retention
+        self._results_keep = results_keep
+        self._clock = clock
+
+    async def tidy(self) -> None:
+        keep = self._results_keep
+        try:
+            bundles = await self._bundles.tidy()
+            results = await self._results.tidy(None if keep is None else self._clock() - keep)
+            jobs = await self._retention.tidy()
+        except (StoreUnavailable, LeaseLost, OSError) as error:
+            log.error("not all that is old was removed", action="tidy", error=str(error))
+            return
+        if bundles or results or jobs:
+            log.info("what was old is removed", action="tidy", bundles=len(bundles), results_of=results, jobs=jobs)
+
+
+def removal_clock(clock: Callable[[], float]) -> Callable[[], float]:
+    """By this it is told what is old enough to be removed: a daemon that was started while the machine's clock was
+    ahead goes by the one that was set right since, for what is removed does not come back."""
+    return lambda: min(clock(), time.time())

@@ -34,6 +34,7 @@ from koalapy.service.links import LinkTable
 from koalapy.service.network import Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
+from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.database import Database
@@ -94,7 +95,11 @@ async def serving(
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
     file_store = SqlFiles(database)
     bundles = Bundles(
-        file_store, path.parent / "bundles", limit=BUNDLE_LIMIT, quota=2 * BUNDLE_LIMIT, clock=engine.clock, needed=list
+        file_store,
+        path.parent / "bundles",
+        StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
+        clock=engine.clock,
+        needed=list,
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
     outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
@@ -102,8 +107,7 @@ async def serving(
     results = Results(
         file_store,
         path.parent / "results",
-        limit=BUNDLE_LIMIT,
-        quota=2 * BUNDLE_LIMIT,
+        StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
         clock=engine.clock,
         attempts=jobs.attempts,
     )

@@ -312,7 +312,7 @@ async def test_bundles_for_which_there_is_no_room_are_refused_with_the_way_out(o
 
 
 async def test_an_upload_that_does_not_go_on_is_ended(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.service.archives.PATIENCE", 0.01)
+    monkeypatch.setattr("koalapy.service.archives.PIECE_TIMEOUT", 0.01)
 
     async def stalls() -> AsyncIterator[bytes]:
         yield ARCHIVE[:1000]

@@ -26,13 +26,13 @@ from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import Bundle, FlexibleRequest, InputFile
 from koalapy.ports import Batch
 from koalapy.scheduling.events import ReplicasChanged
-from koalapy.service.bundles import KEPT, Bundles
+from koalapy.service.bundles import RETENTION, Bundles
 from koalapy.service.files import Files
-from koalapy.service.housekeeping import Housekeeping
 from koalapy.service.jobs import JobRecord
 from koalapy.service.output import Outputs
+from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
-from koalapy.service.retention import Keeping, Retention
+from koalapy.service.retention import Housekeeping, Retention, RetentionTimes
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from tests.service.archives import GOOD, archive, archive_of, pieces, special, unpacked
@@ -67,7 +67,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         store = SqlFiles(daemon.store.database)
         needed: set[str] = set()
         bundles = Bundles(
-            store, tmp_path / "bundles", limit=100_000, quota=10**9, needed=lambda: needed, clock=lambda: 1000.0
+            store, tmp_path / "bundles", StorageLimits(100_000, 10**9), needed=lambda: needed, clock=lambda: 1000.0
         )
         told: list[ReplicasChanged] = []
         apply = daemon.scheduler.apply
@@ -384,10 +384,10 @@ async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, t
     now = 1000.0
     needed: set[str] = set()
     bundles = Bundles(
-        world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: needed, clock=lambda: now
+        world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: needed, clock=lambda: now
     )
     kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "abc"]
-    now += KEPT
+    now += RETENTION
     bundles.touch(kept[1])
     now += 1
     needed.add(kept[0])
@@ -396,10 +396,10 @@ async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, t
     assert {bundle.used_at for bundle in world.store.bundles()} == {now, now - 1}
     with pytest.raises(NotFoundError):
         bundles.get(kept[2])
-    now += KEPT
+    now += RETENTION
     for left in (".incoming-x", "f" * 64):
         (tmp_path / "bundles" / left).touch()
-    again = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=list, clock=lambda: now)
+    again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
     assert await again.tidy() == [kept[1]]
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [kept[0]]
 
@@ -416,7 +416,7 @@ async def test_a_bundle_whose_file_is_lost_can_be_uploaded_again(world: World) -
 
 async def test_what_lies_directly_in_a_bundle_is_known_after_a_restart_too(world: World, tmp_path: Path) -> None:
     bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
-    again = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=list, clock=lambda: 1000.0)
+    again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: 1000.0)
     assert await world.bundles.tops(bundle.id) == await again.tops(bundle.id) == {"run.sh", "data"}
 
 
@@ -448,7 +448,7 @@ END = bytes(1024)
 )
 async def test_no_archive_makes_us_hold_more_than_is_sensible(world: World, data: bytes) -> None:
     bundles = Bundles(
-        world.store, world.bundles.path("x").parent, limit=10**8, quota=10**9, needed=list, clock=lambda: 0.0
+        world.store, world.bundles.path("x").parent, StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0
     )
     with pytest.raises(UsageError) as caught:
         await bundles.put(pieces(data + END, 100_000))
@@ -456,14 +456,14 @@ async def test_no_archive_makes_us_hold_more_than_is_sensible(world: World, data
 
 
 async def test_an_archive_of_too_many_files_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.service.archives.MOST_NAMES", 5)
+    monkeypatch.setattr("koalapy.service.archives.MAX_NAMES", 5)
     await world.bundles.put(pieces(archive_of({f"a/{i}": b"" for i in range(4)})))
     with pytest.raises(TooLargeError, match="more than 5 files"):
         await world.bundles.put(pieces(archive_of({f"a/{i}": b"" for i in range(5)})))
 
 
 async def test_an_archive_for_which_there_is_no_room(world: World, tmp_path: Path) -> None:
-    bundles = Bundles(world.store, tmp_path / "full", limit=10**8, quota=10**9, needed=list, clock=lambda: 0.0)
+    bundles = Bundles(world.store, tmp_path / "full", StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
@@ -480,9 +480,9 @@ async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=list, clock=lambda: now)
+    bundles = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
     kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "ab"]
-    now += KEPT + 1
+    now += RETENTION + 1
     real = world.store.remove_bundle
 
     def removing(bundle: str) -> None:
@@ -549,7 +549,7 @@ class Tried:
 def results_of(
     world: World, path: Path, tried: Tried, quota: int = 10**9, clock: Callable[[], float] = lambda: 5.0
 ) -> Results:
-    return Results(world.store, path / "results", limit=100_000, quota=quota, clock=clock, attempts=tried)
+    return Results(world.store, path / "results", StorageLimits(100_000, quota), clock=clock, attempts=tried)
 
 
 async def test_results_come_together(world: World, tmp_path: Path) -> None:
@@ -649,13 +649,15 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
     kept, gone = [(await world.bundles.put(pieces(archive_of({name: b""}))))[0] for name in "ab"]
 
     def now() -> float:
-        return KEPT + 2000.0
+        return RETENTION + 2000.0
 
-    bundles = Bundles(world.store, tmp_path / "bundles", limit=10**6, quota=10**9, needed=lambda: {kept.id}, clock=now)
+    bundles = Bundles(
+        world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: {kept.id}, clock=now
+    )
     results = results_of(world, tmp_path, Tried(world))
     outputs = Outputs(world.daemon.engine, world.daemon.store, world.daemon.kept)
     history = SqlHistory(world.daemon.store.database)
-    retention = Retention(history, outputs, results, Keeping(None, 3600.0), now)
+    retention = Retention(history, outputs, results, RetentionTimes(None, 3600.0), now)
     await Housekeeping(bundles, results, retention, 60.0, now).tidy()
     assert [bundle.id for bundle in world.store.bundles()] == [kept.id]
     assert not bundles.path(gone.id).exists()

@@ -18,8 +18,9 @@ from koalapy.service import retention
 from koalapy.service.jobs import Jobs
 from koalapy.service.network import spec_of
 from koalapy.service.output import Outputs
+from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
-from koalapy.service.retention import Keeping, Retention
+from koalapy.service.retention import Retention, RetentionTimes
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from tests.service.archives import archive_of, pieces
@@ -39,15 +40,15 @@ class World:
         self.files = SqlFiles(self.store.database)
         self.jobs = Jobs(daemon.engine, self.store, daemon.outputs, 1, daemon.describe)
         self.results = Results(
-            self.files, path / "results", limit=10**6, quota=10**9, clock=lambda: NOW, attempts=self.jobs.attempts
+            self.files, path / "results", StorageLimits(10**6, 10**9), clock=lambda: NOW, attempts=self.jobs.attempts
         )
         self.history = SqlHistory(self.store.database)
         self.ending = False
 
     def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY) -> Retention:
         outputs = Outputs(self.daemon.engine, self.store, self.daemon.kept)
-        keeping = Keeping(jobs, internal)
-        return Retention(self.history, outputs, self.results, keeping, lambda: NOW, lambda: self.ending)
+        times = RetentionTimes(jobs, internal)
+        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending)
 
     async def add(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
         """One that ended so many seconds ago, if it has."""
@@ -95,10 +96,10 @@ async def test_exactly_those_go_whose_time_is_over(
             longest = DAY if internal else keep
             stay |= {ident} if age is None or longest is None or age <= longest else set()
         tidying = world.retention(keep)
-        tidying._at_once = at_once
+        tidying._batch_size = at_once
         assert await tidying.tidy() == len(jobs) - len(stay)
         assert world.there() == dict.fromkeys(("books", "output", "results"), stay)
-        assert world.results._room.used == world.files.results_size()
+        assert world.results._quota.used == world.files.results_size()
         assert await tidying.tidy() == 0
         assert world.store.load().next_job == len(jobs) + 1
 
@@ -147,7 +148,7 @@ async def test_one_whose_files_cannot_be_removed_keeps_no_other(
         for ident in range(1, 8):
             await world.add(ident, (30 - ident) * DAY)
         tidying = world.retention()
-        tidying._at_once = at_once
+        tidying._batch_size = at_once
         removed = world.daemon.kept.remove
 
         def broken(jobs: Collection[JobId]) -> None:
@@ -160,7 +161,7 @@ async def test_one_whose_files_cannot_be_removed_keeps_no_other(
             with pytest.raises(OSError, match="Input/output"):
                 await tidying.tidy()
             assert list(world.there().values()) == [{1, 4}] * 3
-            patch.setattr(retention, "MOST_STUCK", 1)
+            patch.setattr(retention, "MAX_STUCK", 1)
             with pytest.raises(OSError, match="Input/output"):
                 await tidying.tidy()
         assert await tidying.tidy() == 2
@@ -207,7 +208,7 @@ async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(world.history, "over", counted)
         tidying = world.retention()
-        tidying._at_once = 8
+        tidying._batch_size = 8
         monkeypatch.setattr(retention, "LONG", -1.0)
         await tidying.tidy()
         assert asked == [8, 4, 2, 1]
@@ -235,4 +236,4 @@ async def test_a_full_disk_gets_room_before_the_database_needs_some(
                 await world.retention().tidy()
         assert world.there() == {"books": {1}, "output": set(), "results": set()}
         assert await world.retention().tidy() == 1
-        assert world.results._room.used == 0
+        assert world.results._quota.used == 0

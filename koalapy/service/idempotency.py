@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store, Submitted
@@ -10,39 +11,45 @@ from koalapy.service.database import READING, asked
 
 
 @dataclass(slots=True)
-class Question:
+class Lookup:
     """Keys that will be asked for in one go."""
 
     keys: set[str] = field(default_factory=set)
     asking: "asyncio.Task[Mapping[str, Submitted]] | None" = None
 
 
-class Keys:
-    """One question to the store at a time; who comes meanwhile is in the next one."""
+class IdempotencyKeys:
+    """What keys were used for: one lookup in the store at a time, and who comes meanwhile is in the next one."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._turn = asyncio.Lock()
-        self._next: Question | None = None
+        self._next: Lookup | None = None
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A lock is kept by those who have it and those who wait for it."""
+
+    def lock(self, key: str) -> asyncio.Lock:
+        """Held by a submission under way, so that two with one key do not both become jobs."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     async def find(self, key: str) -> Submitted | None:
         """What a key was used for, as of now; ``StoreUnavailable``."""
-        question = self._next
-        if question is None:
-            self._next = question = Question()
-            question.asking = asyncio.ensure_future(self._ask(question))
-        question.keys.add(key)
-        assert question.asking is not None
-        return (await asyncio.shield(question.asking)).get(key)
+        lookup = self._next
+        if lookup is None:
+            self._next = lookup = Lookup()
+            lookup.asking = asyncio.ensure_future(self._ask(lookup))
+        lookup.keys.add(key)
+        assert lookup.asking is not None
+        return (await asyncio.shield(lookup.asking)).get(key)
 
-    async def _ask(self, question: Question) -> Mapping[str, Submitted]:
+    async def _ask(self, lookup: Lookup) -> Mapping[str, Submitted]:
         await asyncio.sleep(0)  # for those who are there at this very moment
         try:
             async with asyncio.timeout(READING), self._turn:
                 self._next = None
-                return await asked(self._store.submitted, question.keys)
+                return await asked(self._store.submitted, lookup.keys)
         except TimeoutError:
             raise StoreUnavailable(f"the database has not answered for {READING:g} s", hint="ask again later") from None
         finally:
-            if self._next is question:
+            if self._next is lookup:
                 self._next = None

@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Submitted
-from koalapy.service.keys import Keys
+from koalapy.service.idempotency import IdempotencyKeys
 
 
 class Slow:
@@ -36,7 +36,7 @@ async def begun(store: Slow, questions: int) -> None:
 
 async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
     store = Slow()
-    keys = Keys(store)  # type: ignore[arg-type]
+    keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     first = [asyncio.create_task(keys.find(key)) for key in "ab"]
     await begun(store, 1)
     store.known["c"] = Submitted("c", 3, "digest")
@@ -51,7 +51,7 @@ async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
 
 async def test_a_failure_is_that_of_those_who_asked_then() -> None:
     store = Slow()
-    keys = Keys(store)  # type: ignore[arg-type]
+    keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     store.away = True
     failing = [asyncio.create_task(keys.find(key)) for key in "ab"]
     await begun(store, 1)
@@ -65,9 +65,9 @@ async def test_a_failure_is_that_of_those_who_asked_then() -> None:
 
 
 async def test_nobody_waits_for_long_behind_a_question_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.service.keys.READING", 0.05)
+    monkeypatch.setattr("koalapy.service.idempotency.READING", 0.05)
     store = Slow()
-    keys = Keys(store)  # type: ignore[arg-type]
+    keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     first = asyncio.create_task(keys.find("a"))
     await begun(store, 1)
     for key in "bc":
@@ -75,7 +75,7 @@ async def test_nobody_waits_for_long_behind_a_question_that_hangs(monkeypatch: p
             await keys.find(key)
     with pytest.raises(StoreUnavailable):
         await first
-    monkeypatch.setattr("koalapy.service.keys.READING", 5.0)
+    monkeypatch.setattr("koalapy.service.idempotency.READING", 5.0)
     store.known["d"] = Submitted("d", 4, "digest")
     store.may_answer.release(10)
     assert await keys.find("d") == store.known["d"]

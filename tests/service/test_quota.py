@@ -14,6 +14,7 @@ from koalapy.ports import Batch
 from koalapy.service import bundles, results
 from koalapy.service.bundles import Bundles
 from koalapy.service.jobs import JobRecord
+from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
@@ -24,7 +25,7 @@ from tests.service.archives import archive_of, pieces
 
 SIZE = 10240
 """Bytes of an archive of one small file."""
-HOUR, DAY = bundles.KEPT_AT_LEAST, results.KEPT_AT_LEAST
+HOUR, DAY = bundles.MIN_RETENTION, results.MIN_RETENTION
 
 
 def named(name: str) -> bytes:
@@ -63,15 +64,18 @@ class World:
         return Bundles(
             self.store,
             self.path / "bundles",
-            limit=10**6,
-            quota=quota,
+            StorageLimits(10**6, quota),
             clock=lambda: self.now,
             needed=lambda: self.needed,
         )
 
     def results(self, quota: int) -> Results:
         return Results(
-            self.store, self.path / "results", limit=10**6, quota=quota, clock=lambda: self.now, attempts=self._attempts
+            self.store,
+            self.path / "results",
+            StorageLimits(10**6, quota),
+            clock=lambda: self.now,
+            attempts=self._attempts,
         )
 
     def there(self, what: str) -> list[str]:
@@ -147,8 +151,8 @@ async def test_the_same_sent_twice_at_once_takes_room_once(world: World) -> None
 async def test_what_breaks_off_or_does_not_go_on_gives_its_room_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.service.archives.PATIENCE", 0.01)
-    monkeypatch.setattr("koalapy.service.archives.PIECE", 1000)
+    monkeypatch.setattr("koalapy.service.archives.PIECE_TIMEOUT", 0.01)
+    monkeypatch.setattr("koalapy.service.archives.PIECE_SIZE", 1000)
     kept = world.bundles(SIZE)
 
     async def breaks() -> AsyncIterator[bytes]:

@@ -2,19 +2,28 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from koalapy.model.errors import FullError
 from koalapy.model.quantities import bytes_text
 
-Lacking = Callable[[], int]
-"""How many bytes there are too few just now."""
+Excess = Callable[[], int]
+"""How many bytes there are too many just now."""
 
 
-class Room:
+@dataclass(frozen=True, slots=True)
+class StorageLimits:
+    """Bytes of one archive, and of all of its sort together."""
+
+    archive: int
+    quota: int
+
+
+class Quota:
     """Counts the bytes of one sort of files; ``free`` is asked to remove some when there would be too many."""
 
     def __init__(
-        self, setting: str, limit: int, used: int, free: Callable[[Lacking], Awaitable[None]], why: str
+        self, setting: str, limit: int, used: int, free: Callable[[Excess], Awaitable[None]], why: str
     ) -> None:
         self._setting = setting
         self._limit = limit
@@ -25,23 +34,23 @@ class Room:
         """What may be said of files that were not removed."""
 
     @contextmanager
-    def taken(self) -> Iterator["Taken"]:
-        """For a file that comes: what is not kept of it in the end takes no room any more."""
-        taken = Taken(self)
+    def hold(self) -> Iterator["QuotaHold"]:
+        """For a file that comes: what is not kept of it in the end counts no more."""
+        hold = QuotaHold(self)
         try:
-            yield taken
+            yield hold
         finally:
-            self.used -= taken.size
+            self.used -= hold.size
 
-    async def make(self, size: int = 0) -> None:
-        """Have room for so many bytes more; ``FullError`` when there is none to be had."""
+    async def make_room(self, size: int = 0) -> None:
+        """For so many bytes more; ``FullError`` when there is none to be had."""
 
-        def lacking() -> int:
+        def excess() -> int:
             return self.used + size - self._limit
 
-        if lacking() > 0:
-            await self._free(lacking)
-        if lacking() > 0:
+        if excess() > 0:
+            await self._free(excess)
+        if excess() > 0:
             raise FullError(
                 f"there is no room for it: {self._setting} is {bytes_text(self._limit)}, and {self._why}",
                 field="body",
@@ -49,20 +58,20 @@ class Room:
             )
 
 
-class Taken:
+class QuotaHold:
     """What one file takes while it comes."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
         self.size = 0
 
-    async def more(self, size: int) -> None:
+    async def add(self, size: int) -> None:
         """So many bytes more; ``FullError`` when there is no room for them."""
-        await self._room.make(size)
-        self._room.used += size
+        await self._quota.make_room(size)
+        self._quota.used += size
         self.size += size
 
     def keep(self, instead_of: int = 0) -> None:
         """The file is there to stay, in place of others of so many bytes."""
-        self._room.used -= instead_of
+        self._quota.used -= instead_of
         self.size = 0
