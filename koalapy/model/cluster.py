@@ -104,6 +104,11 @@ class GridView:
         return tuple(sorted(usable, key=lambda c: (-c.idle, c.name)))
 
     @cached_property
+    def by_speed(self) -> tuple[ClusterView, ...]:
+        """The usable clusters by decreasing speed, ties by name."""
+        return tuple(sorted(self.by_idle, key=lambda c: (-c.speed, c.name)))
+
+    @cached_property
     def usable_idle(self) -> int:
         """All nodes that may be promised now."""
         return sum(cluster.idle for cluster in self.by_idle)

@@ -6,12 +6,9 @@ from dataclasses import replace
 from koalapy.model.cluster import GridView
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.placement.best_fit import BestFit
-from koalapy.placement.faster_first import FasterFirst
-from koalapy.placement.fastest_one import FastestOne
-from koalapy.placement.larger_first import LargerFirst
+from koalapy.placement.flexible import FasterFirst, LargerFirst
 from koalapy.placement.policy import Policy, does_not_serve
-from koalapy.placement.single import SERVES, check_single
+from koalapy.placement.single import SERVES, BestFit, FastestOne, check_single
 
 LOOKED_AT = 100
 """So many of the waiting jobs are looked at, from the head of the queue: what is far behind starts much later."""

@@ -9,8 +9,7 @@ from koalapy.model.request import FixedRequest, Request, RequestType
 from koalapy.model.wording import clock, nodes
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
-from koalapy.placement.missing import idle_that_suffices, with_idle
-from koalapy.placement.reasons import nothing_usable, reason_for
+from koalapy.placement.reasons import idle_that_suffices, nothing_usable, reason_for, with_idle
 from koalapy.placement.ways import NOTHING, Choosing, Way, alone_later, alone_now, together_now
 
 FIXED = Fixed()

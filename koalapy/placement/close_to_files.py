@@ -18,9 +18,8 @@ from koalapy.model.request import (
 from koalapy.model.transfer import Transfer, transfer_to
 from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
 from koalapy.placement.fixed import Fixed
-from koalapy.placement.missing import idle_that_suffices, with_idle
 from koalapy.placement.policy import does_not_serve
-from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.placement.reasons import idle_nodes, idle_that_suffices, nothing_usable, reason_for, with_idle
 
 Reach = Sequence[tuple[ClusterView, Transfer]]
 """Usable clusters that can get a file, by increasing transfer time; ties by decreasing idle nodes, then by name."""

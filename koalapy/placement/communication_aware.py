@@ -9,13 +9,11 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, known_names, listed, nodes
-from koalapy.placement.filling import Filled, fill_in_turn, most_components, suffice
 from koalapy.placement.flexible import needs_of, placement_of, whole_on_first, why_not
-from koalapy.placement.missing import idle_that_suffices, with_idle
 from koalapy.placement.network import Network, Weighing, combination, near_to_all, network_of
 from koalapy.placement.policy import does_not_serve
-from koalapy.placement.reasons import idle_nodes, reason_for
-from koalapy.placement.split_options import explain_options, place_options
+from koalapy.placement.reasons import idle_nodes, idle_that_suffices, reason_for, with_idle
+from koalapy.placement.splitting import Filled, explain_options, fill_in_turn, most_components, place_options, suffice
 
 OPTIONS = ("metric", "group_latency")
 METRICS = ("latency", "bandwidth")

@@ -1,4 +1,4 @@
-"""What the policies for flexible requests have in common: placing in an order of theirs, and saying why not.
+"""Policies for flexible requests that fill clusters in an order of theirs, and saying why a request cannot be split.
 
 Whether a request can be split does not depend on the order in which clusters are filled, so neither do the reasons.
 """
@@ -10,10 +10,9 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
-from koalapy.placement.filling import Filled, fill_in_turn, most_components
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
-from koalapy.placement.split_options import explain_options, place_options
+from koalapy.placement.splitting import Filled, explain_options, fill_in_turn, most_components, place_options
 
 
 class FilledInTurn(ABC):
@@ -50,6 +49,39 @@ class FilledInTurn(ABC):
         if not isinstance(request, FlexibleRequest):
             raise does_not_serve(self, request)
         return explain_options(request, grid) if request.split_options else explain_split(request, grid)
+
+
+class ClusterMinimization(FilledInTurn):
+    """Clusters by decreasing idle nodes, filled in turn: as few clusters as possible."""
+
+    # sonmez-2010 IV-B
+    name = "cluster-minimization"
+
+    def order(self, grid: GridView) -> Sequence[ClusterView]:
+        return grid.by_idle
+
+    def why(self, filled: Filled) -> str:
+        return taken_in_turn(filled, "the most idle nodes")
+
+
+class LargerFirst(ClusterMinimization):
+    """Clusters by decreasing idle nodes, filled in turn, one alone where it suffices: as cluster-minimization."""
+
+    # huang-2007 6. The first in this order has the most idle nodes: if any suffices alone, it does.
+    name = "larger-first"
+
+
+class FasterFirst(FilledInTurn):
+    """Clusters by decreasing speed, filled in turn; one alone where it suffices."""
+
+    # huang-2007 6
+    name = "faster-first"
+
+    def order(self, grid: GridView) -> Sequence[ClusterView]:
+        return grid.by_speed
+
+    def why(self, filled: Filled) -> str:
+        return taken_in_turn(filled, f"the highest speed that serves, {filled[0][0].speed:g}")
 
 
 def whole_on_first(request: FlexibleRequest, order: Sequence[ClusterView]) -> Filled | None:

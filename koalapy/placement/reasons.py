@@ -1,8 +1,15 @@
-"""The words of refusals, which every policy uses alike."""
+"""Why clusters did not serve, in words that every policy uses alike, and how many more idle nodes would do."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason
 from koalapy.model.wording import MAX_LISTED, listed
+
+MAX_TRIED_IN_TURN = 8
+"""So many counts are tried one by one; the rest by halving, which finds one that suffices, if not always the least."""
 
 
 def not_usable(cluster: ClusterView) -> str:
@@ -40,3 +47,26 @@ def reason_for(cluster: ClusterView, needs: str, wanted: int | None) -> ClusterR
     within_reach = wanted is not None and cluster.idle < wanted <= cluster.total
     missing = wanted - cluster.idle if wanted is not None and within_reach else None
     return ClusterReason(cluster.name, f"{cluster.idle} of {cluster.total} nodes idle, {needs}", missing)
+
+
+def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least: int = 0) -> int | None:
+    """The idle nodes of ``cluster``, above those it has and at least ``least``, with which the request ``fits``.
+
+    None when the cluster is not usable or has not that many nodes.
+    """
+    if cluster.state is not ClusterState.USABLE:
+        return None
+    candidates = range(max(cluster.idle + 1, least), cluster.total + 1)
+    for idle in candidates[:MAX_TRIED_IN_TURN]:
+        if fits(idle):
+            return idle
+    rest = candidates[MAX_TRIED_IN_TURN:]
+    if not rest or not fits(rest[-1]):
+        return None
+    return rest[bisect_left(rest, True, hi=len(rest) - 1, key=fits)]
+
+
+def with_idle(grid: GridView, cluster: ClusterView, idle: int) -> GridView:
+    """The grid as it would be if a cluster had so many idle nodes."""
+    clusters = tuple(replace(c, idle=idle) if c.name == cluster.name else c for c in grid)
+    return replace(grid, clusters=clusters)

@@ -8,15 +8,12 @@ from koalapy.model.request import Environment, Request, RequestType
 from koalapy.model.wording import known_names
 from koalapy.placement.adaptive import Adaptive
 from koalapy.placement.auto import Auto
-from koalapy.placement.best_fit import BestFit
 from koalapy.placement.close_to_files import CloseToFiles
-from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.communication_aware import CommunicationAware
-from koalapy.placement.faster_first import FasterFirst
-from koalapy.placement.fastest_one import FastestOne
 from koalapy.placement.fixed import Fixed
-from koalapy.placement.larger_first import LargerFirst
+from koalapy.placement.flexible import ClusterMinimization, FasterFirst, LargerFirst
 from koalapy.placement.policy import Capabilities, Policy
+from koalapy.placement.single import BestFit, FastestOne
 from koalapy.placement.worst_fit import WorstFit
 
 DEFAULTS: dict[RequestType, str] = {

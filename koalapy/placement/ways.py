@@ -11,12 +11,12 @@ from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.transfer import NONE, Transfer, transfer_to
 from koalapy.placement.close_to_files import CloseToFiles
-from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.communication_aware import CommunicationAware
+from koalapy.placement.flexible import ClusterMinimization
 from koalapy.placement.knowledge import Knowledge, Room
 from koalapy.placement.network import Weighing, near_to_all, network_of
 from koalapy.placement.policy import Policy
-from koalapy.placement.split_options import place_options
+from koalapy.placement.splitting import place_options
 from koalapy.placement.worst_fit import WorstFit
 
 Choosing = FlexibleRequest | NonFixedRequest

@@ -11,11 +11,10 @@ from koalapy.model.cluster import GridView, Link
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.cluster_minimization import ClusterMinimization
 from koalapy.placement.communication_aware import CommunicationAware
-from koalapy.placement.filling import fill_in_turn
-from koalapy.placement.flexible import whole_on_first
+from koalapy.placement.flexible import ClusterMinimization, whole_on_first
 from koalapy.placement.registry import builtin
+from koalapy.placement.splitting import fill_in_turn
 from tests.placement.grids import explained, fewest_missing, grid, grids, linked, shuffled, sites, summary, with_links
 from tests.placement.test_cluster_minimization import requests
 

@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.cluster_minimization import ClusterMinimization
-from koalapy.placement.faster_first import FasterFirst
-from koalapy.placement.filling import fill_in_turn
-from koalapy.placement.larger_first import LargerFirst
+from koalapy.placement.flexible import ClusterMinimization, FasterFirst, LargerFirst
 from koalapy.placement.policy import Policy
+from koalapy.placement.splitting import fill_in_turn
 from tests.placement.grids import fewest_missing, grid, grids, linked, sites, splits, with_speeds
 from tests.placement.test_cluster_minimization import requests
 

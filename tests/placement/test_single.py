@@ -9,13 +9,11 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest, NonFixedRequest, Request
 from koalapy.placement.adaptive import LOOKED_AT, Adaptive, startable
-from koalapy.placement.best_fit import BestFit
-from koalapy.placement.faster_first import FasterFirst
-from koalapy.placement.fastest_one import FastestOne
 from koalapy.placement.fixed import Fixed
-from koalapy.placement.larger_first import LargerFirst
+from koalapy.placement.flexible import FasterFirst, LargerFirst
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
+from koalapy.placement.single import BestFit, FastestOne
 from koalapy.placement.worst_fit import WorstFit
 from tests.placement.grids import (
     NAMES,

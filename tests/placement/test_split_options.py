@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.cluster_minimization import ClusterMinimization
+from koalapy.placement.flexible import ClusterMinimization
 from koalapy.placement.worst_fit import WorstFit
 from tests.placement.grids import explained, fewest_missing, grid, grids, nonfixed, shuffled, sites, summary, with_state
 

@@ -8,7 +8,7 @@ import pytest
 from koalapy.model.errors import BusyError
 from koalapy.model.job import Job, JobSpec, JobState, Priority
 from koalapy.model.request import Environment, Request
-from koalapy.placement.cluster_minimization import ClusterMinimization
+from koalapy.placement.flexible import ClusterMinimization
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import Registry, builtin
 from koalapy.scheduling.events import JobSubmitted, PeriodicScan, Reported

@@ -1,10 +1,14 @@
-"""Splitting a flexible request over clusters in a given order, within its bounds (semantics 3)."""
+"""Splitting a flexible request over clusters, within its bounds or as it says itself (semantics 2 and 3)."""
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
-from koalapy.model.cluster import ClusterView
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest
+from koalapy.model.wording import listed
+from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.placement.worst_fit import Stuck, fit_in_turn, idle_wanted, summary_of
 
 Filled = list[tuple[ClusterView, int]]
 
@@ -62,3 +66,44 @@ def _raise_last(filled: Filled, least: int) -> Filled:
         sizes[-1] += given
         lacking -= given
     return [(cluster, size) for (cluster, _), size in zip(filled, sizes, strict=True)]
+
+
+# By the options that the request gives, each in turn as a non-fixed request
+
+
+def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refusal:
+    """The first option that worst fit can place."""
+    if not grid.by_idle:
+        return Refusal(nothing_usable(grid))
+    refused = []
+    for sizes in request.split_options:
+        fit = fit_in_turn(sizes, grid.by_idle)
+        if not isinstance(fit, Stuck):
+            placed = tuple(PlacedComponent(size, site) for size, (site, _) in zip(sizes, fit, strict=True))
+            return Placement(placed, _option_reason(request, sizes))
+        refused.append(f"{_option_name(sizes)}: {summary_of(sizes, fit)}")
+    return Refusal(f"no split option fits: {listed(refused, separator='; ')} ({idle_nodes(grid)})")
+
+
+def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReason, ...]:
+    """Cluster by cluster why no option fits; what is missing is for the option that is nearest to fitting."""
+    if isinstance(place_options(request, grid), Placement):
+        return ()
+    smallest = min(max(sizes) for sizes in request.split_options)
+    reasons = []
+    for cluster in sorted(grid, key=lambda c: c.name):
+        each = (idle_wanted(sizes, grid, cluster) for sizes in request.split_options)
+        wanted = min((count for count in each if count is not None), default=None)
+        needs = f"each split option needs {smallest} or more for its largest component"
+        reasons.append(reason_for(cluster, needs, wanted))
+    return tuple(reasons)
+
+
+def _option_reason(request: FlexibleRequest, sizes: Sequence[int]) -> str:
+    index = request.split_options.index(tuple(sizes))
+    which = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
+    return f"{_option_name(sizes)} is {which}"
+
+
+def _option_name(sizes: Sequence[int]) -> str:
+    return "+".join(map(str, sizes)) if len(sizes) <= 8 else f"{len(sizes)} components"
