@@ -20,7 +20,7 @@ from koalapy.agents.files.desk import FileDesk
 from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
-from koalapy.agents.outputlog import LIMIT
+from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
@@ -46,17 +46,17 @@ from koalapy.runtime.folders import sweep
 
 log = structlog.get_logger()
 
-FIRST_LEASE = 300.0
+INITIAL_LEASE = 300.0
 """Seconds, until a daemon has said another."""
-LONGEST_PING = 10.0
-FROM_JOURNALS_AFTER = 10.0
+MAX_PING_INTERVAL = 10.0
+FIRST_SNAPSHOT_TIMEOUT = 10.0
 """Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
 components count as lost else, though their runners are heard."""
-SWEEP_EVERY = 60.0
+SWEEP_INTERVAL = 60.0
 """Seconds between two looks for what killed runners have left."""
-TEND_EVERY = 2.0
+RETRY_INTERVAL = 2.0
 """Seconds between two looks for what could not be written or sent."""
-THREADS = 64
+MAX_THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
 
@@ -79,7 +79,7 @@ class Agent:
         self._jobs = LrmJobs(
             lrm, self._reporter, self._submission, settings.poll_interval, lambda: self._runners.address
         )
-        self._barrier = Barrier(self._reporter, self._jobs, FIRST_LEASE)
+        self._barrier = Barrier(self._reporter, self._jobs, INITIAL_LEASE)
         self._questions = Questions(self._uplink)
         self._files = FileDesk(
             settings.cluster,
@@ -105,12 +105,12 @@ class Agent:
         """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
-        self._output_limit = LIMIT
+        self._output_limit = DEFAULT_OUTPUT_LIMIT
         self._greeting: asyncio.Task[None] | None = None
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "agent"))
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
         self._recall()
         await self._runners.listen(self._barrier)
         log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
@@ -158,12 +158,12 @@ class Agent:
 
     async def _ping(self) -> None:
         while True:
-            await asyncio.sleep(min(LONGEST_PING, self._barrier.lease / 10))
+            await asyncio.sleep(min(MAX_PING_INTERVAL, self._barrier.lease / 10))
             self._runners.send_all({"t": "ping"})
 
     async def _tend(self) -> None:
         while True:
-            await asyncio.sleep(TEND_EVERY)
+            await asyncio.sleep(RETRY_INTERVAL)
             self._barrier.keep_again()
             self._reporter.offer_again()
             self._catch_up()
@@ -177,7 +177,7 @@ class Agent:
             for base in own:
                 if swept := await asyncio.to_thread(sweep, base):
                     log.info("folders of killed runners were removed", action="sweep", below=base, folders=swept)
-            await asyncio.sleep(SWEEP_EVERY)
+            await asyncio.sleep(SWEEP_INTERVAL)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -258,7 +258,7 @@ class Agent:
     async def _take_stock(self) -> None:
         self._reporter.welcomed(self._jobs.problem)
         try:
-            async with asyncio.timeout(FROM_JOURNALS_AFTER):
+            async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
                 snapshot = await self._jobs.snapshot()
         except TimeoutError:
             self._reporter.connected(None, self._jobs.problem)

@@ -20,11 +20,11 @@ from koalapy.protocol.messages import Relay
 
 log = structlog.get_logger()
 
-RECONNECT_WITHIN = 5.0
+RECONNECT_TIMEOUT = 5.0
 """Seconds after which a runner that lost its connection counts as lost."""
-AT_ONCE = 64
+OPEN_BATCH_SIZE = 64
 """Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
-RECALL_WITHIN = 15.0
+RETURN_TIMEOUT = 15.0
 """Seconds that runners have to find an agent that was restarted."""
 
 
@@ -57,7 +57,7 @@ class Barrier:
         for count, node in enumerate(component.connected, 1):
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send_line(component.opening)
-            if count % AT_ONCE == 0:
+            if count % OPEN_BATCH_SIZE == 0:
                 await asyncio.sleep(0)
 
     def fail(self, component: Component, error: str) -> None:
@@ -82,7 +82,7 @@ class Barrier:
     def await_return(self, component: Component) -> None:
         """After a restart of the agent: runners that were let go once must come back."""
         for index in range(component.size):
-            self._expect(component, index, RECALL_WITHIN)
+            self._expect(component, index, RETURN_TIMEOUT)
 
     async def all_back(self) -> None:
         """Wait until every runner that is away has come back, or is given up."""
@@ -158,7 +158,7 @@ class Barrier:
         if component.ended:
             return
         if component.nodes[runner.node].result is None:
-            self._expect(component, runner.node, RECONNECT_WITHIN)
+            self._expect(component, runner.node, RECONNECT_TIMEOUT)
         if not component.connected:
             self._jobs.look()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
-from koalapy.agents.outputlog import LIMIT, OutputLog
+from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agents.runners import RunnerConnection, encode
 from koalapy.agents.spool import RUNNER_LOG, Folder
 from koalapy.model.job import ComponentState
@@ -49,7 +49,7 @@ class Component:
     stage: str | None = None
     """Token of the stage whose folder is its own."""
     collect: tuple[str, ...] = ()
-    output_limit: int = LIMIT
+    output_limit: int = DEFAULT_OUTPUT_LIMIT
     """Bytes of its output that the daemon keeps."""
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     lrm_job: str | None = None
@@ -97,7 +97,7 @@ class Component:
             submitted.get("walltime"),
             submitted.get("stage"),
             tuple(submitted.get("collect", ())),
-            submitted.get("output_limit", LIMIT),
+            submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
         )
         own.secret = submitted.get("secret", own.secret)
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")

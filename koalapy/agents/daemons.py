@@ -13,9 +13,9 @@ from koalapy.protocol.messages import KnownDaemon
 
 log = structlog.get_logger()
 
-MOST_TOLD = 50
+MAX_KNOWN_DAEMONS = 50
 """Of how many daemons a new one is told; those that were heard of last."""
-EPOCH, JOB = "daemon", "job"
+EPOCH_FILE, JOB_FILE = "daemon", "job"
 """Files in each daemon's folder."""
 
 
@@ -31,7 +31,7 @@ class Daemons:
         self._known = {known.instance: known for known in _remembered(directory)}
 
     def known(self) -> list[KnownDaemon]:
-        return list(self._known.values())[-MOST_TOLD:]
+        return list(self._known.values())[-MAX_KNOWN_DAEMONS:]
 
     def serve(self, instance: str, epoch: int, life: str) -> bool:
         """Whether a daemon may be served: it is not older than one that was; it is the newest from now on."""
@@ -40,14 +40,14 @@ class Daemons:
         if epoch < known.epoch or (epoch == known.epoch and life != known.life):
             return False
         fresh = {"epoch": epoch, "life": life}
-        if (epoch, life) != (known.epoch, known.life) and self._write(instance, EPOCH, fresh, sync=True):
+        if (epoch, life) != (known.epoch, known.life) and self._write(instance, EPOCH_FILE, fresh, sync=True):
             self._known[instance] = known.model_copy(update=fresh)
         return True
 
     def heard_of(self, instance: str, job: int) -> None:
         """A job of a daemon's."""
         known = self._known.get(instance)
-        if known is not None and job > known.job and self._write(instance, JOB, {"job": job}, sync=False):
+        if known is not None and job > known.job and self._write(instance, JOB_FILE, {"job": job}, sync=False):
             self._known[instance] = known.model_copy(update={"job": job})
 
     def _write(self, instance: str, name: str, fields: dict[str, Any], *, sync: bool) -> bool:
@@ -73,10 +73,10 @@ class Daemons:
 
 def _remembered(directory: Path) -> Iterator[KnownDaemon]:
     """From the one that was last met longest ago to the latest."""
-    found = [path for path in directory.glob(f"*/{EPOCH}") if path.is_file()]
+    found = [path for path in directory.glob(f"*/{EPOCH_FILE}") if path.is_file()]
     for path in sorted(found, key=lambda path: path.stat().st_mtime):
         fields: dict[str, object] = {}
-        for part in (path, path.with_name(JOB)):
+        for part in (path, path.with_name(JOB_FILE)):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 fields |= json.loads(part.read_bytes())
         with contextlib.suppress(ValueError):

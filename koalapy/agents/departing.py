@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from koalapy.agents.component import Component
 from koalapy.agents.patience import listened
 
-HANG_UP_AFTER = 10.0
+HANG_UP_TIMEOUT = 10.0
 """Seconds without a word: a node that died says nothing more, and does not hang up either."""
 
 
@@ -28,7 +28,7 @@ class Departing:
     async def _await(self, component: Component) -> None:
         before = -1
         while component.connected and before != (before := _heard(component)):
-            await listened(HANG_UP_AFTER)
+            await listened(HANG_UP_TIMEOUT)
         for node in component.connected:
             if node.runner is not None:
                 node.runner.close()

@@ -12,9 +12,9 @@ from koalapy.model.disk import Disk, DiskLimits
 
 log = structlog.get_logger()
 
-LOOK_EVERY = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds."""
-PATIENCE = 10.0
+CHECK_TIMEOUT = 10.0
 """Seconds that a disk may take to say how much room it has."""
 
 
@@ -30,14 +30,14 @@ class DiskWatch:
         """Look now and then, until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_INTERVAL)
 
     async def look(self) -> None:
         looking = asyncio.ensure_future(asyncio.to_thread(look, self._folders))
-        await asyncio.wait({looking}, timeout=PATIENCE)
+        await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
         places = " and ".join(map(str, self._folders.values()))
         if not looking.done():
-            self._tell([], [], f"the disk of {places} has not answered for {PATIENCE:g} s")
+            self._tell([], [], f"the disk of {places} has not answered for {CHECK_TIMEOUT:g} s")
         try:
             disks = await looking
         except OSError as error:

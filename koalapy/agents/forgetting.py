@@ -17,7 +17,7 @@ from koalapy.agents.spool import Spool
 
 log = structlog.get_logger()
 
-LOOK_EVERY = 3600.0
+CHECK_INTERVAL = 3600.0
 """Seconds."""
 
 
@@ -31,7 +31,7 @@ class Forgetting:
     async def watch(self) -> None:
         """Look now and then, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_INTERVAL)
             try:
                 self.look()
             except OSError as error:

@@ -17,7 +17,7 @@ from koalapy.model.errors import ConflictError
 
 log = structlog.get_logger()
 
-AGAIN = 0.1
+RETRY_DELAY = 0.1
 """Seconds."""
 
 
@@ -47,7 +47,7 @@ def _lock(file: int, directory: Path, deadline: float) -> None:
             return
         except BlockingIOError:
             if time.monotonic() < deadline:
-                time.sleep(AGAIN)
+                time.sleep(RETRY_DELAY)
                 continue
             raise ConflictError(
                 f"{directory} is the directory of another agent: {_holder(file)}",

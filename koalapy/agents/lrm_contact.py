@@ -14,17 +14,17 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-SILENT_AFTER = 10.0
+SILENCE_TIMEOUT = 10.0
 """Seconds that a look may take before it is told that the resource manager does not answer."""
-SLOWNESS = 3.0
+SLOWNESS_FACTOR = 3.0
 """So many times as long as the last look took, the next one may."""
-CALL_WITHIN = 120.0
+CALL_TIMEOUT = 120.0
 """Seconds that anything asked of a resource manager may take; each of the commands it is made of has less."""
-REFUSED_PAUSE = 60.0
+REFUSAL_PAUSE = 60.0
 """Seconds for which a resource manager that refused a job by its own fault is given no further one, the first time;
 each further refusal in a row doubles it."""
-REFUSED_LONGEST = 300.0
-LONGEST = 2000
+MAX_REFUSAL_PAUSE = 300.0
+MAX_ERROR_LENGTH = 2000
 """Signs of an error's words."""
 
 
@@ -55,15 +55,15 @@ class Contact:
         """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
         began = time.monotonic()
         # One that always takes its time is slow, and not silent.
-        patience = max(SILENT_AFTER, min(SLOWNESS * self._took, CALL_WITHIN / 2))
+        patience = max(SILENCE_TIMEOUT, min(SLOWNESS_FACTOR * self._took, CALL_TIMEOUT / 2))
         looking = asyncio.ensure_future(asked)
         try:
             done, _ = await asyncio.wait((looking,), timeout=patience)
             if not done:
                 self._out_of_reach("")
-                done, _ = await asyncio.wait((looking,), timeout=CALL_WITHIN - patience)
+                done, _ = await asyncio.wait((looking,), timeout=CALL_TIMEOUT - patience)
             if not done:
-                raise SiteUnavailable(f"no answer within {CALL_WITHIN:g} s")
+                raise SiteUnavailable(f"no answer within {CALL_TIMEOUT:g} s")
             answer = _told(looking)
         except SiteError as error:
             text = in_one_line(error)
@@ -81,10 +81,10 @@ class Contact:
     async def act(self, asked: Awaitable[T]) -> T:
         """The answer to anything else; ``SiteUnavailable`` when there is none: it may have been done all the same."""
         try:
-            async with asyncio.timeout(CALL_WITHIN):
+            async with asyncio.timeout(CALL_TIMEOUT):
                 return await asked
         except TimeoutError as error:
-            raise SiteUnavailable(f"the resource manager did not answer within {CALL_WITHIN:g} s") from error
+            raise SiteUnavailable(f"the resource manager did not answer within {CALL_TIMEOUT:g} s") from error
         except SiteError:
             raise
         except Exception as error:
@@ -101,7 +101,7 @@ class Contact:
 
     def refused(self, error: SiteError) -> None:
         """It took no job by a fault of its own or of the cluster's configuration: no other job would fare better."""
-        pause = min(REFUSED_LONGEST, REFUSED_PAUSE * 2.0 ** min(self._refusals, 30))
+        pause = min(MAX_REFUSAL_PAUSE, REFUSAL_PAUSE * 2.0 ** min(self._refusals, 30))
         self._refusals += 1
         self._refusal, self._refused_until = in_one_line(error), time.monotonic() + pause
         log.warning("resource manager refuses jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
@@ -138,6 +138,6 @@ def _told(looking: "asyncio.Future[T]") -> T:
 def in_one_line(error: SiteError) -> str:
     """An error's words and the way out; of very many words, the first and the last."""
     said = " ".join(error.message.split())
-    if len(said) > LONGEST:
-        said = f"{said[: LONGEST // 2]} … {said[-LONGEST // 2 :]}"
+    if len(said) > MAX_ERROR_LENGTH:
+        said = f"{said[: MAX_ERROR_LENGTH // 2]} … {said[-MAX_ERROR_LENGTH // 2 :]}"
     return f"{said}; {' '.join(error.hint.split())}" if error.hint else said

@@ -20,27 +20,27 @@ from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 log = structlog.get_logger()
 
 FAULTS = get_args(Fault)
-REPORT_EVERY = 10.0
+REPORT_INTERVAL = 10.0
 POLL_INTERVAL = 5.0
 """Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
-SOON = 0.1
+FIRST_POLL_DELAY = 0.1
 """Seconds until we look for the end of a component whose runners are gone; each further look waits twice as long."""
-SHARE = 4
+MIN_PAUSE_RATIO = 4
 """How many times as long as a look took, we wait at least until the next such one."""
-AWAITED = 1.0
+AWAITED_POLL_INTERVAL = 1.0
 """Seconds between two looks while jobs wait for nodes that others have: nobody tells us when they give them back."""
-LONGEST_PAUSE = 10.0
+MAX_OPEN_PAUSE = 10.0
 """Seconds between two tries to open the resource manager, at most."""
-LOOK_PAUSE = 0.02
+MIN_POLL_INTERVAL = 0.02
 """Seconds between two looks at least, so that a burst of changes costs one."""
-SUBMIT_TRIES = 5
+MAX_SUBMIT_TRIES = 5
 """The last of them only looks whether one before was taken all the same."""
 SUBMIT_PAUSE = 0.2
 """Seconds; each further pause between two tries is twice as long."""
-SETTLE_LOOK = 0.5
-STOP_PATIENCE = 5.0
+SETTLE_CHECK_INTERVAL = 0.5
+STOP_TIMEOUT = 5.0
 """Seconds that runners have to end by themselves before the resource manager is asked to end them."""
-LAST_OUTPUT = 60.0
+LAST_OUTPUT_TIMEOUT = 60.0
 """Seconds more, while output of theirs still comes."""
 
 
@@ -102,7 +102,7 @@ class LrmJobs:
         """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
         self._awaited = awaited
         if self._worth_looking and not self._looking:
-            rest = SHARE * self._took - (time.monotonic() - self._looked_at)
+            rest = MIN_PAUSE_RATIO * self._took - (time.monotonic() - self._looked_at)
             asyncio.get_running_loop().call_later(max(0.0, rest), self._look_after, self._looks)
 
     def _look_after(self, number: int) -> None:
@@ -139,21 +139,21 @@ class LrmJobs:
             self._cancelling.add(component.name)
             # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
             started = any(node.phase for node in component.nodes)
-            self._spawn(self._cancel(component, STOP_PATIENCE if started else 0.0))
+            self._spawn(self._cancel(component, STOP_TIMEOUT if started else 0.0))
 
     async def watch(self) -> None:
         """Follow the resource manager until cancelled."""
         try:
             await self._open()
             self._spawn(self._listen())
-            await self._wait(SOON)  # whatever the resource manager has to say first
+            await self._wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
-                anyway = time.monotonic() - reported_at >= REPORT_EVERY
+                anyway = time.monotonic() - reported_at >= REPORT_INTERVAL
                 await self._once(anyway=anyway)
                 if anyway:
                     reported_at = time.monotonic()
-                await asyncio.sleep(LOOK_PAUSE)
+                await asyncio.sleep(MIN_POLL_INTERVAL)
                 await self._wait(self._patience())
         finally:
             for task in self._tasks:
@@ -162,14 +162,14 @@ class LrmJobs:
 
     async def _open(self) -> None:
         """Open the resource manager, however long it takes until that can be done."""
-        pause = SOON
+        pause = FIRST_POLL_DELAY
         while not self._opened.is_set():
             try:
                 await self._contact.look(self._lrm.open())
                 self._opened.set()
             except SiteError:
                 await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 2)
+                pause = min(MAX_OPEN_PAUSE, pause * 2)
 
     async def _listen(self) -> None:
         async for _ in self._lrm.changes():
@@ -192,15 +192,15 @@ class LrmJobs:
         now = time.monotonic()
         ending = {component.name for component in self._reporter.live.values() if component.only_the_lrm_is_missing}
         if ending - self._ending:
-            self._soon = max(SOON, SHARE * self._took)
+            self._soon = max(FIRST_POLL_DELAY, MIN_PAUSE_RATIO * self._took)
             self._soon_at = now + self._soon
         elif now >= self._soon_at:
             self._soon = min(self._poll_interval, self._soon * 2)
             self._soon_at = now + self._soon
         self._ending = ending
-        patience = max(REPORT_EVERY, 2 * self._poll_interval)
+        patience = max(REPORT_INTERVAL, 2 * self._poll_interval)
         if self._worth_looking:
-            patience = min(patience, max(AWAITED, SHARE * self._took))
+            patience = min(patience, max(AWAITED_POLL_INTERVAL, MIN_PAUSE_RATIO * self._took))
         return min(patience, self._soon_at - now) if ending else patience
 
     async def _once(self, *, anyway: bool) -> None:
@@ -311,10 +311,10 @@ class LrmJobs:
         must have been settled, and none of that name is there. What comes later all the same is ended when it is seen.
         """
         contact, lrm = self._contact, self._lrm
-        for attempt in range(1, SUBMIT_TRIES + 1):
+        for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
                 found = await contact.act(lrm.find(component.name)) if unsure else None
-                if found is None and component.stop is None and attempt < SUBMIT_TRIES:
+                if found is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.settled()  # else it might run and nobody know of it
                     found = await contact.act(lrm.submit(self._submission(component)))
                     contact.taken()
@@ -322,7 +322,7 @@ class LrmJobs:
                     return found
             except SiteUnavailable as error:
                 unsure, failed = True, error
-                if attempt == SUBMIT_TRIES:
+                if attempt == MAX_SUBMIT_TRIES:
                     raise
                 await self._settle(component, max(SUBMIT_PAUSE * 2**attempt, await contact.act(lrm.settling_time())))
         raise failed
@@ -331,14 +331,14 @@ class LrmJobs:
         """Wait so long, or until a runner says that there is a job."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and not component.connected:  # noqa: ASYNC110
-            await asyncio.sleep(min(left, SETTLE_LOOK))
+            await asyncio.sleep(min(left, SETTLE_CHECK_INTERVAL))
 
     def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
         """Have a job ended that is no live component's, unless that was asked for just now."""
         now = time.monotonic()
-        if now < self._ordered.get(job.id, 0.0) + STOP_PATIENCE:
+        if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
             return
-        self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_PATIENCE} | {job.id: now}
+        self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_TIMEOUT} | {job.id: now}
         self._spawn(self._end_now(job, by_force))
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
@@ -354,7 +354,7 @@ class LrmJobs:
             await self._opened.wait()
             await asyncio.sleep(patience)
             # What its runners had not handed over when they were told to end is not to be lost.
-            longest = time.monotonic() + LAST_OUTPUT
+            longest = time.monotonic() + LAST_OUTPUT_TIMEOUT
             while patience and (left := component.output.taken_at + patience - time.monotonic()) > 0:
                 if time.monotonic() > longest:
                     break
@@ -366,7 +366,7 @@ class LrmJobs:
                     self.look()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)
-                await asyncio.sleep(STOP_PATIENCE)
+                await asyncio.sleep(STOP_TIMEOUT)
         finally:
             self._cancelling.discard(component.name)
 

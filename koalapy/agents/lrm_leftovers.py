@@ -8,11 +8,11 @@ from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.model.wording import clock, nodes
 
-SHOWN_AFTER = 10.0
+REPORT_AFTER = 10.0
 """Seconds after it was told to end from which it is told of that a job is still there."""
-AGAIN_AFTER = 30.0
+FORCE_AFTER = 30.0
 """Seconds until a job that is still there is told to end again, by force."""
-REMEMBERED = 10_000
+MAX_RETAINED_NAMES = 10_000
 """Names of components that have ended which are remembered."""
 
 
@@ -37,7 +37,7 @@ class Leftovers:
     def component_ended(self, name: str) -> None:
         self._over.pop(name, None)
         self._over[name] = None
-        if len(self._over) > REMEMBERED:
+        if len(self._over) > MAX_RETAINED_NAMES:
             del self._over[next(iter(self._over))]
 
     def component_begins(self, name: str) -> None:
@@ -61,7 +61,7 @@ class Leftovers:
                     orders.append((job, False))
                 continue
             left.job = job
-            if now >= left.told + AGAIN_AFTER:
+            if now >= left.told + FORCE_AFTER:
                 left.told = now
                 orders.append((job, True))
         return orders
@@ -74,7 +74,7 @@ class Leftovers:
             f"{f', {nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
             f"told to end at {clock(left.since, now, exact=True)}" + (f": {left.job.reason}" if left.job.reason else "")
             for left in self._left.values()
-            if now >= left.since + SHOWN_AFTER
+            if now >= left.since + REPORT_AFTER
         ]
 
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agents.segments import SEGMENT, Segments
+from koalapy.agents.segments import SEGMENT_SIZE, Segments
 
-PARTIAL = 64 * 1024
+MAX_PARTIAL_LINE = 64 * 1024
 """Bytes of an unfinished line that are held back at most, waiting for its end."""
-CHUNK = 64 * 1024
-WINDOW = 512 * 1024
+CHUNK_SIZE = 64 * 1024
+MAX_UNACKNOWLEDGED = 512 * 1024
 """Bytes of a component's output on their way to the daemon at most."""
-LIMIT = 64 * 1024 * 1024
+DEFAULT_OUTPUT_LIMIT = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ class Piece:
 class OutputLog:
     """Appends what nodes send, line by line where there are several, and remembers how much it has from each."""
 
-    def __init__(self, folder: Path, nodes: int, limit: int = LIMIT, segment: int = SEGMENT) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, limit: int = DEFAULT_OUTPUT_LIMIT, segment: int = SEGMENT_SIZE
+    ) -> None:
         self._folder = folder
         self._stored = Segments(folder, nodes, segment)
         self._head, self._tail = limit // 2, limit - limit // 2
@@ -144,7 +146,7 @@ class OutputLog:
 
     def _keep(self, node: int, *, whole: bool) -> bool:
         held, before = self._held[node], self.received(node)
-        size = len(held) if whole or len(held) > PARTIAL else held.rfind(b"\n") + 1
+        size = len(held) if whole or len(held) > MAX_PARTIAL_LINE else held.rfind(b"\n") + 1
         try:
             self._stored.append(node, held[:size])
             self.trouble = ""
@@ -164,11 +166,11 @@ class OutputLog:
 
     def next_piece(self) -> Piece | None:
         """What may be sent now."""
-        if self.sent >= self.total or self.sent - self.acknowledged >= WINDOW:
+        if self.sent >= self.total or self.sent - self.acknowledged >= MAX_UNACKNOWLEDGED:
             return None
         if self.sent == self.acknowledged and not self._again:
             self.progress_at = self.tried_at = time.monotonic()
-        at, size = self.sent, CHUNK
+        at, size = self.sent, CHUNK_SIZE
         if at < self._head:
             size = min(size, self._head - at)
         else:

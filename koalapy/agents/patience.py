@@ -2,7 +2,7 @@
 
 import asyncio
 
-SLICE = 0.5
+SLEEP_SLICE = 0.5
 """Seconds."""
 
 
@@ -11,7 +11,7 @@ async def listened(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     left = seconds
     while left > 0:
-        pause, began = min(SLICE, left), loop.time()
+        pause, began = min(SLEEP_SLICE, left), loop.time()
         await asyncio.sleep(pause)
-        if loop.time() - began < pause + SLICE:
+        if loop.time() - began < pause + SLEEP_SLICE:
             left -= pause

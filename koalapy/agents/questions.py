@@ -15,11 +15,11 @@ from koalapy.protocol.messages import Answer, Ask
 
 log = structlog.get_logger()
 
-PATIENCE = 20.0
+ANSWER_TIMEOUT = 20.0
 """Seconds that another agent has to answer, while we are connected."""
-COMING_BACK = 120.0
+RECONNECT_ALLOWANCE = 120.0
 """Seconds after a connection was made in which others may not have theirs yet: a restart of the daemon breaks all."""
-REPEAT = 5.0
+REPEAT_INTERVAL = 5.0
 """Seconds after which a question that may have got lost is asked again."""
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
@@ -38,14 +38,14 @@ class Questions:
     @property
     def are_new(self) -> bool:
         """Whether the daemon, or we, came only just now: other agents may still be on their way to it."""
-        return time.monotonic() - self._uplink.online_since < COMING_BACK
+        return time.monotonic() - self._uplink.online_since < RECONNECT_ALLOWANCE
 
     def answer_with(self, what: str, handler: Handler) -> None:
         """Have questions of one kind answered."""
         self._handlers[what] = handler
 
     async def ask(
-        self, cluster: str, what: str, payload: Mapping[str, object], patience: float = PATIENCE
+        self, cluster: str, what: str, payload: Mapping[str, object], patience: float = ANSWER_TIMEOUT
     ) -> dict[str, Any]:
         """What another cluster's agent answers; ``SiteUnavailable`` when it does not, ``SiteRejected`` when it refuses.
 
@@ -55,10 +55,10 @@ class Questions:
         question = Ask(ident=ident, what=what, payload=dict(payload), cluster=cluster)
         answered = self._asking[ident] = asyncio.get_running_loop().create_future()
         try:
-            for _ in range(max(1, round(patience / REPEAT))):
+            for _ in range(max(1, round(patience / REPEAT_INTERVAL))):
                 await self._uplink.online.wait()
                 self._uplink.put(question, urgent=True)
-                done, _ = await asyncio.wait((answered,), timeout=min(REPEAT, patience))
+                done, _ = await asyncio.wait((answered,), timeout=min(REPEAT_INTERVAL, patience))
                 if done:
                     return _payload(answered.result())
             raise SiteUnavailable(f"{cluster} has not answered for {patience:g} s")

@@ -13,10 +13,10 @@ from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol.messages import Output
 
-NOTHING_SEEN = ClusterReport(total=0, idle=0)
-RESEND = 10.0
+EMPTY_REPORT = ClusterReport(total=0, idle=0)
+RESEND_INTERVAL = 10.0
 """Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
-DELIVERY_PATIENCE = 300.0
+DELIVERY_TIMEOUT = 300.0
 """Seconds for which the output of a component that has ended is offered to a daemon that is there and takes nothing."""
 
 
@@ -138,10 +138,10 @@ class Reporter:
             output = component.output
             if component.instance != self.instance or not output.pending:
                 continue
-            if component.ended and now - output.progress_at > DELIVERY_PATIENCE:
-                output.give_up(f"the daemon took nothing for {DELIVERY_PATIENCE:g} s")
+            if component.ended and now - output.progress_at > DELIVERY_TIMEOUT:
+                output.give_up(f"the daemon took nothing for {DELIVERY_TIMEOUT:g} s")
                 self.publish(component)
-            elif output.sent > output.acknowledged and now - output.tried_at > RESEND:
+            elif output.sent > output.acknowledged and now - output.tried_at > RESEND_INTERVAL:
                 output.rewind()
                 self.publish_output(component)
 
@@ -166,7 +166,7 @@ class Reporter:
                 disks=tuple(self.disks),
             )
         else:
-            report = replace(self._reported or NOTHING_SEEN, problem=problem)
+            report = replace(self._reported or EMPTY_REPORT, problem=problem)
         if anyway or report != self._reported:
             self._reported = report
             self.uplink.put(report)

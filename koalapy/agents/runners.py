@@ -27,18 +27,18 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
 """So that a node that is gone is noticed within half a minute, whether anything is sent to it or not."""
-LONGEST_HELLO = 8 * 1024
+MAX_HELLO_LENGTH = 8 * 1024
 """Bytes."""
-LONGEST_LINE = 4 * 1024 * 1024
+MAX_LINE_LENGTH = 4 * 1024 * 1024
 """Bytes: what the head of a large gang tells all its nodes of each other is the longest."""
-HELLO_WITHIN = 30.0
+HELLO_TIMEOUT = 30.0
 """Seconds."""
-STRANGERS = 256
+MAX_UNAUTHENTICATED = 256
 """Connections without a hello at the same time."""
-FEW_LEFT = 0.9
+OPEN_FILES_WARNING = 0.9
 """Of the files that may be open, those that are."""
-MORE_FILES = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
-BREATH = 0.002
+OPEN_FILES_HINT = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
+LOOP_TURN = 0.002
 """Seconds in which the event loop goes round."""
 
 
@@ -141,10 +141,10 @@ class RunnerConnection(asyncio.Protocol):
         unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
         wanted = self.arrived + unread
         while self._transport is not None and not self._transport.is_closing() and self.arrived < wanted:  # noqa: ASYNC110
-            await asyncio.sleep(BREATH)
+            await asyncio.sleep(LOOP_TURN)
 
     def _check(self, size: int) -> None:
-        longest = LONGEST_LINE if self.known else LONGEST_HELLO
+        longest = MAX_LINE_LENGTH if self.known else MAX_HELLO_LENGTH
         if size > longest:
             raise ValueError(f"a line of more than {longest} bytes")
 
@@ -172,9 +172,9 @@ class Guests:
 
     def came(self, connection: RunnerConnection) -> None:
         """Let in somebody new; the oldest stranger makes room, for a runner says hello at once."""
-        if len(self._strangers) >= STRANGERS:
+        if len(self._strangers) >= MAX_UNAUTHENTICATED:
             next(iter(self._strangers)).close()
-        patience = asyncio.get_running_loop().call_later(HELLO_WITHIN, connection.close)
+        patience = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
         self._strangers[connection] = patience
 
     def greeted(self, connection: RunnerConnection) -> None:
@@ -239,13 +239,15 @@ class RunnerServer:
     def look_at_files(self) -> None:
         """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
         few, (used, most) = self._short_of_files, how_many()
-        self._short_of_files = used > most * FEW_LEFT
+        self._short_of_files = used > most * OPEN_FILES_WARNING
         if self._short_of_files and not few:
-            log.warning("few more runners can connect", action="listen", open_files=used, limit=most, hint=MORE_FILES)
+            log.warning(
+                "few more runners can connect", action="listen", open_files=used, limit=most, hint=OPEN_FILES_HINT
+            )
 
     async def hear_out(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
-        await asyncio.sleep(BREATH)  # who stands at the door comes in
+        await asyncio.sleep(LOOP_TURN)  # who stands at the door comes in
         for connection in self._guests.everyone:
             await connection.hear_out()
 

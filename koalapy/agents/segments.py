@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SEGMENT = 1024 * 1024
+SEGMENT_SIZE = 1024 * 1024
 """Bytes after which a new segment begins."""
-LARGEST_FRAME = 1024 * 1024
-STATE = -1
+MAX_FRAME_SIZE = 1024 * 1024
+STATE_FRAME = -1
 """In place of a node: how much there was of each before this segment."""
 _NAME = re.compile(r"stream\.(0|[1-9]\d{0,17})", re.ASCII)
 _HEADER = re.compile(rb"(-1|\d{1,7}) (\d{1,7}) ([0-9a-f]{8})\n")
-LONGEST_HEADER = 32
+MAX_HEADER_LENGTH = 32
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Segments:
     Their sum is always ``total``, the place where the stream goes on.
     """
 
-    def __init__(self, folder: Path, nodes: int, segment: int = SEGMENT) -> None:
+    def __init__(self, folder: Path, nodes: int, segment: int = SEGMENT_SIZE) -> None:
         self._folder, self._limit = folder, segment
         self._segments: list[Segment] = []
         self.received = [0] * (nodes + 1)
@@ -71,7 +71,7 @@ class Segments:
                 if node >= len(state):
                     break
                 segment.size = end
-                if node != STATE:
+                if node != STATE_FRAME:
                     segment.end += len(payload)
                     self.received[node] += len(payload)
             if segment.size < len(data):
@@ -83,7 +83,7 @@ class Segments:
     def append(self, node: int, data: bytes) -> None:
         """Add bytes of a node's; ``OSError`` when that cannot be, and all is as it was before."""
         while data:
-            part, data = data[:LARGEST_FRAME], data[LARGEST_FRAME:]
+            part, data = data[:MAX_FRAME_SIZE], data[MAX_FRAME_SIZE:]
             self._append(node, part)
 
     def skip(self, node: int, size: int) -> None:
@@ -130,7 +130,7 @@ class Segments:
         last = self._segments[-1] if self._segments else None
         if last is None or last.end != self.total or not 0 <= last.size < self._limit:
             last = Segment(self.total, self.total, self._folder / f"stream.{self.total}")
-            frames = _frame(STATE, json.dumps(self.received).encode()) + _frame(node, data)
+            frames = _frame(STATE_FRAME, json.dumps(self.received).encode()) + _frame(node, data)
         else:
             frames = _frame(node, data)
         _write(last.path, last.size, frames)
@@ -151,7 +151,7 @@ class Segments:
                 data = file.read(max(0, segment.size) or -1)
         except OSError:
             data = b""
-        self._window = bytearray(b"".join(payload for node, payload, _ in _parse(data) if node != STATE))
+        self._window = bytearray(b"".join(payload for node, payload, _ in _parse(data) if node != STATE_FRAME))
         self._window_start = segment.start
         if len(self._window) < segment.end - segment.start:  # damaged since: what follows in it is lost
             self.torn += segment.end - segment.start - len(self._window)
@@ -166,7 +166,7 @@ def _parse(data: bytes) -> list[tuple[int, bytes, int]]:
     """The (node, payload, end in the data) of the frames up to the first that is not whole."""
     found: list[tuple[int, bytes, int]] = []
     at = 0
-    while header := _HEADER.match(data, at, at + LONGEST_HEADER):
+    while header := _HEADER.match(data, at, at + MAX_HEADER_LENGTH):
         end = header.end() + int(header[2])
         payload = data[header.end() : end]
         if len(data) < end or zlib.crc32(payload) != int(header[3], 16):
@@ -178,7 +178,7 @@ def _parse(data: bytes) -> list[tuple[int, bytes, int]]:
 
 def _state(found: list[tuple[int, bytes, int]], count: int, start: int) -> list[int] | None:
     """What a segment says of before it; None unless it makes sense."""
-    if not found or found[0][0] != STATE or any(node == STATE for node, _, _ in found[1:]):
+    if not found or found[0][0] != STATE_FRAME or any(node == STATE_FRAME for node, _, _ in found[1:]):
         return None
     try:
         state = json.loads(found[0][1])

@@ -18,14 +18,14 @@ from koalapy.agents.settling import Settling, sync
 
 log = structlog.get_logger()
 
-GONE = ".forgotten"
+REMOVED_SUFFIX = ".forgotten"
 """Ends the name of a folder that is being removed."""
-HEARD = "heard"
+LAST_HEARD_FILE = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
 
 
 RUNNER_LOG = "runner.log"
-LAST_WORDS = 1000
+LAST_LINE_WINDOW = 1000
 """Bytes of it that are looked at."""
 
 
@@ -108,7 +108,7 @@ class Folder:
         """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
         try:
             with (self.path / RUNNER_LOG).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_WINDOW))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
@@ -138,7 +138,7 @@ class Folder:
     def remove(self) -> None:
         """Forget it at once, and then remove what there is; who is killed in between leaves that to the next agent."""
         self._late = b""
-        gone = self.path.with_name(f"{self.path.name}{GONE}")
+        gone = self.path.with_name(f"{self.path.name}{REMOVED_SUFFIX}")
         with contextlib.suppress(OSError):
             self.path.rename(gone)
         for path in (gone, self.path):
@@ -180,12 +180,12 @@ class Spool:
     def heard(self, instance: str) -> None:
         """Note that a daemon was heard of now."""
         (self._directory / instance).mkdir(mode=0o700, exist_ok=True)
-        (self._directory / instance / HEARD).touch(mode=0o600)
+        (self._directory / instance / LAST_HEARD_FILE).touch(mode=0o600)
 
     def silence(self, instance: str) -> float:
         """Seconds since a daemon was heard of; counted from now when that was never noted, or later than now."""
         with contextlib.suppress(FileNotFoundError):
-            seconds = time.time() - (self._directory / instance / HEARD).stat().st_mtime
+            seconds = time.time() - (self._directory / instance / LAST_HEARD_FILE).stat().st_mtime
             if seconds >= 0:  # else the clock was set back since
                 return seconds
         self.heard(instance)
@@ -193,8 +193,8 @@ class Spool:
 
     def sweep(self) -> list[Path]:
         """Remove folders that were about to be forgotten, and those in which nothing was written down."""
-        gone = list(self._directory.glob(f"*/*{GONE}"))
-        for heard in self._directory.glob(f"*/{HEARD}"):
+        gone = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
+        for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
             folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
             gone += [path for path in folders if path not in gone and not (path / "journal").exists()]
         for path in gone:

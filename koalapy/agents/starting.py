@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from koalapy.agents.component import Component
 from koalapy.agents.patience import listened
 
-CONNECT_WITHIN = 60.0
+CONNECT_TIMEOUT = 60.0
 """Seconds that runners have to connect once the resource manager says that they run."""
 
 
@@ -29,7 +29,7 @@ class Starting:
             self._spawn(self._await(component, nodes))
 
     async def _await(self, component: Component, nodes: Sequence[str]) -> None:
-        await listened(CONNECT_WITHIN)
+        await listened(CONNECT_TIMEOUT)
         self._awaited.discard(component.name)
         if component.ended or component.stop is not None or not _silent(component):
             return

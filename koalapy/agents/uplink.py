@@ -17,11 +17,11 @@ log = structlog.get_logger()
 
 BATCH_DELAY = 0.005
 BATCH_SIZE = 256
-LARGEST_FRAME = 16 * 1024 * 1024
+MAX_FRAME_LENGTH = 16 * 1024 * 1024
 """Characters; the daemon takes no frames of more than 64 MiB."""
-PING_EVERY, PING_PATIENCE = 10.0, 15.0
+PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
 """Seconds: a daemon whose host is gone does not hang up, and is asked whether it is there."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+MIN_RECONNECT_PAUSE, MAX_RECONNECT_PAUSE = 0.2, 5.0
 
 
 class Uplink:
@@ -53,7 +53,7 @@ class Uplink:
 
     async def run(self, received: Callable[[FromDaemon], None], lost: Callable[[], None]) -> None:
         """Keep connected until cancelled; ``lost`` is told of every break."""
-        pause = FIRST_PAUSE
+        pause = MIN_RECONNECT_PAUSE
         while True:
             try:
                 headers = {"Authorization": f"Bearer {self._token}"}
@@ -63,10 +63,10 @@ class Uplink:
                     compression=None,
                     max_size=None,
                     proxy=None,
-                    ping_interval=PING_EVERY,
-                    ping_timeout=PING_PATIENCE,
+                    ping_interval=PING_INTERVAL,
+                    ping_timeout=PING_TIMEOUT,
                 ) as socket:
-                    pause = FIRST_PAUSE
+                    pause = MIN_RECONNECT_PAUSE
                     await self._converse(socket, received)
                 self._complain("the daemon hung up")
             except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
@@ -76,7 +76,7 @@ class Uplink:
                 self._queue.clear()
                 lost()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(LONGEST_PAUSE, pause * 2)
+            pause = min(MAX_RECONNECT_PAUSE, pause * 2)
 
     def _complain(self, reason: str) -> None:
         if not self._complained:
@@ -137,7 +137,7 @@ def _reason(error: Exception) -> str:
 def _frames(batch: list[FromAgent]) -> Iterator[str]:
     """A batch in frames that the daemon takes."""
     whole = frame(from_agent, batch)
-    if len(whole) <= LARGEST_FRAME or len(batch) == 1:
+    if len(whole) <= MAX_FRAME_LENGTH or len(batch) == 1:
         yield whole
     else:
         half = len(batch) // 2

@@ -25,8 +25,8 @@ from koalapy.service.session import Connection, Session
 
 log = structlog.get_logger()
 
-STAGES_REMEMBERED = 10_000
-HELLO_WITHIN = 30.0
+MAX_COUNTED_STAGES = 10_000
+HELLO_TIMEOUT = 30.0
 """Seconds that an agent has to say who it is."""
 
 
@@ -250,7 +250,7 @@ class Hub:
         # A stage that had come before this daemon began was learned from by the one before it.
         if message.state == "done" and found[1].staged_at is None and message.token not in self._counted:
             self._counted[message.token] = None
-            if len(self._counted) > STAGES_REMEMBERED:
+            if len(self._counted) > MAX_COUNTED_STAGES:
                 del self._counted[next(iter(self._counted))]
             sources = {source for _, source in files}
             for moved in message.moved:
@@ -300,10 +300,10 @@ class Hub:
 async def _hello(frames: AsyncIterator[str]) -> wire.Hello:
     """The first message of a connection; ``UsageError`` when it is anything else, or does not come."""
     try:
-        async with asyncio.timeout(HELLO_WITHIN):
+        async with asyncio.timeout(HELLO_TIMEOUT):
             return await _first(frames)
     except TimeoutError as error:
-        raise UsageError(f"no hello came within {HELLO_WITHIN:g} s") from error
+        raise UsageError(f"no hello came within {HELLO_TIMEOUT:g} s") from error
 
 
 async def _first(frames: AsyncIterator[str]) -> wire.Hello:

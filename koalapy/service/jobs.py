@@ -28,7 +28,7 @@ from koalapy.service.disks import DiskWatch
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.idempotency import IdempotencyKeys
-from koalapy.service.memories import JOBS_AHEAD
+from koalapy.service.memories import MAX_JOBS_AHEAD
 from koalapy.service.output import Outputs
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
@@ -144,7 +144,7 @@ class Jobs:
 
     def number_above(self, job: JobId) -> bool:
         """Give new jobs numbers above one that was given by a database that was lost; False when that is too far."""
-        if job >= self._next_job + JOBS_AHEAD:
+        if job >= self._next_job + MAX_JOBS_AHEAD:
             return False
         self._next_job = max(self._next_job, job + 1)
         return True

@@ -12,8 +12,8 @@ from koalapy.service.engine import Engine, Item
 
 log = structlog.get_logger()
 
-EPOCHS_AHEAD = 10_000
-JOBS_AHEAD = 10**9
+MAX_EPOCHS_AHEAD = 10_000
+MAX_JOBS_AHEAD = 10**9
 """By how much an agent may know better: no copy is so old, and an agent that tells nonsense exhausts no numbers."""
 HINT = "if that is right, empty the agent's directory once nothing of it runs"
 
@@ -50,7 +50,7 @@ class Memories:
 
     async def _raise(self, cluster: ClusterName, epoch: int) -> None:
         own = self._engine.epoch
-        if cluster in self._yielded or epoch > own + EPOCHS_AHEAD:
+        if cluster in self._yielded or epoch > own + MAX_EPOCHS_AHEAD:
             raise UsageError(f"the agent of {cluster} tells of epoch {epoch} and ours is {own}: {HINT}")
         self._yielded.add(cluster)
         log.warning(

@@ -9,7 +9,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import Answer, Ask
 
-PATIENCE = 30.0
+ANSWER_TIMEOUT = 30.0
 """Seconds."""
 
 LOST = "lost"
@@ -29,7 +29,7 @@ class Questions:
         self._open: dict[str, tuple[ClusterName, asyncio.Future[Answer]]] = {}
 
     async def ask(
-        self, cluster: ClusterName, what: str, payload: Mapping[str, object], timeout: float = PATIENCE
+        self, cluster: ClusterName, what: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT
     ) -> dict[str, Any]:
         """What a cluster's agent answers.
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from koalapy.protocol import messages as wire
 
-LOOKS = 4
+CHECKS_PER_TIMEOUT = 4
 """How often, in the time after which silence means that an agent is gone, it is seen whether it is silent."""
-NAP = 1.0
+MAX_OVERSLEEP = 1.0
 """Waking so many seconds later than we wanted to, we were asleep, and it was us who did not listen."""
-MOST_UNREAD = 64 * 1024 * 1024
+MAX_UNREAD = 64 * 1024 * 1024
 """Characters that wait for an agent to read them, of what may be dropped."""
 _sequence = count(1)
 
@@ -61,7 +61,7 @@ class Session:
     def offer(self, message: wire.FromDaemon) -> bool:
         """Put what is not kept and not repeated; False when too much waits already, as for one who does not read."""
         size = len(wire.frame(wire.from_daemon, [message]))
-        if self._offered + self._sending + size > MOST_UNREAD:
+        if self._offered + self._sending + size > MAX_UNREAD:
             return False
         self._offered += size
         self.put([message])
@@ -95,12 +95,12 @@ class Session:
     async def silent(self, patience: float) -> None:
         """Wait until nothing was heard for so many seconds though we listened; it is asked meanwhile."""
         loop = asyncio.get_running_loop()
-        pause = patience / LOOKS
+        pause = patience / CHECKS_PER_TIMEOUT
         while self.silence < patience:
             began = loop.time()
             await asyncio.sleep(pause)
             # What came while we slept, or did something else, waits to be read.
-            if self._busy or loop.time() - began > pause + NAP:
+            if self._busy or loop.time() - began > pause + MAX_OVERSLEEP:
                 continue
             self.silence += pause
             self._probe(look=False)

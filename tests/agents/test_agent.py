@@ -205,8 +205,8 @@ async def test_of_long_output_head_and_tail_are_sent_and_little_is_left_in_the_s
 async def test_a_daemon_without_room_is_offered_output_again(
     site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.reporter.RESEND", 0.0)
-    monkeypatch.setattr("koalapy.agents.agent.TEND_EVERY", 0.05)
+    monkeypatch.setattr("koalapy.agents.reporter.RESEND_INTERVAL", 0.0)
+    monkeypatch.setattr("koalapy.agents.agent.RETRY_INTERVAL", 0.05)
     daemon.takes_output = False
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
@@ -221,8 +221,8 @@ async def test_a_daemon_without_room_is_offered_output_again(
 async def test_a_daemon_that_never_takes_output_is_not_offered_it_for_ever(
     site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.reporter.DELIVERY_PATIENCE", 0.2)
-    monkeypatch.setattr("koalapy.agents.agent.TEND_EVERY", 0.05)
+    monkeypatch.setattr("koalapy.agents.reporter.DELIVERY_TIMEOUT", 0.2)
+    monkeypatch.setattr("koalapy.agents.agent.RETRY_INTERVAL", 0.05)
     daemon.takes_output = False
     end = await site.finish(T, ["echo", "one"])
     assert (end["program_exit"], end["missing"]) == (0, "the last 4 bytes: the daemon took nothing for 0.2 s")
@@ -231,7 +231,7 @@ async def test_a_daemon_that_never_takes_output_is_not_offered_it_for_ever(
 async def test_programs_wait_while_there_is_no_room_for_their_output(
     site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.agent.TEND_EVERY", 0.05)
+    monkeypatch.setattr("koalapy.agents.agent.RETRY_INTERVAL", 0.05)
     real, tries = segments.os.pwrite, asyncio.Event()
 
     def full(descriptor: int, data: bytes, offset: int) -> int:

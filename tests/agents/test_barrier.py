@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from koalapy.agents.barrier import AT_ONCE, Barrier
+from koalapy.agents.barrier import OPEN_BATCH_SIZE, Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
@@ -14,7 +14,7 @@ from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
 from koalapy.protocol.messages import Hello
 
-NODES = 3 * AT_ONCE
+NODES = 3 * OPEN_BATCH_SIZE
 
 
 class Wire:

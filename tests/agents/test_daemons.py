@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.agents.daemons import MOST_TOLD, Daemons
+from koalapy.agents.daemons import MAX_KNOWN_DAEMONS, Daemons
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 
 
@@ -36,12 +36,12 @@ def test_the_next_agent_knows_the_same(tmp_path: Path) -> None:
 
 def test_a_hello_names_those_that_were_met_last(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
-    for number in range(MOST_TOLD + 3):
+    for number in range(MAX_KNOWN_DAEMONS + 3):
         assert daemons.serve(f"d{number}", 1, "a")
     assert daemons.serve("d0", 1, "a")
     names = [known.instance for known in daemons.known()]
-    assert len(names) == MOST_TOLD
-    assert names[-2:] == [f"d{MOST_TOLD + 2}", "d0"]
+    assert len(names) == MAX_KNOWN_DAEMONS
+    assert names[-2:] == [f"d{MAX_KNOWN_DAEMONS + 2}", "d0"]
 
 
 def test_what_could_not_be_noted_is_noted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

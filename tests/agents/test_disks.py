@@ -58,7 +58,7 @@ class Room:
         self.free = 100 * GB
         monkeypatch.setattr(disks, "look", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
         monkeypatch.setattr(disks, "LOOK_EVERY", 0.02)
-        monkeypatch.setattr(agent_module, "TEND_EVERY", 0.05)
+        monkeypatch.setattr(agent_module, "RETRY_INTERVAL", 0.05)
 
 
 @pytest.fixture

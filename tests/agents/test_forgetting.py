@@ -15,7 +15,7 @@ OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(forgetting, "CHECK_INTERVAL", 0.05)
 
 
 async def change_daemon(daemon: FakeDaemon, instance: str) -> None:

@@ -38,7 +38,7 @@ class FullDisk:
 
         monkeypatch.setattr(Folder, "_append", checked_append)
         monkeypatch.setattr(Spool, "make", checked_make)
-        monkeypatch.setattr(agent_module, "TEND_EVERY", 0.05)
+        monkeypatch.setattr(agent_module, "RETRY_INTERVAL", 0.05)
 
     def _check(self) -> None:
         if self.full:

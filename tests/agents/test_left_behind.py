@@ -52,7 +52,7 @@ async def test_an_agent_that_was_killed_while_it_forgets_leaves_nothing(tmp_path
 async def test_the_folder_of_a_killed_runner_is_removed(
     tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.agent.SWEEP_EVERY", 0.05)
+    monkeypatch.setattr("koalapy.agents.agent.SWEEP_INTERVAL", 0.05)
     with TemporaryDirectory(prefix="t") as base:
         site = Site(tmp_path, daemon)
         environment = {**site.settings.environment, "TMPDIR": base}

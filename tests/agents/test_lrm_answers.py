@@ -38,8 +38,8 @@ def lrm() -> MemoryLrm:
 async def test_silence_is_told_while_it_lasts_and_logged_once(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.05)
-    monkeypatch.setattr(lrm_contact, "CALL_WITHIN", 0.1)
+    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr(lrm_contact, "CALL_TIMEOUT", 0.1)
     with capture_logs() as logs:
         async with serving(lrm, daemon, tmp_path):
             await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -61,7 +61,7 @@ async def test_silence_is_told_while_it_lasts_and_logged_once(
 async def test_a_resource_manager_that_is_silent_from_the_first(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.05)
+    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.05)
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
@@ -70,8 +70,8 @@ async def test_a_resource_manager_that_is_silent_from_the_first(
 
 
 async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.2)
-    monkeypatch.setattr(lrm_jobs, "REPORT_EVERY", 0.1)
+    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.2)
+    monkeypatch.setattr(lrm_jobs, "REPORT_INTERVAL", 0.1)
     pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
@@ -87,8 +87,8 @@ async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypa
 
 
 async def test_one_that_always_takes_its_time_is_slow_and_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENT_AFTER", 0.1)
-    monkeypatch.setattr(lrm_contact, "SLOWNESS", 1000.0)
+    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.1)
+    monkeypatch.setattr(lrm_contact, "SLOWNESS_FACTOR", 1000.0)
     told: list[str] = []
     contact = lrm_contact.Contact(lambda: told.append(contact.problem))
 
@@ -140,7 +140,7 @@ async def test_whose_fault_a_refusal_is(
 async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_contact, "REFUSED_PAUSE", 0.05)
+    monkeypatch.setattr(lrm_contact, "REFUSAL_PAUSE", 0.05)
     lrm.refusal = SiteRejected("no such account", fault="site")
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -277,9 +277,9 @@ async def test_a_second_runner_of_another_job_does_not_kick_out_the_first(site: 
 async def test_what_the_resource_manager_does_not_let_go_is_told_and_ended_by_force(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_leftovers, "SHOWN_AFTER", 0.0)
-    monkeypatch.setattr(lrm_leftovers, "AGAIN_AFTER", 0.0)
-    monkeypatch.setattr(lrm_jobs, "STOP_PATIENCE", 0.0)
+    monkeypatch.setattr(lrm_leftovers, "REPORT_AFTER", 0.0)
+    monkeypatch.setattr(lrm_leftovers, "FORCE_AFTER", 0.0)
+    monkeypatch.setattr(lrm_jobs, "STOP_TIMEOUT", 0.0)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.patience import SLICE, listened
+from koalapy.agents.patience import SLEEP_SLICE, listened
 from koalapy.agents.runners import RunnerConnection, RunnerServer
 
 HELLO = {"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"}
@@ -57,8 +57,8 @@ async def test_patience_does_not_run_out_while_we_are_stopped(monkeypatch: pytes
     steady, ahead = loop.time, 0.0
     monkeypatch.setattr(loop, "time", lambda: steady() + ahead)
     began = steady()
-    waiting = asyncio.create_task(listened(2 * SLICE))
+    waiting = asyncio.create_task(listened(2 * SLEEP_SLICE))
     await asyncio.sleep(0)
     ahead = 1000.0
     await waiting
-    assert steady() - began >= 1.5 * SLICE
+    assert steady() - began >= 1.5 * SLEEP_SLICE

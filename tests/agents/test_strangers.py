@@ -146,19 +146,19 @@ async def _first_of(runner: Runner, *kinds: str) -> dict[str, Any]:
 
 async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
     stranger = await port.connect()
-    stranger.writer.write(b"x" * (runners.LONGEST_HELLO + 1))
+    stranger.writer.write(b"x" * (runners.MAX_HELLO_LENGTH + 1))
     await stranger.is_cut_off()
 
 
 async def test_who_says_nothing_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "HELLO_WITHIN", 0.2)
+    monkeypatch.setattr(runners, "HELLO_TIMEOUT", 0.2)
     stranger = await port.connect()
     stranger.writer.write(b'{"t":')
     await stranger.is_cut_off()
 
 
 async def test_a_runner_that_has_said_hello_may_be_silent(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "HELLO_WITHIN", 0.2)
+    monkeypatch.setattr(runners, "HELLO_TIMEOUT", 0.2)
     known, silent = await port.runner("1.1.0.aa"), await port.connect()
     await silent.is_cut_off()  # by when the other would have been, too
     known.send(t="out", offset=0, data="aGk=")
@@ -167,7 +167,7 @@ async def test_a_runner_that_has_said_hello_may_be_silent(port: Port, monkeypatc
 
 async def test_strangers_do_not_keep_runners_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of those that have not said hello make room: a runner says so at once."""
-    monkeypatch.setattr(runners, "STRANGERS", 3)
+    monkeypatch.setattr(runners, "MAX_UNAUTHENTICATED", 3)
     strangers = [await port.connect() for _ in range(3)]
     runner = await port.runner("1.1.0.aa")
     await strangers[0].is_cut_off()
@@ -188,7 +188,7 @@ async def test_a_long_line_is_put_together_once(port: Port) -> None:
 
 
 async def test_a_line_without_end_costs_a_runner_its_connection(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "LONGEST_LINE", 10_000)
+    monkeypatch.setattr(runners, "MAX_LINE_LENGTH", 10_000)
     runner = await port.runner("1.1.0.aa")
     runner.writer.write(b"x" * 10_001)
     await runner.is_cut_off()
@@ -254,11 +254,11 @@ def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.M
     relays = [
         Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
     ]
-    monkeypatch.setattr(uplink, "LARGEST_FRAME", 10_000)
+    monkeypatch.setattr(uplink, "MAX_FRAME_LENGTH", 10_000)
     frames = list(uplink._frames([*relays]))
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
-    monkeypatch.setattr(uplink, "LARGEST_FRAME", 100)
+    monkeypatch.setattr(uplink, "MAX_FRAME_LENGTH", 100)
     assert len(list(uplink._frames([*relays]))) == 100
 
 

@@ -179,7 +179,7 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
 
 
 async def test_an_agent_that_does_not_say_hello_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "HELLO_WITHIN", 0.1)
+    monkeypatch.setattr(hub, "HELLO_TIMEOUT", 0.1)
     async with running(tmp_path / "koala.db") as daemon:
         await daemon.hub.serve("north", silent := Agent())
         assert silent.closed == "no hello came within 0.1 s"

@@ -8,7 +8,7 @@ from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
 from koalapy.service.jobs import Jobs
-from koalapy.service.memories import EPOCHS_AHEAD, JOBS_AHEAD
+from koalapy.service.memories import MAX_EPOCHS_AHEAD, MAX_JOBS_AHEAD
 from tests.service.test_hub import Agent, Daemon, report, running, until
 from tests.service.test_jobs import SPEC
 from tests.service.test_trust import ON_NORTH, Grid, heard, when
@@ -41,8 +41,8 @@ def jobs_of(daemon: Daemon) -> Jobs:
         ([known(7, "own")], 8),
         ([known(7, instance="of somebody else")], 1),
         ([known(9, instance="of somebody else"), known(3)], 4),
-        ([known(EPOCHS_AHEAD + 1)], EPOCHS_AHEAD + 2),
-        ([known(EPOCHS_AHEAD + 2)], 0),
+        ([known(MAX_EPOCHS_AHEAD + 1)], MAX_EPOCHS_AHEAD + 2),
+        ([known(MAX_EPOCHS_AHEAD + 2)], 0),
     ],
 )
 async def test_the_epoch_is_above_all_that_an_agent_has_seen(
@@ -53,7 +53,7 @@ async def test_the_epoch_is_above_all_that_an_agent_has_seen(
         assert daemon.engine.epoch == daemon.store.epoch == max(1, epoch)
         if not epoch:
             assert north.closed == (
-                f"the agent of north tells of epoch {EPOCHS_AHEAD + 2} and ours is 1: "
+                f"the agent of north tells of epoch {MAX_EPOCHS_AHEAD + 2} and ours is 1: "
                 "if that is right, empty the agent's directory once nothing of it runs"
             )
 
@@ -97,9 +97,11 @@ async def test_jobs_are_numbered_above_all_that_agents_know(tmp_path: Path) -> N
 async def test_a_number_far_above_all_is_not_believed(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
         jobs = jobs_of(daemon)
-        async with daemon.agent_of("north", known(0, job=JOBS_AHEAD + 1)) as agent:
+        async with daemon.agent_of("north", known(0, job=MAX_JOBS_AHEAD + 1)) as agent:
             assert not await welcomed(agent)
-            assert agent.closed.startswith(f"the agent of north tells of job {JOBS_AHEAD + 1}, far above any of ours: ")
+            assert agent.closed.startswith(
+                f"the agent of north tells of job {MAX_JOBS_AHEAD + 1}, far above any of ours: "
+            )
         assert (await jobs.submit(SPEC))[0].job.id == 1
 
 

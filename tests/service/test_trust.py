@@ -289,7 +289,7 @@ class Deaf(Agent):
 
 
 async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_UNREAD", 10_000)
+    monkeypatch.setattr(session, "MAX_UNREAD", 10_000)
     deaf = Deaf()
     async with (
         running(tmp_path / "koala.db") as daemon,

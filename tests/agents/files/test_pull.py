@@ -14,7 +14,7 @@ from koalapy.agents.files import exports, rsync
 from koalapy.agents.files.exports import Way
 from koalapy.agents.files.pull import TRIES, Pull
 from koalapy.agents.files.roots import Roots
-from koalapy.agents.questions import COMING_BACK
+from koalapy.agents.questions import RECONNECT_ALLOWANCE
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
 
@@ -92,7 +92,7 @@ async def test_a_source_that_comes_back_after_the_daemon_has_time_for_that(
     await north.stop()
     await south.stop()
     gate.cut()
-    wire.since = time.monotonic() if daemon_came else time.monotonic() - 2 * COMING_BACK
+    wire.since = time.monotonic() if daemon_came else time.monotonic() - 2 * RECONNECT_ALLOWANCE
     wire.asked.clear()
     north.start()
     north.stages.recall()
