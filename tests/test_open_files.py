@@ -71,8 +71,8 @@ def test_it_is_said_once_that_few_are_left(tmp_path: Path) -> None:
     server = RunnerServer("127.0.0.1", tmp_path / "agent.json")
     with capture_logs() as said, few() as limit:
         for _ in range(2):
-            server.look_at_files()
+            server.check_open_files()
         raise_limit(2 * limit + 100)
-        server.look_at_files()
+        server.check_open_files()
     assert [each["event"] for each in said] == ["few more runners can connect"]
     assert "raise LimitNOFILE" in said[0]["hint"]

@@ -15,9 +15,9 @@ from koalapy.agents.barrier import Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.daemons import Daemons
 from koalapy.agents.disks import DiskWatch
+from koalapy.agents.expired_daemons import ExpiredDaemons
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.desk import FileDesk
-from koalapy.agents.forgetting import Forgetting
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
@@ -25,7 +25,7 @@ from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.settings import RUNNER, AgentSettings
-from koalapy.agents.spool import RUNNER_LOG, Spool, trouble
+from koalapy.agents.spool import RUNNER_LOG, Spool, write_error
 from koalapy.agents.uplink import Uplink
 from koalapy.model.job import ComponentState, parse_token
 from koalapy.model.reports import ComponentStatus
@@ -73,7 +73,7 @@ class Agent:
         self._settings, self._lrm = settings, lrm
         self._spool = Spool(settings.directory)
         self._address_file = settings.directory / "agent.json"
-        self._uplink = Uplink(settings.endpoint, settings.token, self._hello, self._spool.settling.settled)
+        self._uplink = Uplink(settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced)
         self._reporter = Reporter(self._uplink)
         self._runners = RunnerServer(settings.runner_host, self._address_file)
         self._jobs = LrmJobs(
@@ -93,12 +93,12 @@ class Agent:
             self._questions,
             self._reporter,
             self._finished,
-            self._spool.settling,
+            self._spool.disk_sync,
         )
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
-        self._forgetting = Forgetting(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
+        self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         folders = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.look)
         self._undone: list[Command] = []
@@ -121,7 +121,7 @@ class Agent:
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
                 group.create_task(self._disks.watch())
-                group.create_task(self._forgetting.watch())
+                group.create_task(self._expired.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
             await self._questions.close()
@@ -149,7 +149,7 @@ class Agent:
                 self._files.ended(component)
                 continue
             if component.lrm_job is None:
-                self._jobs.hand_in(component, unsure=True)
+                self._jobs.submit(component, unsure=True)
             elif component.stop is not None:
                 self._jobs.end(component)
             elif component.plan is not None:
@@ -164,11 +164,11 @@ class Agent:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(RETRY_INTERVAL)
-            self._barrier.keep_again()
+            self._barrier.retry_output()
             self._reporter.offer_again()
             self._catch_up()
-            self._runners.tell_address()
-            self._runners.look_at_files()
+            self._runners.write_address()
+            self._runners.check_open_files()
 
     async def _sweep(self) -> None:
         """Remove what killed runners have left on this machine, where the nodes are this machine."""
@@ -252,7 +252,7 @@ class Agent:
         self._epoch, self._life, self._barrier.lease = message.epoch, message.life, message.lease
         self._reporter.instance = message.instance
         self._output_limit = message.output_limit
-        self._forgetting.heard()
+        self._expired.heard()
         self._greeting = asyncio.create_task(self._take_stock())
 
     async def _take_stock(self) -> None:
@@ -277,8 +277,8 @@ class Agent:
     async def _confirm(self, sequence: int) -> None:
         """What runners have sent may not have been read yet, above all when we were stopped for a while."""
         await self._barrier.all_back()
-        await self._runners.hear_out()
-        await self._jobs.look_afresh()
+        await self._runners.drain()
+        await self._jobs.poll_afresh()
         self._uplink.put(Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: Command) -> None:
@@ -314,7 +314,7 @@ class Agent:
 
     def _cannot_write(self, message: Command, failure: OSError) -> str | None:
         """What was not written down is not begun: its component fails, and what must be done is done later."""
-        error = trouble(self._settings.directory, failure)
+        error = write_error(self._settings.directory, failure)
         log.error("a command cannot be written down", action=message.type, token=message.token, error=error)
         component = self._reporter.find(message.token)
         if message.type == "submit" and component is None:
@@ -356,7 +356,7 @@ class Agent:
         submit |= {"secret": component.secret, "output_limit": component.output_limit}
         component.folder.write(submit=submit)
         self._reporter.add(component)
-        self._jobs.hand_in(component)
+        self._jobs.submit(component)
         return ""
 
     def _open(self, message: Open) -> str:
@@ -374,7 +374,7 @@ class Agent:
             component.folder.write(stop=message.reason)
             component.stop = message.reason
             self._reporter.add(component)
-            self._jobs.hand_in(component, unsure=True)
+            self._jobs.submit(component, unsure=True)
         elif component.stop is None and not component.ended:
             component.folder.note(stop=message.reason)
             component.stop = message.reason

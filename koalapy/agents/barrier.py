@@ -1,4 +1,4 @@
-"""What the agent and its runners say to each other: hello, open, output, the end, and words for other runners."""
+"""What the agent and its runners say to each other: hello, open, output, the end, and relays for other runners."""
 
 import asyncio
 import base64
@@ -11,10 +11,10 @@ import structlog
 
 from koalapy.agents.component import Component
 from koalapy.agents.lrm_jobs import LrmJobs
-from koalapy.agents.patience import listened
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.runner_timeouts import sleep_awake
 from koalapy.agents.runners import RunnerConnection
-from koalapy.agents.spool import trouble
+from koalapy.agents.spool import write_error
 from koalapy.model.job import of_one_attempt
 from koalapy.protocol.messages import Relay
 
@@ -36,7 +36,7 @@ class Barrier:
         self.lease = lease
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes whose runners should be there and are not: they have a while to come back."""
-        self._troubled: set[str] = set()
+        self._output_failed: set[str] = set()
         """Names of components whose output could not be written."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -47,14 +47,14 @@ class Barrier:
 
     async def _open(self, component: Component, plan: dict[str, Any]) -> None:
         try:
-            await component.folder.settled()  # else a runner might be let go and we not know of it
+            await component.folder.synced()  # else a runner might be let go and we not know of it
         except OSError as error:
-            self.fail(component, trouble(component.folder.path, error))
+            self.fail(component, write_error(component.folder.path, error))
             return
         if component.plan is not None or component.stop is not None or component.ended:
             return
         component.plan = plan
-        for count, node in enumerate(component.connected, 1):
+        for count, node in enumerate(component.nodes, 1):
             if node.runner is not None and node.phase == "waiting":
                 node.runner.send_line(component.opening)
             if count % OPEN_BATCH_SIZE == 0:
@@ -91,19 +91,19 @@ class Barrier:
 
     # What runners say
 
-    def greeted(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+    def authenticate(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         component = self._reporter.components.get(str(hello["component"]))
         index = int(hello["node"])
         if component is None or not hmac.compare_digest(component.secret, str(hello["secret"])):
-            log.warning("a stranger said hello", action="refuse", component=hello["component"])
+            log.warning("authentication failed", action="refuse", component=hello["component"])
             return False
         if not 0 <= index < component.size:
-            log.warning("a node too many said hello", action="refuse", component=hello["component"], node=index)
+            log.warning("a runner of a node that is none", action="refuse", component=hello["component"], node=index)
             return False
         node, lrm_job = component.nodes[index], str(hello.get("lrm_job", ""))
         if node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job:
             log.warning(
-                "a second runner said hello",
+                "a second runner of a node",
                 action="refuse",
                 token=component.token,
                 node=index,
@@ -131,7 +131,7 @@ class Barrier:
         self._reporter.publish(component)
         return True
 
-    def told(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+    def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         component = self._reporter.components.get(runner.component)
         if component is None:
             runner.close()
@@ -150,7 +150,7 @@ class Barrier:
             case "exit":
                 self._exit(component, runner, message)
 
-    def gone(self, runner: RunnerConnection) -> None:
+    def disconnected(self, runner: RunnerConnection) -> None:
         component = self._reporter.components.get(runner.component)
         if component is None or component.nodes[runner.node].runner is not runner:
             return
@@ -159,21 +159,21 @@ class Barrier:
             return
         if component.nodes[runner.node].result is None:
             self._expect(component, runner.node, RECONNECT_TIMEOUT)
-        if not component.connected:
+        if not component.runners:
             self._jobs.look()
 
     def _output(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         received = component.output.take(runner.node, message["offset"], base64.b64decode(message["data"]))
         runner.send({"t": "output", "offset": received})
         self._reporter.publish_output(component)
-        self._look_for_trouble(component)
+        self._note_output_error(component)
 
-    def keep_again(self) -> None:
+    def retry_output(self) -> None:
         """Where output could not be written there may be room again; its senders have been waiting since."""
-        for name in list(self._troubled):
+        for name in list(self._output_failed):
             component = self._reporter.components.get(name)
             if component is None:
-                self._troubled.discard(name)
+                self._output_failed.discard(name)
                 continue
             for index, node in enumerate(component.nodes):
                 received = component.output.retry(index)
@@ -182,28 +182,28 @@ class Barrier:
                     if node.exit is not None and node.result is None:
                         self._exit(component, node.runner, node.exit)
             self._reporter.publish_output(component)
-            self._look_for_trouble(component)
+            self._note_output_error(component)
 
-    def _look_for_trouble(self, component: Component) -> None:
-        reason = component.output.trouble
-        if reason and component.name not in self._troubled:
+    def _note_output_error(self, component: Component) -> None:
+        reason = component.output.error
+        if reason and component.name not in self._output_failed:
             log.error("no room for output: its programs wait", action="keep", token=component.token, reason=reason)
-            self._troubled.add(component.name)
-        elif not reason and component.name in self._troubled:
+            self._output_failed.add(component.name)
+        elif not reason and component.name in self._output_failed:
             log.info("there is room for output again", action="keep", token=component.token)
-            self._troubled.discard(component.name)
+            self._output_failed.discard(component.name)
 
     def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         node = component.nodes[runner.node]
         node.exit = message
         if not component.output.finish(runner.node):
-            self._look_for_trouble(component)
+            self._note_output_error(component)
             return  # it stays, and sends again what it has, until that is kept
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped")}
         try:
             component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
         except OSError as error:  # as long as we live we know it all the same
-            log.warning("a result cannot be kept", action="exit", reason=trouble(component.folder.path, error))
+            log.warning("a result cannot be kept", action="exit", reason=write_error(component.folder.path, error))
         component.node_ended(runner.node, result)
         self._spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
@@ -211,14 +211,14 @@ class Barrier:
         if component.infrastructure:
             self._jobs.end(component)
         elif component.leads and runner.node == 0:
-            for other in component.connected:
-                if other.runner is not None and other.runner is not runner:
-                    other.runner.send({"t": "stop"})
+            for other in component.runners:
+                if other is not runner:
+                    other.send({"t": "stop"})
 
     async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
         """Its result need not be told again: it is where a next agent finds it."""
         with contextlib.suppress(OSError):
-            await component.folder.settled()
+            await component.folder.synced()
         runner.send({"t": "exit_ack"})
 
     def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ class Barrier:
             self._absent[key] = asyncio.create_task(self._await(component, index, within))
 
     async def _await(self, component: Component, index: int, within: float) -> None:
-        await listened(within)
+        await sleep_awake(within)
         self._absent.pop((component.name, index), None)
         self._miss(component, index)
 

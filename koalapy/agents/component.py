@@ -53,7 +53,7 @@ class Component:
     """Bytes of its output that the daemon keeps."""
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     lrm_job: str | None = None
-    handed_in_at: float = 0.0
+    submitted_at: float = 0.0
     """When the resource manager had taken it (loop's clock): earlier snapshots say nothing about it."""
     allocated: bool = False
     pending: str = ""
@@ -134,8 +134,18 @@ class Component:
         return bool(self.ended and wanted and self.plan is not None)
 
     @property
-    def connected(self) -> list[Node]:
-        return [n for n in self.nodes if n.runner is not None]
+    def runners(self) -> list[RunnerConnection]:
+        """Those that are connected."""
+        return [node.runner for node in self.nodes if node.runner is not None]
+
+    @property
+    def all_connected_once(self) -> bool:
+        return all(node.phase for node in self.nodes)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """To every runner that is connected."""
+        for runner in self.runners:
+            runner.send(message)
 
     @property
     def program_over(self) -> bool:
@@ -255,11 +265,11 @@ class Component:
     def only_the_lrm_is_missing(self) -> bool:
         """Whether its runners are gone, or none is awaited any more, so that its job should be over."""
         started = any(node.phase for node in self.nodes)
-        return self.lrm_job is not None and not self.connected and (started or self.stop is not None)
+        return self.lrm_job is not None and not self.runners and (started or self.stop is not None)
 
     def over(self, job: LrmJob | None) -> bool:
         """Whether the resource manager's word means that all is over: not while a runner is still there."""
-        return not self.connected and (job is None or job.state is LrmJobState.ENDED)
+        return not self.runners and (job is None or job.state is LrmJobState.ENDED)
 
     def _program_exit(self, index: int, code: int | None) -> int | None:
         """What one more node's exit code says of the program as a whole."""

@@ -1,4 +1,4 @@
-"""A cluster's resource manager, as far as the agent uses it: hands in runners, ends them, and watches."""
+"""A cluster's resource manager, as far as the agent uses it: submits runners, ends them, and watches."""
 
 import asyncio
 import time
@@ -8,13 +8,12 @@ from typing import cast, get_args
 import structlog
 
 from koalapy.agents.component import Component
-from koalapy.agents.departing import Departing
 from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm_contact import Contact, in_one_line, unexpected
+from koalapy.agents.lrm_health import LrmHealth, in_one_line, unexpected
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
 from koalapy.agents.reporter import Reporter
-from koalapy.agents.spool import trouble
-from koalapy.agents.starting import Starting
+from koalapy.agents.runner_timeouts import ConnectTimeouts, HangUpTimeouts
+from koalapy.agents.spool import write_error
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
@@ -56,11 +55,11 @@ class LrmJobs:
         address: Callable[[], str] = str,
     ) -> None:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
-        self._contact = Contact(self._tell)
+        self._health = LrmHealth(self._tell)
         self._leftovers = Leftovers()
         self._poll_interval = poll_interval
-        self._departing = Departing(self._spawn)
-        self._starting = Starting(address, self._spawn, self._failed)
+        self._hang_ups = HangUpTimeouts(self._spawn)
+        self._connects = ConnectTimeouts(address, self._spawn, self._failed)
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelling: set[str] = set()
@@ -86,7 +85,7 @@ class LrmJobs:
     @property
     def problem(self) -> str:
         """Why nothing can be started in the resource manager, in one line; empty when it can."""
-        return self._contact.problem
+        return self._health.problem
 
     async def snapshot(self) -> LrmSnapshot:
         """The last look; waits for the first."""
@@ -116,25 +115,23 @@ class LrmJobs:
         last = self._last
         return self._awaited and last is not None and last.background + last.down > 0
 
-    async def look_afresh(self) -> None:
+    async def poll_afresh(self) -> None:
         """Wait for a look that began after this was called, whatever came of it."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((self._looks + 1, done))
         self._look.set()
         await done
 
-    def hand_in(self, component: Component, *, unsure: bool = False) -> None:
+    def submit(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
         self._leftovers.component_begins(component.name)
-        self._spawn(self._hand_in(component, unsure))
+        self._spawn(self._submit(component, unsure))
 
     def end(self, component: Component) -> None:
         """Have a component end: its runners if there are any, else its job."""
         if component.ended:
             return
-        for node in component.connected:
-            if node.runner is not None:
-                node.runner.send({"t": "stop"})
+        component.send({"t": "stop"})
         if component.lrm_job is not None and component.name not in self._cancelling:
             self._cancelling.add(component.name)
             # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
@@ -165,7 +162,7 @@ class LrmJobs:
         pause = FIRST_POLL_DELAY
         while not self._opened.is_set():
             try:
-                await self._contact.look(self._lrm.open())
+                await self._health.poll(self._lrm.open())
                 self._opened.set()
             except SiteError:
                 await asyncio.sleep(pause)
@@ -218,14 +215,14 @@ class LrmJobs:
         began = time.monotonic()
         self._looking = True
         try:
-            snapshot = await self._contact.look(self._lrm.snapshot())
+            snapshot = await self._health.poll(self._lrm.snapshot())
         except SiteError:
             return
         finally:
             self._looking = False
             self._looked_at = time.monotonic()
             self._took = self._looked_at - began
-        self._contact.troubled(snapshot.trouble)
+        self._health.takes_no_jobs(snapshot.trouble)
         self._last = snapshot
         self._compare(snapshot, began)
         self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
@@ -241,7 +238,7 @@ class LrmJobs:
         ending = []
         for component in list(self._reporter.live.values()):
             job, superfluous = job_of(component, named.get(component.name, ()))
-            if component.lrm_job is None or (job is None and component.handed_in_at >= began):
+            if component.lrm_job is None or (job is None and component.submitted_at >= began):
                 continue
             for each in superfluous:
                 log.warning("several jobs of one name", action="cancel", token=component.token, lrm_job=each.id)
@@ -250,7 +247,7 @@ class LrmJobs:
                 component.lrm_job = job.id
                 component.folder.note(lrm=job.id)
             if job is not None and job.state is LrmJobState.ENDED:
-                self._departing.ended(component)
+                self._hang_ups.ended(component)
             if component.over(job):
                 component.lrm_ended(job)
                 self._over(component)
@@ -262,7 +259,7 @@ class LrmJobs:
             elif job is not None:
                 component.lrm_lives(job)
                 if job.state is LrmJobState.RUNNING and not job.starting:
-                    self._starting.runs(component, job.nodes)
+                    self._connects.runs(component, job.nodes)
             self._reporter.publish(component)
         for job, by_force in self._leftovers.see(snapshot.jobs, ending):
             self._order(job, by_force=by_force)
@@ -276,22 +273,22 @@ class LrmJobs:
         self._reporter.publish(component)
         self.end(component)
 
-    async def _hand_in(self, component: Component, unsure: bool) -> None:
+    async def _submit(self, component: Component, unsure: bool) -> None:
         await self._opened.wait()
         try:
-            component.lrm_job = await self._submit(component, unsure)
+            component.lrm_job = await self._lrm_job_of(component, unsure)
         except SiteRejected as error:
             fault: Fault = "job" if error.fault not in FAULTS else cast(Fault, error.fault)
             if fault == "site":  # said first, so that no other is sent the same way
-                self._contact.refused(error)
+                self._health.refused(error)
             component.fail(in_one_line(error), fault)
         except SiteUnavailable as error:
             component.fail(in_one_line(error))
         except OSError as error:
-            component.fail(trouble(component.folder.path, error))
+            component.fail(write_error(component.folder.path, error))
         except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
             component.fail(in_one_line(unexpected(error)))
-        component.handed_in_at = time.monotonic()
+        component.submitted_at = time.monotonic()
         if component.lrm_job is None:
             component.end()
             self._over(component)
@@ -303,34 +300,34 @@ class LrmJobs:
         if component.stop is not None or component.error:
             self.end(component)
 
-    async def _submit(self, component: Component, unsure: bool) -> str | None:
+    async def _lrm_job_of(self, component: Component, unsure: bool) -> str | None:
         """Its job in the resource manager, which has but one of its name; None when it was told to end before there was
         one. ``SiteError``.
 
-        A submission that was not answered may have been taken, and may still be: nothing is handed in again before that
+        A submission that was not answered may have been taken, and may still be: nothing is submitted again before that
         must have been settled, and none of that name is there. What comes later all the same is ended when it is seen.
         """
-        contact, lrm = self._contact, self._lrm
+        health, lrm = self._health, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
-                found = await contact.act(lrm.find(component.name)) if unsure else None
+                found = await health.call(lrm.find(component.name)) if unsure else None
                 if found is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
-                    await component.folder.settled()  # else it might run and nobody know of it
-                    found = await contact.act(lrm.submit(self._submission(component)))
-                    contact.taken()
+                    await component.folder.synced()  # else it might run and nobody know of it
+                    found = await health.call(lrm.submit(self._submission(component)))
+                    health.accepted()
                 if found is not None or component.stop is not None:
                     return found
             except SiteUnavailable as error:
                 unsure, failed = True, error
                 if attempt == MAX_SUBMIT_TRIES:
                     raise
-                await self._settle(component, max(SUBMIT_PAUSE * 2**attempt, await contact.act(lrm.settling_time())))
+                await self._settle(component, max(SUBMIT_PAUSE * 2**attempt, await health.call(lrm.settling_time())))
         raise failed
 
     async def _settle(self, component: Component, seconds: float) -> None:
         """Wait so long, or until a runner says that there is a job."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not component.connected:  # noqa: ASYNC110
+        while (left := end - time.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
             await asyncio.sleep(min(left, SETTLE_CHECK_INTERVAL))
 
     def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
@@ -343,7 +340,7 @@ class LrmJobs:
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
-            await self._contact.act(self._lrm.cancel(job.id, job.name, by_force=by_force))
+            await self._health.call(self._lrm.cancel(job.id, job.name, by_force=by_force))
             self.look()
         except SiteError as error:
             log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
@@ -362,7 +359,7 @@ class LrmJobs:
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:
-                    await self._contact.act(self._lrm.cancel(component.lrm_job, component.name))
+                    await self._health.call(self._lrm.cancel(component.lrm_job, component.name))
                     self.look()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)

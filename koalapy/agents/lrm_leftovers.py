@@ -88,7 +88,7 @@ def job_of(component: Component, named: Sequence[LrmJob]) -> tuple[LrmJob | None
     known = next((job for job in named if job.id == component.lrm_job), None)
     if not active or (len(active) == 1 and known in (None, active[0])):
         return known or next(iter(active), None) or (named[-1] if named else None), []
-    runners = {node.lrm_job for node in component.connected}
+    runners = {node.lrm_job for node in component.nodes if node.runner is not None}
     connected = [job for job in active if job.id in runners]
     if connected:
         own = min(connected, key=_age)

@@ -54,7 +54,7 @@ class OutputLog:
         self.given_up = False
         self.missing = ""
         """What of the output is lost and why, in words; empty as a rule."""
-        self.trouble = ""
+        self.error = ""
         """Why nothing can be written now; nodes get no acknowledgement meanwhile, and wait."""
 
     @property
@@ -112,9 +112,9 @@ class OutputLog:
                 self.finish(node)
                 self.greet(node, start)
             self.take(node, start, data)
-            if not self.trouble:
+            if not self.error:
                 path.unlink(missing_ok=True)
-        if total is not None and total > self._known(node) and not self.trouble:
+        if total is not None and total > self._known(node) and not self.error:
             self._lose(f"{total - self._known(node)} bytes of node {node}: it ended before it had sent them")
 
     def retry(self, node: int) -> int:
@@ -130,7 +130,7 @@ class OutputLog:
         """No more will come from any node."""
         for node, held in enumerate(self._held):
             if held and not self.finish(node):
-                self._lose(f"{len(self._held[node])} bytes of node {node}: {self.trouble}")
+                self._lose(f"{len(self._held[node])} bytes of node {node}: {self.error}")
         self._held = [b""] * self._own
         spilled = 0 if self._closed else sum(map(_size, self._folder.glob("output.*.*")))
         if spilled:
@@ -142,22 +142,22 @@ class OutputLog:
         try:
             self._stored.append(self._own, line)
         except OSError as error:
-            self._troubled(error)
+            self._failed(error)
 
     def _keep(self, node: int, *, whole: bool) -> bool:
         held, before = self._held[node], self.received(node)
         size = len(held) if whole or len(held) > MAX_PARTIAL_LINE else held.rfind(b"\n") + 1
         try:
             self._stored.append(node, held[:size])
-            self.trouble = ""
+            self.error = ""
         except OSError as error:
-            self._troubled(error)
+            self._failed(error)
         self._held[node] = held[self.received(node) - before :]
         self._drop()
-        return not self.trouble
+        return not self.error
 
-    def _troubled(self, error: OSError) -> None:
-        self.trouble = f"cannot write below {self._folder}: {error.strerror or error}"
+    def _failed(self, error: OSError) -> None:
+        self.error = f"cannot write below {self._folder}: {error.strerror or error}"
 
     def _lose(self, what: str) -> None:
         self.missing = f"{self.missing}; {what}" if self.missing else what

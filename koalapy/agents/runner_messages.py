@@ -9,13 +9,13 @@ from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Pay
 from koalapy.model.wording import encodable
 
 
-class Said(BaseModel):
+class RunnerMessage(BaseModel):
     """More than is checked here may be said, by runners that are newer than their agent."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Hello(Said):
+class Hello(RunnerMessage):
     t: Literal["hello"]
     component: Name
     secret: Name
@@ -28,41 +28,41 @@ class Hello(Said):
     """Where its output begins."""
 
 
-class Out(Said):
+class Out(RunnerMessage):
     t: Literal["out"]
     offset: Bytes
     data: Base64
 
 
-class Running(Said):
+class Running(RunnerMessage):
     t: Literal["running"]
 
 
-class Ending(Said):
+class Ending(RunnerMessage):
     t: Literal["ending"]
 
 
-class Relay(Said):
+class Relay(RunnerMessage):
     t: Literal["relay"]
     token: Name
     node: Nodes
     payload: Payload
 
 
-class Exit(Said):
+class Exit(RunnerMessage):
     t: Literal["exit"]
     code: ExitCode | None
-    error: Annotated[TruncatedText, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
+    error: Annotated[TruncatedText, BeforeValidator(lambda text: encodable(text) if isinstance(text, str) else text)]
     """May name files, whose names are any bytes."""
     infrastructure: bool
     stopped: bool
 
 
-class Left(Said):
+class RunnerResult(RunnerMessage):
     """What a runner leaves in its spool when it ends, where programs may write, too."""
 
     code: ExitCode | None
-    error: Annotated[TruncatedText, BeforeValidator(lambda said: encodable(said) if isinstance(said, str) else said)]
+    error: Annotated[TruncatedText, BeforeValidator(lambda text: encodable(text) if isinstance(text, str) else text)]
     infrastructure: bool
     stopped: bool
     host: Host | Literal[""]
@@ -71,17 +71,17 @@ class Left(Said):
     output: Bytes | None = None
 
 
-_left: TypeAdapter[Left] = TypeAdapter(Left)
-_said: TypeAdapter[Said] = TypeAdapter(
+_result: TypeAdapter[RunnerResult] = TypeAdapter(RunnerResult)
+_message: TypeAdapter[RunnerMessage] = TypeAdapter(
     Annotated[Hello | Out | Running | Ending | Relay | Exit, Field(discriminator="t")]
 )
 
 
-def understood(line: bytes) -> dict[str, Any]:
+def parse_message(line: bytes) -> dict[str, Any]:
     """One message; ``ValueError`` when it is none, or out of bounds."""
-    return _said.validate_python(json.loads(line)).model_dump()
+    return _message.validate_python(json.loads(line)).model_dump()
 
 
-def left(content: bytes) -> dict[str, Any]:
+def parse_result(content: bytes) -> dict[str, Any]:
     """A result that was left; ``ValueError`` when it is none."""
-    return _left.validate_python(json.loads(content)).model_dump(exclude_unset=True)
+    return _result.validate_python(json.loads(content)).model_dump(exclude_unset=True)

@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 
 import structlog
 
-from koalapy.agents.runner_messages import understood
-from koalapy.agents.spool import trouble
+from koalapy.agents.runner_messages import parse_message
+from koalapy.agents.spool import write_error
 from koalapy.open_files import how_many
 
 log = structlog.get_logger()
@@ -47,19 +47,19 @@ def encode(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-class Desk(Protocol):
-    """Who deals with what runners say."""
+class RunnerHandler(Protocol):
+    """Handles what runners say."""
 
-    def greeted(self, runner: "RunnerConnection", hello: dict[str, Any]) -> bool:
-        """A runner reported; False when it is none of ours."""
+    def authenticate(self, runner: "RunnerConnection", hello: dict[str, Any]) -> bool:
+        """Whether a runner that reports is one of ours."""
         ...
 
-    def told(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
+    def receive(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
 
-    def gone(self, runner: "RunnerConnection") -> None: ...
+    def disconnected(self, runner: "RunnerConnection") -> None: ...
 
 
-class Line:
+class LineBuffer:
     """Puts a line together from the pieces in which it comes, each looked at once."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Line:
 
 
 class RunnerConnection(asyncio.Protocol):
-    """One runner, from its hello to the end of the connection; ``component`` and ``node`` are set by the desk.
+    """One runner, from its hello to the end of the connection; ``component`` and ``node`` are set by the handler.
 
     Anybody may connect: until somebody has proved to be a runner of ours they get little room and little time.
     """
@@ -88,26 +88,26 @@ class RunnerConnection(asyncio.Protocol):
     component: str
     node: int
 
-    def __init__(self, desk: Desk, guests: "Guests") -> None:
-        self._desk, self._guests = desk, guests
+    def __init__(self, handler: RunnerHandler, connections: "RunnerConnections") -> None:
+        self._handler, self._connections = handler, connections
         self._transport: asyncio.Transport | None = None
-        self._line = Line()
+        self._line = LineBuffer()
         self.arrived = 0
         """Bytes."""
-        self.known = False
+        self.is_authenticated = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
-        self._guests.came(self)
+        self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         self.arrived += len(data)
         try:
             for line in self._line.take(data):
                 self._check(len(line))
-                self._take(understood(line))
+                self._take(parse_message(line))
                 if self._transport is None or self._transport.is_closing():
                     return
             self._check(self._line.size)
@@ -116,10 +116,10 @@ class RunnerConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guests.left(self)
+        self._connections.remove(self)
         self._transport = None
-        if self.known:
-            self._desk.gone(self)
+        if self.is_authenticated:
+            self._handler.disconnected(self)
 
     def send(self, message: dict[str, Any]) -> None:
         self.send_line(encode(message))
@@ -133,7 +133,7 @@ class RunnerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def hear_out(self) -> None:
+    async def drain(self) -> None:
         """Wait until all is handled that had arrived when this was called."""
         if self._transport is None or self._transport.is_closing():
             return
@@ -144,44 +144,44 @@ class RunnerConnection(asyncio.Protocol):
             await asyncio.sleep(LOOP_TURN)
 
     def _check(self, size: int) -> None:
-        longest = MAX_LINE_LENGTH if self.known else MAX_HELLO_LENGTH
+        longest = MAX_LINE_LENGTH if self.is_authenticated else MAX_HELLO_LENGTH
         if size > longest:
             raise ValueError(f"a line of more than {longest} bytes")
 
     def _take(self, message: dict[str, Any]) -> None:
-        if self.known:
-            self._desk.told(self, message)
-        elif message["t"] == "hello" and self._desk.greeted(self, message):
-            self.known = True
-            self._guests.greeted(self)
+        if self.is_authenticated:
+            self._handler.receive(self, message)
+        elif message["t"] == "hello" and self._handler.authenticate(self, message):
+            self.is_authenticated = True
+            self._connections.authenticated(self)
         else:
             self.close()
 
 
-class Guests:
-    """All connections: runners, and strangers, who have not said hello."""
+class RunnerConnections:
+    """All connections: of runners, and of those that have not proved to be one."""
 
     def __init__(self) -> None:
         self.runners: set[RunnerConnection] = set()
-        self._strangers: dict[RunnerConnection, asyncio.TimerHandle] = {}
+        self._unauthenticated: dict[RunnerConnection, asyncio.TimerHandle] = {}
         """In the order in which they came."""
 
     @property
     def everyone(self) -> list[RunnerConnection]:
-        return [*self.runners, *self._strangers]
+        return [*self.runners, *self._unauthenticated]
 
-    def came(self, connection: RunnerConnection) -> None:
-        """Let in somebody new; the oldest stranger makes room, for a runner says hello at once."""
-        if len(self._strangers) >= MAX_UNAUTHENTICATED:
-            next(iter(self._strangers)).close()
-        patience = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
-        self._strangers[connection] = patience
+    def add(self, connection: RunnerConnection) -> None:
+        """The oldest that is not authenticated makes room, for a runner says hello at once."""
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            next(iter(self._unauthenticated)).close()
+        timeout = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
+        self._unauthenticated[connection] = timeout
 
-    def greeted(self, connection: RunnerConnection) -> None:
+    def authenticated(self, connection: RunnerConnection) -> None:
         self._forget(connection)
         self.runners.add(connection)
 
-    def left(self, connection: RunnerConnection) -> None:
+    def remove(self, connection: RunnerConnection) -> None:
         self._forget(connection)
         self.runners.discard(connection)
 
@@ -189,9 +189,9 @@ class Guests:
         for connection in self.everyone:
             connection.close()
 
-    def _forget(self, stranger: RunnerConnection) -> None:
-        if patience := self._strangers.pop(stranger, None):
-            patience.cancel()
+    def _forget(self, connection: RunnerConnection) -> None:
+        if timeout := self._unauthenticated.pop(connection, None):
+            timeout.cancel()
 
 
 class RunnerServer:
@@ -200,17 +200,17 @@ class RunnerServer:
     def __init__(self, host: str, address_file: Path) -> None:
         self._host = host
         self._file = address_file
-        self._guests = Guests()
+        self._connections = RunnerConnections()
         self._server: asyncio.Server | None = None
-        self._untold = ""
+        self._unwritten = ""
         """What is to be in the file that tells runners where to report, until it is."""
         self.address = ""
         """Where runners are to find it, for people."""
         self._short_of_files = False
 
-    async def listen(self, desk: Desk) -> None:
+    async def listen(self, handler: RunnerHandler) -> None:
         def connection() -> RunnerConnection:
-            return RunnerConnection(desk, self._guests)
+            return RunnerConnection(handler, self._connections)
 
         try:
             port = int(json.loads(self._file.read_bytes())["port"])
@@ -219,24 +219,24 @@ class RunnerServer:
             self._server = await _listen(connection, self._host, 0)
         port = self._server.sockets[0].getsockname()[1]
         self.address = f"{self._host}:{port}"
-        self._untold = json.dumps({"host": self._host, "port": port})
-        self.tell_address()
+        self._unwritten = json.dumps({"host": self._host, "port": port})
+        self.write_address()
 
-    def tell_address(self) -> None:
+    def write_address(self) -> None:
         """Write down where we are, for runners, unless that is done; where there is no room it is for the next call."""
-        if not self._untold:
+        if not self._unwritten:
             return
         fresh = self._file.with_suffix(".new")
         try:
-            if not self._file.exists() or self._file.read_text() != self._untold:
-                fresh.write_text(self._untold)
+            if not self._file.exists() or self._file.read_text() != self._unwritten:
+                fresh.write_text(self._unwritten)
                 os.replace(fresh, self._file)
         except OSError as error:
-            log.error("runners cannot be told where to report", action="listen", reason=trouble(self._file, error))
+            log.error("runners cannot be told where to report", action="listen", reason=write_error(self._file, error))
             return
-        self._untold = ""
+        self._unwritten = ""
 
-    def look_at_files(self) -> None:
+    def check_open_files(self) -> None:
         """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
         few, (used, most) = self._short_of_files, how_many()
         self._short_of_files = used > most * OPEN_FILES_WARNING
@@ -245,21 +245,21 @@ class RunnerServer:
                 "few more runners can connect", action="listen", open_files=used, limit=most, hint=OPEN_FILES_HINT
             )
 
-    async def hear_out(self) -> None:
+    async def drain(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
-        await asyncio.sleep(LOOP_TURN)  # who stands at the door comes in
-        for connection in self._guests.everyone:
-            await connection.hear_out()
+        await asyncio.sleep(LOOP_TURN)  # connections that wait are accepted
+        for connection in self._connections.everyone:
+            await connection.drain()
 
     def send_all(self, message: dict[str, Any]) -> None:
         line = encode(message)
-        for runner in self._guests.runners:
+        for runner in self._connections.runners:
             runner.send_line(line)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        self._guests.close()
+        self._connections.close()
 
 
 async def _listen(connection: Callable[[], RunnerConnection], host: str, port: int) -> asyncio.Server:

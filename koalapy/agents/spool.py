@@ -13,8 +13,8 @@ from typing import Any
 
 import structlog
 
-from koalapy.agents.runner_messages import left
-from koalapy.agents.settling import Settling, sync
+from koalapy.agents.disk_sync import DiskSync, sync
+from koalapy.agents.runner_messages import parse_result
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class Folder:
     """One component's folder; its journal has one JSON object a line. Lines may be torn, and those say nothing."""
 
     path: Path
-    settling: Settling | None = None
+    disk_sync: DiskSync | None = None
     """Who brings it to the disk; without one, each line is brought there at once."""
     _late: bytes = b""
     """What there was no room for yet."""
@@ -55,14 +55,14 @@ class Folder:
             try:
                 self.write()
             except OSError as error:
-                log.warning("a journal cannot be written", action="spool", reason=trouble(self.path, error))
+                log.warning("a journal cannot be written", action="spool", reason=write_error(self.path, error))
         return not self._late
 
-    async def settled(self) -> None:
+    async def synced(self) -> None:
         """Return when all that was written is on the disk; ``OSError`` when it cannot be brought there."""
-        if self.settling is not None:
-            await self.settling.settled()
-            if problem := self.settling.problem(self.path):
+        if self.disk_sync is not None:
+            await self.disk_sync.synced()
+            if problem := self.disk_sync.problem(self.path):
                 raise problem
 
     def _append(self, lines: bytes) -> None:
@@ -78,8 +78,8 @@ class Folder:
 
     def _written(self, path: Path, *, began: bool) -> None:
         paths = [path, self.path] if began else [path]
-        if self.settling is not None:
-            self.settling.written(*paths)
+        if self.disk_sync is not None:
+            self.disk_sync.written(*paths)
         else:
             for each in paths:
                 sync(each)
@@ -100,7 +100,7 @@ class Folder:
     def result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
         try:
-            return left((self.path / f"result.{node}.json").read_bytes())
+            return parse_result((self.path / f"result.{node}.json").read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
 
@@ -143,15 +143,15 @@ class Folder:
             self.path.rename(gone)
         for path in (gone, self.path):
             shutil.rmtree(path, ignore_errors=True)
-        if self.settling is not None:
-            self.settling.forget(self.path)
+        if self.disk_sync is not None:
+            self.disk_sync.forget(self.path)
 
 
 def _line(entry: dict[str, Any]) -> bytes:
     return b"\n" + json.dumps(entry).encode() + b"\n" if entry else b""  # whatever was torn before this ends here
 
 
-def trouble(path: Path, error: OSError) -> str:
+def write_error(path: Path, error: OSError) -> str:
     """Why a file or folder of ours could not be written, with the disk that it is on."""
     mount = path.absolute()
     while not os.path.ismount(mount):
@@ -164,18 +164,18 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.settling = Settling()
+        self.disk_sync = DiskSync()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def make(self, instance: str, token: str) -> Folder:
         path = self._directory / instance / token
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.settling.written(path, path.parent, self._directory)
-        return Folder(path, self.settling)
+        self.disk_sync.written(path, path.parent, self._directory)
+        return Folder(path, self.disk_sync)
 
     def discard(self, instance: str, token: str) -> None:
         """What there is of a folder in which nothing could be written."""
-        Folder(self._directory / instance / token, self.settling).remove()
+        Folder(self._directory / instance / token, self.disk_sync).remove()
 
     def heard(self, instance: str) -> None:
         """Note that a daemon was heard of now."""
@@ -204,4 +204,4 @@ class Spool:
     def load(self) -> Iterator[tuple[str, str, Folder]]:
         """Every (instance, token, folder) there is."""
         for journal in sorted(self._directory.glob("*/*/journal")):
-            yield journal.parent.parent.name, journal.parent.name, Folder(journal.parent, self.settling)
+            yield journal.parent.parent.name, journal.parent.name, Folder(journal.parent, self.disk_sync)

@@ -28,10 +28,10 @@ class Uplink:
     """Says hello, hands over what the daemon says, and sends what is put, while there is a connection."""
 
     def __init__(
-        self, url: str, token: str, hello: Callable[[], Hello], settled: Callable[[], Awaitable[None]] | None = None
+        self, url: str, token: str, hello: Callable[[], Hello], synced: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """``settled`` is awaited before anything is sent: what is told must not be forgotten."""
-        self._settled = settled
+        """``synced`` is awaited before anything is sent: what is told must not be forgotten."""
+        self._synced = synced
         self._url, self._token, self._hello = url, token, hello
         self._queue: list[FromAgent] = []
         self._wake = asyncio.Event()
@@ -117,8 +117,8 @@ class Uplink:
             self._full.clear()
             batch, self._queue = self._queue, []
             if batch:
-                if self._settled is not None:
-                    await self._settled()
+                if self._synced is not None:
+                    await self._synced()
                 for each in _frames(batch):
                     await socket.send(each)
 

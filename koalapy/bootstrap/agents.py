@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from koalapy.agents.agent import run_agent
-from koalapy.agents.hold import held
+from koalapy.agents.directory_lock import lock_directory
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.settings import AgentSettings, SiteSettings
@@ -48,7 +48,7 @@ def agent(cluster: str, url: str, config: Path | None, directory: Path, token: s
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url))
-    with held(directory, PREDECESSOR_ENDS_WITHIN if embedded else 0.0):
+    with lock_directory(directory, PREDECESSOR_ENDS_WITHIN if embedded else 0.0):
         if section.lrm.on_this_host and not section.replica_directories:
             replica_directory(directory).mkdir(exist_ok=True)
         lrm = own.lrm.make(own)

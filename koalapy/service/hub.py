@@ -17,8 +17,8 @@ from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
 from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import ClusterConfirmed, ClusterDisconnected, Event, Reported
+from koalapy.service.agent_memory import AgentMemory
 from koalapy.service.engine import Engine, Item, inventory_item
-from koalapy.service.memories import Memories
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Connection, Session
@@ -60,7 +60,7 @@ class Hub:
         self._lease = lease
         self._output_limit = output_limit
         self._patience = unreachable_after
-        self._memories = Memories(engine, instance, life)
+        self._agent_memory = AgentMemory(engine, instance, life)
         self._sessions: dict[str, Session] = {}
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters for whose nodes jobs wait."""
@@ -72,7 +72,7 @@ class Hub:
 
     def number_above(self, number: Callable[[JobId], bool]) -> None:
         """Have new jobs get numbers above those that agents know; ``number`` says False when one is too far."""
-        self._memories.number_above = number
+        self._agent_memory.number_above = number
 
     # For the engine
 
@@ -110,7 +110,7 @@ class Hub:
             hello = await _hello(frames)
             session = Session(cluster, connection, hello)
             await self._make_way(session)
-            await self._memories.outgrow(cluster, hello.known)
+            await self._agent_memory.outgrow(cluster, hello.known)
             await self._make_way(session)  # a third may have been faster
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent refused", action="refuse", cluster=cluster, error=error.message)
@@ -122,7 +122,7 @@ class Hub:
             self._hang_up(earlier, reason)
         self._sessions[cluster] = session
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
-        session.put([self._memories.welcome(self._lease, self._output_limit)])
+        session.put([self._agent_memory.welcome(self._lease, self._output_limit)])
         pump = asyncio.create_task(session.pump())
         pump.add_done_callback(lambda pump: self._pumped(session, pump))
         watch = asyncio.create_task(self._watch(session))

@@ -23,12 +23,12 @@ from koalapy.scheduling.events import (
     JobReleased,
     JobSubmitted,
 )
+from koalapy.service.agent_memory import MAX_JOBS_AHEAD
 from koalapy.service.database import asked
 from koalapy.service.disks import DiskWatch
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
 from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.idempotency import IdempotencyKeys
-from koalapy.service.memories import MAX_JOBS_AHEAD
 from koalapy.service.output import Outputs
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check

@@ -9,7 +9,7 @@ from koalapy.agents.barrier import OPEN_BATCH_SIZE, Barrier
 from koalapy.agents.component import Component
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
-from koalapy.agents.runners import Guests, RunnerConnection
+from koalapy.agents.runners import RunnerConnection, RunnerConnections
 from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
 from koalapy.protocol.messages import Hello
@@ -31,7 +31,7 @@ def waiting(component: Component, barrier: Barrier) -> list[Wire]:
     wires = []
     for node in component.nodes:
         wires.append(wire := Wire())
-        node.runner = RunnerConnection(barrier, Guests())
+        node.runner = RunnerConnection(barrier, RunnerConnections())
         node.runner._transport = cast(asyncio.Transport, wire)
         node.phase = "waiting"
     return wires

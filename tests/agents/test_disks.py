@@ -57,7 +57,7 @@ class Room:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB
         monkeypatch.setattr(disks, "look", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
-        monkeypatch.setattr(disks, "LOOK_EVERY", 0.02)
+        monkeypatch.setattr(disks, "CHECK_INTERVAL", 0.02)
         monkeypatch.setattr(agent_module, "RETRY_INTERVAL", 0.05)
 
 
@@ -112,7 +112,7 @@ async def test_a_disk_that_does_not_answer_is_told(
     room: Room, site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file server that is away."""
-    monkeypatch.setattr(disks, "PATIENCE", 0.05)
+    monkeypatch.setattr(disks, "CHECK_TIMEOUT", 0.05)
     reading, writing = os.pipe()
     monkeypatch.setattr(disks, "look", lambda folders: os.read(reading, 1) and [])
     await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))

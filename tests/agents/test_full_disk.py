@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents import agent as agent_module
-from koalapy.agents import settling
+from koalapy.agents import disk_sync
 from koalapy.agents.component import Component
+from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.lrm.local.adapter import LocalLrm
-from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder, Spool
 from tests.agents.conftest import FakeDaemon, Site
 
@@ -96,7 +96,7 @@ async def test_nothing_follows_from_what_is_not_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon
 ) -> None:
     """Neither a job in the resource manager, nor a word to the daemon, nor a program."""
-    real, room = settling.sync, threading.Event()
+    real, room = disk_sync.sync, threading.Event()
     waiting = threading.Event()
 
     def slow(path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_nothing_follows_from_what_is_not_on_the_disk(
         assert room.wait(DEADLINE)
         real(path)
 
-    monkeypatch.setattr(settling, "sync", slow)
+    monkeypatch.setattr(disk_sync, "sync", slow)
     lrm = LocalLrm(site.cluster, "koala-")
     await lrm.open()
     submitted = await daemon.submit(T)
@@ -126,14 +126,14 @@ async def test_nothing_follows_from_what_is_not_on_the_disk(
 
 async def test_waiting_for_the_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(settling, "sync", synced.append)
-    together = Settling()
+    monkeypatch.setattr(disk_sync, "sync", synced.append)
+    together = DiskSync()
     files = [tmp_path / str(number) for number in range(20)]
     for path in files:
         together.written(path)
-    await asyncio.gather(*(together.settled() for _ in range(20)))
+    await asyncio.gather(*(together.synced() for _ in range(20)))
     assert sorted(synced) == sorted(files), "each once"
-    await together.settled()
+    await together.synced()
     assert len(synced) == 20, "nothing was written since"
 
 
@@ -146,16 +146,16 @@ async def test_what_the_disk_refuses_late_is_told_to_who_waits_for_it(
         if path.name == "journal":
             raise OSError(122, "Disk quota exceeded")
 
-    monkeypatch.setattr(settling, "sync", refuse)
+    monkeypatch.setattr(disk_sync, "sync", refuse)
     spool = Spool(tmp_path)
     folder, other = spool.make("test", T), spool.make("test", "8.1.0")
     folder.write(stop="x")
     with pytest.raises(OSError, match="quota"):
-        await folder.settled()
-    await other.settled()
-    await spool.settling.settled()
+        await folder.synced()
+    await other.synced()
+    await spool.disk_sync.synced()
     folder.remove()
-    await folder.settled()
+    await folder.synced()
 
 
 # Torn folders
@@ -184,7 +184,7 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, where: float, noise: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("spool")
-    folder = Folder(path, Settling())
+    folder = Folder(path, DiskSync())
     for entry in ENTRIES[:count]:
         folder.write(**entry)
     if ran:

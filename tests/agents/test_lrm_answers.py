@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from koalapy.agents import lrm_contact, lrm_jobs, lrm_leftovers
+from koalapy.agents import lrm_health, lrm_jobs, lrm_leftovers
 from koalapy.agents.component import Component, Node
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agents.lrm_leftovers import Leftovers, job_of
@@ -38,8 +38,8 @@ def lrm() -> MemoryLrm:
 async def test_silence_is_told_while_it_lasts_and_logged_once(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.05)
-    monkeypatch.setattr(lrm_contact, "CALL_TIMEOUT", 0.1)
+    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr(lrm_health, "CALL_TIMEOUT", 0.1)
     with capture_logs() as logs:
         async with serving(lrm, daemon, tmp_path):
             await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -61,7 +61,7 @@ async def test_silence_is_told_while_it_lasts_and_logged_once(
 async def test_a_resource_manager_that_is_silent_from_the_first(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.05)
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
@@ -70,7 +70,7 @@ async def test_a_resource_manager_that_is_silent_from_the_first(
 
 
 async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.2)
+    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.2)
     monkeypatch.setattr(lrm_jobs, "REPORT_INTERVAL", 0.1)
     pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
     await daemon.submit(T)
@@ -87,22 +87,22 @@ async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypa
 
 
 async def test_one_that_always_takes_its_time_is_slow_and_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_contact, "SILENCE_TIMEOUT", 0.1)
-    monkeypatch.setattr(lrm_contact, "SLOWNESS_FACTOR", 1000.0)
+    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.1)
+    monkeypatch.setattr(lrm_health, "SLOWNESS_FACTOR", 1000.0)
     told: list[str] = []
-    contact = lrm_contact.Contact(lambda: told.append(contact.problem))
+    health = lrm_health.LrmHealth(lambda: told.append(health.problem))
 
     async def look() -> None:
         await asyncio.sleep(0.2)
 
     for _ in range(3):
-        await contact.look(look())
+        await health.poll(look())
     assert [bool(problem) for problem in told] == [True, False], "only the first time is a surprise"
 
 
 def test_very_many_words_are_cut() -> None:
     error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
-    said = lrm_contact.in_one_line(error)
+    said = lrm_health.in_one_line(error)
     assert len(said) < 3000
     assert said.startswith("begin")
     assert said.endswith("end; do this")
@@ -140,7 +140,7 @@ async def test_whose_fault_a_refusal_is(
 async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_contact, "REFUSAL_PAUSE", 0.05)
+    monkeypatch.setattr(lrm_health, "REFUSAL_PAUSE", 0.05)
     lrm.refusal = SiteRejected("no such account", fault="site")
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))

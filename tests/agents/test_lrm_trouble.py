@@ -137,7 +137,7 @@ async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
     lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
 ) -> None:
     own, component = jobs
-    own.hand_in(component)
+    own.submit(component)
 
     def end_when_looked_for() -> bool:
         if component.lrm_job is not None and component.nodes[0].result is None:
@@ -187,7 +187,7 @@ async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent
     daemon.inventories.clear()
     daemon.whole.clear()
     monkeypatch.setattr("koalapy.agents.agent.FIRST_SNAPSHOT_TIMEOUT", 0.1)
-    monkeypatch.setattr("koalapy.agents.lrm_contact.SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr("koalapy.agents.lrm_health.SILENCE_TIMEOUT", 0.05)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         assert [(each["token"], each["state"]) for each in daemon.inventories[0]] == [("7.1.0", "waiting")]
@@ -205,7 +205,7 @@ async def test_without_journals_nothing_is_told_before_it_answers(
     """An agent whose folder was lost knows of nothing, and that is no reason to give anything up."""
     lrm.answering.clear()
     monkeypatch.setattr("koalapy.agents.agent.FIRST_SNAPSHOT_TIMEOUT", 0.01)
-    monkeypatch.setattr("koalapy.agents.lrm_contact.SILENCE_TIMEOUT", 0.2)
+    monkeypatch.setattr("koalapy.agents.lrm_health.SILENCE_TIMEOUT", 0.2)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: "not answering" in counts(daemon)[2])
         assert daemon.inventories == []
@@ -310,7 +310,7 @@ async def test_one_at_a_look_is_told_as_trouble_and_passes(
 async def test_runners_that_run_and_never_connect_are_the_sites_fault(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.starting.CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr("koalapy.agents.runner_timeouts.CONNECT_TIMEOUT", 0.1)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 2)
@@ -326,7 +326,7 @@ async def test_runners_that_run_and_never_connect_are_the_sites_fault(
 async def test_nodes_that_boot_are_waited_for_and_what_jobs_wait_for_is_told(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.starting.CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr("koalapy.agents.runner_timeouts.CONNECT_TIMEOUT", 0.1)
 
     def waits() -> tuple[str, float]:
         status = daemon.status("7.1.0")
@@ -362,7 +362,7 @@ async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_words: bool
 ) -> None:
     """The resource manager's word counts, after a while in which its runners might have said something."""
-    monkeypatch.setattr("koalapy.agents.departing.HANG_UP_TIMEOUT", 0.3)
+    monkeypatch.setattr("koalapy.agents.runner_timeouts.HANG_UP_TIMEOUT", 0.3)
     async with serving(lrm, daemon, tmp_path):
         _, node = await claimed(daemon, tmp_path)
         lrm.fails("1", "NODE_FAIL")

@@ -212,14 +212,14 @@ def test_a_full_disk_makes_the_nodes_wait_and_costs_nothing(tmp_path: Path, monk
     monkeypatch.setattr(segments.os, "pwrite", full)
     node.send(log, 100)
     assert (log.received(0), log.total) == (4, 4), "what could not be kept is not acknowledged"
-    assert log.trouble == f"cannot write below {tmp_path}: No space left on device"
+    assert log.error == f"cannot write below {tmp_path}: No space left on device"
     assert not log.finish(0)
     again = OutputLog(tmp_path, 2)
     again.recover()
     assert (again.total, again.missing) == (4, ""), "an agent that is killed now leaves no torn frame"
     monkeypatch.setattr(segments.os, "pwrite", real)
     assert log.retry(0) == 8
-    assert (log.finish(0), log.trouble, log.missing) == (True, "", "")
+    assert (log.finish(0), log.error, log.missing) == (True, "", "")
     drain(log, keeper)
     assert keeper.text(0, keeper.end) == b"one\ntwo\nthr"
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from koalapy.agents.component import Component
+from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.exports import Exports, lacking
 from koalapy.agents.files.replicas import Replicas
@@ -13,7 +14,6 @@ from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
-from koalapy.agents.settling import Settling
 
 
 class FileDesk:
@@ -32,7 +32,7 @@ class FileDesk:
         questions: Questions,
         reporter: Reporter,
         finished: Callable[[Component], object],
-        settling: Settling,
+        disk_sync: DiskSync,
     ) -> None:
         """``pulls`` may run at once; ``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
@@ -48,7 +48,7 @@ class FileDesk:
             reporter.publish_stage,
             self._is_in_use,
             pulls,
-            settling,
+            disk_sync,
         )
         self.collector = Collector(depot, self.stages, self._collected, self._is_in_reach)
         questions.answer_with("stat", replicas.stat)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.bundle import BadBundle, unpack
 from koalapy.agents.files.depot import Depot, DepotBusy
 from koalapy.agents.files.digest import GrowingDigest
@@ -28,7 +29,6 @@ from koalapy.agents.files.trees import copy_tree, remove_tree
 from koalapy.agents.files.trouble import StageTrouble, of_site
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
-from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
@@ -63,7 +63,7 @@ class Means:
     errands: Errands
     copies: Callable[[StageFile], Sequence[Path]]
     """Where stages have the same content, the newest last."""
-    settling: Settling | None
+    disk_sync: DiskSync | None
 
 
 class StageRun:
@@ -74,7 +74,7 @@ class StageRun:
     ) -> None:
         self.token = order.token
         self.folder = folder
-        self._own, self._journal = own, Folder(own, means.settling)
+        self._own, self._journal = own, Folder(own, means.disk_sync)
         self._files, self._bundle = order.files, order.bundle
         self._means, self._changed = means, changed
         self._place = means.turns.arrive()

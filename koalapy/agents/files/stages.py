@@ -11,13 +11,13 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
+from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.depot import Depot
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.sharing import Errands
 from koalapy.agents.files.stage import Means, StageRun
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
-from koalapy.agents.settling import Settling
 from koalapy.agents.spool import Folder
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
@@ -52,7 +52,7 @@ class Stages:
         tell: Callable[[str, StageStatus], bool],
         in_use: Callable[[str, str], bool],
         pulls: int,
-        settling: Settling | None = None,
+        disk_sync: DiskSync | None = None,
     ) -> None:
         """``pulls`` is how many may run at once."""
         self._directory = directory
@@ -62,7 +62,7 @@ class Stages:
             ThreadPoolExecutor(REPLICAS, "replica"),
         )
         self._means = Means(
-            cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies, settling
+            cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies, disk_sync
         )
         self._tell, self._in_use = tell, in_use
         self._stages: dict[Key, StageRun] = {}

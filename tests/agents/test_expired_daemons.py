@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import forgetting
+from koalapy.agents import expired_daemons
 from koalapy.agents.spool import Folder, Spool
 from tests.agents.conftest import FakeDaemon, Site
 
@@ -15,7 +15,7 @@ OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(expired_daemons, "CHECK_INTERVAL", 0.05)
 
 
 async def change_daemon(daemon: FakeDaemon, instance: str) -> None:

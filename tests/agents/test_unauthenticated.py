@@ -1,4 +1,4 @@
-"""The port for runners: what strangers cost there, and that gangs are among themselves."""
+"""The port for runners: what those cost there that are no runners, and that gangs are among themselves."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ async def serving(daemon: FakeDaemon, directory: Path) -> AsyncIterator[Port]:
 
 @given(st.binary(), st.lists(st.integers(0, 50)))
 def test_lines_are_the_same_however_they_come(data: bytes, sizes: list[int]) -> None:
-    line, lines, rest = runners.Line(), [], data
+    line, lines, rest = runners.LineBuffer(), [], data
     for size in sizes:
         lines += line.take(rest[:size])
         rest = rest[size:]
@@ -265,6 +265,6 @@ def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.M
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])
 def test_where_a_runners_output_begins_is_a_number_within_bounds(start: str) -> None:
     hello = '{"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"'
-    assert runner_messages.understood(f'{hello}, "start": 7}}'.encode())["start"] == 7
+    assert runner_messages.parse_message(f'{hello}, "start": 7}}'.encode())["start"] == 7
     with pytest.raises(ValueError, match="start"):
-        runner_messages.understood(f'{hello}, "start": {start}}}'.encode())
+        runner_messages.parse_message(f'{hello}, "start": {start}}}'.encode())

@@ -22,15 +22,15 @@ RETRY_DELAY = 0.1
 
 
 @contextmanager
-def held(directory: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold a directory for this process alone; ``ConflictError`` names who has it, after ``patience`` seconds.
+def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Hold a directory for this process alone; ``ConflictError`` names who has it, after ``timeout`` seconds.
 
     The kernel lets go of it when the process ends, however that happens. It holds between hosts, too, where the file
     system knows locks (NFS does); where it does not, nothing is held.
     """
     file = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _lock(file, directory, time.monotonic() + patience)
+        _lock(file, directory, time.monotonic() + timeout)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with suppress(OSError):  # where there is no room it is held all the same
             os.ftruncate(file, 0)

@@ -7,8 +7,8 @@ import pytest
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
+from koalapy.service.agent_memory import MAX_EPOCHS_AHEAD, MAX_JOBS_AHEAD
 from koalapy.service.jobs import Jobs
-from koalapy.service.memories import MAX_EPOCHS_AHEAD, MAX_JOBS_AHEAD
 from tests.service.test_hub import Agent, Daemon, report, running, until
 from tests.service.test_jobs import SPEC
 from tests.service.test_trust import ON_NORTH, Grid, heard, when

@@ -28,14 +28,14 @@ MAX_ERROR_LENGTH = 2000
 """Signs of an error's words."""
 
 
-class Contact:
+class LrmHealth:
     """What is known of a resource manager's own health; ``tell`` is called with the problem whenever that changes."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
         self._fault = ""
         """Why it cannot be asked."""
-        self._trouble = ""
+        self._obstacle = ""
         """Why it takes no jobs, as far as it was asked."""
         self._refusal = ""
         """Why it took none when one was handed in."""
@@ -49,28 +49,28 @@ class Contact:
     def problem(self) -> str:
         """Why nothing can be started there, in one line; empty when it can."""
         refusal = self._refusal if time.monotonic() < self._refused_until else ""
-        return self._fault or self._trouble or refusal
+        return self._fault or self._obstacle or refusal
 
-    async def look(self, asked: Awaitable[T]) -> T:
+    async def poll(self, asked: Awaitable[T]) -> T:
         """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
         began = time.monotonic()
         # One that always takes its time is slow, and not silent.
-        patience = max(SILENCE_TIMEOUT, min(SLOWNESS_FACTOR * self._took, CALL_TIMEOUT / 2))
-        looking = asyncio.ensure_future(asked)
+        timeout = max(SILENCE_TIMEOUT, min(SLOWNESS_FACTOR * self._took, CALL_TIMEOUT / 2))
+        polling = asyncio.ensure_future(asked)
         try:
-            done, _ = await asyncio.wait((looking,), timeout=patience)
+            done, _ = await asyncio.wait((polling,), timeout=timeout)
             if not done:
                 self._out_of_reach("")
-                done, _ = await asyncio.wait((looking,), timeout=CALL_TIMEOUT - patience)
+                done, _ = await asyncio.wait((polling,), timeout=CALL_TIMEOUT - timeout)
             if not done:
                 raise SiteUnavailable(f"no answer within {CALL_TIMEOUT:g} s")
-            answer = _told(looking)
+            answer = _result(polling)
         except SiteError as error:
             text = in_one_line(error)
-            self._out_of_reach(text, silent=time.monotonic() - began >= patience)
+            self._out_of_reach(text, silent=time.monotonic() - began >= timeout)
             raise
         finally:
-            looking.cancel()
+            polling.cancel()
         self._answered_at, self._took = time.time(), time.monotonic() - began
         if self._fault:
             log.info("resource manager in reach again", action="lrm-back")
@@ -78,7 +78,7 @@ class Contact:
             self._tell()
         return answer
 
-    async def act(self, asked: Awaitable[T]) -> T:
+    async def call(self, asked: Awaitable[T]) -> T:
         """The answer to anything else; ``SiteUnavailable`` when there is none: it may have been done all the same."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
@@ -90,13 +90,13 @@ class Contact:
         except Exception as error:
             raise unexpected(error) from error
 
-    def troubled(self, why: str) -> None:
+    def takes_no_jobs(self, why: str) -> None:
         """It was asked whether it would take a job; ``why`` is empty when nothing is known to be in the way."""
-        if why == self._trouble:
+        if why == self._obstacle:
             return
         if why:
             log.warning("resource manager takes no jobs", action="lrm-trouble", reason=why)
-        self._trouble = why
+        self._obstacle = why
         self._tell()
 
     def refused(self, error: SiteError) -> None:
@@ -107,7 +107,7 @@ class Contact:
         log.warning("resource manager refuses jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
         self._tell()
 
-    def taken(self) -> None:
+    def accepted(self) -> None:
         """It has taken a job."""
         self._refusal, self._refusals = "", 0
 
@@ -126,9 +126,9 @@ def unexpected(error: Exception) -> SiteUnavailable:
     return SiteUnavailable(f"an error in the agent: {error!r}", hint="see the agent's log")
 
 
-def _told(looking: "asyncio.Future[T]") -> T:
+def _result(polling: "asyncio.Future[T]") -> T:
     try:
-        return looking.result()
+        return polling.result()
     except SiteError:
         raise
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.patience import SLEEP_SLICE, listened
+from koalapy.agents.runner_timeouts import SLEEP_SLICE, sleep_awake
 from koalapy.agents.runners import RunnerConnection, RunnerServer
 
 HELLO = {"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"}
@@ -18,37 +18,37 @@ def line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-class Desk:
+class Handler:
     """Lets everybody in, and keeps what they say."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def greeted(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+    def authenticate(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         return True
 
-    def told(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+    def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         self.heard.append(message)
 
-    def gone(self, runner: RunnerConnection) -> None:
+    def disconnected(self, runner: RunnerConnection) -> None:
         pass
 
 
 async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirmed(tmp_path: Path) -> None:
     """Nobody read while they spoke: one was connected, another has come since."""
-    desk, server = Desk(), RunnerServer("127.0.0.1", tmp_path / "agent.json")
-    await server.listen(desk)
+    handler, server = Handler(), RunnerServer("127.0.0.1", tmp_path / "agent.json")
+    await server.listen(handler)
     address = ("127.0.0.1", json.loads((tmp_path / "agent.json").read_text())["port"])
     lines = b"".join(line({"t": "out", "offset": n, "data": ""}) for n in range(1_000))
     with socket.create_connection(address) as one, socket.create_connection(address) as other:
         one.sendall(line(HELLO))
-        await server.hear_out()
+        await server.drain()
         one.setblocking(False)
         sent = one.send(lines)
         other.sendall(line(HELLO) + line({"t": "running"}))
-        await server.hear_out()
-        assert len([m for m in desk.heard if m["t"] == "out"]) == lines[:sent].count(b"\n")
-        assert [m["t"] for m in desk.heard].count("running") == 1
+        await server.drain()
+        assert len([m for m in handler.heard if m["t"] == "out"]) == lines[:sent].count(b"\n")
+        assert [m["t"] for m in handler.heard].count("running") == 1
     server.close()
 
 
@@ -57,7 +57,7 @@ async def test_patience_does_not_run_out_while_we_are_stopped(monkeypatch: pytes
     steady, ahead = loop.time, 0.0
     monkeypatch.setattr(loop, "time", lambda: steady() + ahead)
     began = steady()
-    waiting = asyncio.create_task(listened(2 * SLEEP_SLICE))
+    waiting = asyncio.create_task(sleep_awake(2 * SLEEP_SLICE))
     await asyncio.sleep(0)
     ahead = 1000.0
     await waiting

@@ -18,7 +18,7 @@ MAX_JOBS_AHEAD = 10**9
 HINT = "if that is right, empty the agent's directory once nothing of it runs"
 
 
-class Memories:
+class AgentMemory:
     """Takes epoch and job numbers above what agents have seen, before anything is sent to them."""
 
     def __init__(self, engine: Engine, instance: str, life: str) -> None:

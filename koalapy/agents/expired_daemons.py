@@ -21,7 +21,7 @@ CHECK_INTERVAL = 3600.0
 """Seconds."""
 
 
-class Forgetting:
+class ExpiredDaemons:
     """Removes what is left of a daemon that has been silent for ``after`` seconds while there is another."""
 
     def __init__(self, spool: Spool, reporter: Reporter, jobs: LrmJobs, files: FileDesk, after: float) -> None:
@@ -33,17 +33,17 @@ class Forgetting:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             try:
-                self.look()
+                self.remove()
             except OSError as error:
-                log.warning("cannot forget a daemon", action="forget", reason=str(error))
+                log.warning("what is left of a daemon cannot be removed", action="expire", reason=str(error))
 
     def heard(self) -> None:
         """The daemon has spoken. Where that cannot be noted we forget none too early: it is the present one."""
         with contextlib.suppress(OSError):
             self._spool.heard(self._reporter.instance)
 
-    def look(self) -> None:
-        """Forget who was silent for too long; never the daemon that spoke last, however long ago that is."""
+    def remove(self) -> None:
+        """What is left of who was silent for too long; never of the daemon that spoke last, however long ago."""
         present = self._reporter.instance
         if not present:
             return
@@ -52,10 +52,10 @@ class Forgetting:
         known = {component.instance for component in self._reporter.components.values()}
         for instance in (known | self._files.stages.instances()) - {present}:
             if self._spool.silence(instance) > self._after:
-                self._forget(instance)
+                self._remove(instance)
 
-    def _forget(self, instance: str) -> None:
-        log.warning("a daemon is forgotten", action="forget", instance=instance)
+    def _remove(self, instance: str) -> None:
+        log.warning("what is left of a daemon is removed", action="expire", instance=instance)
         own = [component for component in self._reporter.components.values() if component.instance == instance]
         for component in own:
             if component.ended:

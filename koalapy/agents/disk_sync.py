@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-class Settling:
+class DiskSync:
     """Knows which files and folders were written since they were last on the disk.
 
     Those who wait share a round, and while one is under way the next one gathers: a burst costs few of them.
@@ -23,7 +23,7 @@ class Settling:
         self._dirty.update(dict.fromkeys(paths))
         self._asked += 1
 
-    async def settled(self) -> None:
+    async def synced(self) -> None:
         """Return when all that was written before is on the disk, or cannot be brought there."""
         wanted = self._asked
         while self._done < wanted:
