@@ -2,7 +2,7 @@
 
 A parameter is ``Annotated[type, Option(…)]`` or ``Argument(…)``. Types are ``str``, ``int``, ``float``, ``bool`` (a
 flag), ``Path``, enums of texts, and lists of these; ``| None`` where the default is None. A parameter that is a
-dataclass stands for its fields: many options in one.
+dataclass stands for its fields, and ``Annotated[dict[str, Any], Options(…)]`` for what it names: many options in one.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ class Argument:
     ) -> None:
         self.help, self.metavar, self.rest = help, metavar, rest
         self.min, self.max = min, max
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options by name, each ``Annotated[type | None, Option(…)]``, that come as one mapping."""
+
+    of: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +262,9 @@ def _parameters(run: Function) -> Iterator[_Parameter]:
             for field in fields(given.annotation):
                 default = inspect.Parameter.empty if field.default is MISSING else field.default
                 yield _parameter(field.name, field.type, default, part_of=name)
+        elif get_origin(given.annotation) is Annotated and isinstance(many := get_args(given.annotation)[1], Options):
+            for option, annotation in many.of.items():
+                yield _parameter(option, annotation, None, part_of=name)
         else:
             yield _parameter(name, given.annotation, given.default)
 

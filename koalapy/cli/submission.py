@@ -9,21 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.job_options import JOB_FIELDS, number
 
 Json = dict[str, Any]
 STANDARD_INPUT = "-"
 """As a file's name."""
 
 
-def _number(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
-
-
 def _numbers(option: str, text: str) -> list[int]:
-    numbers = [number for part in text.split(",") if (number := _number(part)) is not None]
+    numbers = [each for part in text.split(",") if (each := number(part)) is not None]
     if len(numbers) != text.count(",") + 1:
         raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
     return numbers
@@ -33,7 +27,7 @@ def _fixed(text: str) -> list[Json]:
     components = []
     for part in text.split(","):
         cluster, colon, given = part.rpartition(":")
-        size = _number(given)
+        size = number(given)
         if not colon or not cluster or size is None:
             raise CliError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
         components.append({"cluster": cluster, "size": size})
@@ -41,21 +35,21 @@ def _fixed(text: str) -> list[Json]:
 
 
 def request_of(
-    flexible: int | None,
-    nonfixed: str | None,
-    fixed: str | None,
-    least: int | None,
-    most: int | None,
-    splits: list[str],
+    flexible: int | None = None,
+    nonfixed: str | None = None,
+    fixed: str | None = None,
+    min_component: int | None = None,
+    max_components: int | None = None,
+    split: list[str] | None = None,
 ) -> Json | None:
     """The request that the options describe; None when they describe none."""
     given = [o for o, v in (("--flexible", flexible), ("--nonfixed", nonfixed), ("--fixed", fixed)) if v is not None]
     if len(given) > 1:
         raise CliError(f"{' and '.join(given)} cannot be given together", Exit.USAGE, "choose one kind of request")
-    bounds = {"min_component_size": least, "max_components": most}
+    bounds = {"min_component_size": min_component, "max_components": max_components}
     bounds_given: Json = {name: value for name, value in bounds.items() if value is not None}
-    if splits:
-        bounds_given["split_options"] = [_numbers("--split", split) for split in splits]
+    if split:
+        bounds_given["split_options"] = [_numbers("--split", sizes) for sizes in split]
     if flexible is not None:
         return {"type": "flexible", "total_size": flexible, **bounds_given}
     if bounds_given:
@@ -65,61 +59,6 @@ def request_of(
     if nonfixed is not None:
         return {"type": "nonfixed", "components": [{"size": n} for n in _numbers("--nonfixed", nonfixed)]}
     return {"type": "fixed", "components": _fixed(fixed)} if fixed is not None else None
-
-
-def environment_of(pairs: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` as given, or ``NAME`` for what it is here."""
-    environment = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals and name not in os.environ:
-            raise CliError(f"--env {name}: there is no such variable here", Exit.USAGE, "give --env NAME=VALUE")
-        environment[name] = value if equals else os.environ[name]
-    return environment
-
-
-def policy_options_of(pairs: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` as given."""
-    options = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise CliError(
-                f"--policy-option is {pair!r}", Exit.USAGE, "give NAME=VALUE: --policy-option metric=bandwidth"
-            )
-        options[name] = value
-    return options
-
-
-def coallocation_of(text: str | None) -> str | int | None:
-    """``never``, ``allowed`` or a number of clusters."""
-    if text is None or text in ("never", "allowed"):
-        return text
-    most = _number(text)
-    if most is None:
-        hint = "use never, allowed, or the most clusters to combine"
-        raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
-    return most
-
-
-def inputs_of(texts: list[str]) -> list[Json] | None:
-    """``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both; None when there are none."""
-    inputs = []
-    for text in texts:
-        name, found = text, Json()
-        while name.rpartition(":")[1] and (option := INPUT_OPTION.fullmatch(name.rpartition(":")[2])):
-            field = "as" if option[1] is not None else "distribution"
-            if field in found:
-                raise CliError(f"--input {text} says {field} twice", Exit.USAGE, "drop one")
-            found[field] = option[0] if option[1] is None else option[1]
-            name = name.rpartition(":")[0]
-        if not name:
-            raise CliError(f"--input is {text!r}", Exit.USAGE, "give a logical name: --input climate/2026.nc")
-        inputs.append({"file": name, **found})
-    return inputs or None
-
-
-INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
 
 def brings_files(body: Json) -> bool:
@@ -200,37 +139,20 @@ def _read(file: Path) -> Json:
     return body
 
 
-OPTIONS = {
+REQUEST_OPTIONS = {
     "request.total_size": "--flexible",
     "request.min_component_size": "--min-component",
     "request.max_components": "--max-components",
     "request.split_options": "--split",
-    "processes_per_node": "--ppn",
-    "workdir": "--chdir",
-    "max_restarts": "--max-restarts",
-    "max_placement_tries": "--max-placement-tries",
-    "max_claiming_tries": "--max-claiming-tries",
-    "coallocation": "--coallocation",
-    "speed_ratio_min": "--speed-ratio-min",
-    "claim_threshold": "--claim-threshold",
-    "retry_on_exit": "--retry-on-exit",
-    "policy_options": "--policy-option",
-    "policy": "--policy",
-    "name": "--name",
-    "walltime": "--walltime",
-    "output": "--output",
-    "bundle": "--stage",
-    "application": "--application",
-    "communication": "--communication",
 }
 
 
 def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
     """A refusal by the daemon, said of the options that the user gave; as it is, where a file said it."""
-    field = error.field
-    if not field or options.get(re.split(r"[.\[]", field)[0]) is None or not error.message.startswith(field):
+    field, request = error.field, body["request"]
+    first = re.split(r"[.\[]", field)[0]
+    if not field or options.get(first) is None or not error.message.startswith(field):
         return error
-    request = body["request"]
     if component := re.match(r"request\.components\[(\d+)\]\.(\w+)", field):
         index, what = component.groups()
         named = f"--{request['type']}: {what} of component {index}"
@@ -238,12 +160,11 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
         named = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
     elif field == "request.components":
         named = f"--{request['type']}: the components"
-    elif field.startswith("policy_options."):
-        named = f"--policy-option {field.removeprefix('policy_options.')}"
-    elif repeated := re.match(r"(retry_on_exit|inputs|collect)\[", field):
-        named = {"retry_on_exit": "--retry-on-exit", "inputs": "--input", "collect": "--collect"}[repeated[1]]
-    elif field in OPTIONS:
-        named = OPTIONS[field]
+    elif field in REQUEST_OPTIONS:
+        named = REQUEST_OPTIONS[field]
+    elif first in JOB_FIELDS:
+        option = JOB_FIELDS[first].option
+        named = f"{option} {field.removeprefix(f'{first}.')}" if field.startswith(f"{first}.") else option
     else:
         return error
     return CliError(f"{named}{error.message[len(field) :]}", error.code, error.hint, field)

@@ -44,6 +44,13 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A type that users write in a form of its own: the edges have a conversion for each, and know it by this."""
+
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """How users say a field: the option of ``koala submit`` with its help, and the name in JSON if it is another."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from koalapy.model.field import Bounds, Field, Length
+from koalapy.model.field import Bounds, Field, Length, Written
 from koalapy.model.request import (
     MAX_ENTRIES,
     MAX_OPTIONS,
@@ -221,17 +221,19 @@ MAX_PROCESSES_PER_NODE = 8192
 MAX_DURATION = 100 * 365 * 86400
 """Seconds."""
 
-PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS)]
+PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS), Written("names and values")]
 """Names and values, sorted by name."""
-Coallocation = Annotated[int, Bounds(least=1)]
+Coallocation = Annotated[int, Bounds(least=1), Written("never, allowed, or a number")]
 """The most clusters that may be combined: 1 is never to co-allocate."""
-Duration = Annotated[float, Bounds(above=0, most=MAX_DURATION, way_out="give more than 0 seconds")]
+Duration = Annotated[
+    float, Bounds(above=0, most=MAX_DURATION, way_out="give more than 0 seconds"), Written("seconds, 90m, 1:30:00")
+]
 Share = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction from 0 to 1")]
 Ratio = Annotated[float, Bounds(above=0, most=1, way_out="give a fraction above 0 and up to 1")]
 RunTimeShare = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction of the run time from 0 to 1")]
 ProcessCount = Annotated[int, Bounds(least=1, most=MAX_PROCESSES_PER_NODE, beyond="more than any node has processors")]
 ExitCode = Annotated[int, Bounds(least=1, most=255, way_out="give exit codes from 1 to 255")]
-Pattern = Annotated[str, Length(4096)]
+Pattern = Annotated[str, Length(4096), Written("as out/*.csv")]
 """Of files below a folder."""
 
 

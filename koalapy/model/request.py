@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from koalapy.model.field import Bounds, Field, Length
+from koalapy.model.field import Bounds, Field, Length, Written
 
 MAX_COMPONENTS = 10_000
 """Components of one job that no configuration can allow more of."""
@@ -19,9 +19,9 @@ Name = Annotated[str, Length(MAX_NAME_LENGTH, one_line=True)]
 FileName = Annotated[str, Length(4096)]
 LogicalName = Annotated[str, Length(1000, least=1, one_line=True)]
 ClusterName = Annotated[str, Length(100, least=1)]
-Command = Annotated[tuple[str, ...], Length(MAX_WORDS)]
+Command = Annotated[tuple[str, ...], Length(MAX_WORDS), Written("the program, then its arguments")]
 """A program and its arguments."""
-Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS)]
+Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS), Written("variables and their values")]
 """Names and values, sorted by name."""
 NodeCount = Annotated[int, Bounds(least=1, way_out="ask for at least 1 node")]
 Positive = Annotated[int, Bounds(least=1)]

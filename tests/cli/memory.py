@@ -48,7 +48,7 @@ class MemoryService:
             return self._record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        check(spec, LIMITS)
+        check(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
         self.records[job.id], self.printed[job.id] = self._become(job)
@@ -155,7 +155,7 @@ class MemoryService:
         return replace(explanation, job=job)
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
-        check(spec, LIMITS)
+        check(replace(spec, policy="", policy_options=()), LIMITS)
         self.asked = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
 

@@ -17,9 +17,9 @@ from rich.cells import cell_len
 
 from koalapy.cli import transfers
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.job_options import inputs_of
 from koalapy.cli.resubmit import command_for
 from koalapy.cli.staging import packed
-from koalapy.cli.submission import inputs_of
 from koalapy.cli.unpacking import unpack
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.replica import ReplicaState

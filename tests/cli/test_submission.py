@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.submission import body_of, coallocation_of, environment_of, request_of
+from koalapy.cli.job_options import coallocation_of, environment_of
+from koalapy.cli.submission import body_of, request_of
 from tests.cli.conftest import Koala
 
 
 def request(**options: Any) -> Any:
-    given = {"flexible": None, "nonfixed": None, "fixed": None, "least": None, "most": None, "splits": []} | options
-    return request_of(**given)
+    return request_of(**options)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, 
 
 def test_each_kind_of_request() -> None:
     assert request(flexible=6) == {"type": "flexible", "total_size": 6}
-    assert request(flexible=6, least=2, most=3, splits=["4,2", "3,3"]) == {
+    assert request(flexible=6, min_component=2, max_components=3, split=["4,2", "3,3"]) == {
         "type": "flexible",
         "total_size": 6,
         "min_component_size": 2,
@@ -68,8 +68,8 @@ def test_each_kind_of_request() -> None:
         ({"fixed": "north:²"}, "--fixed is 'north:²'"),
         ({"fixed": "north:" + "9" * 5000}, "--fixed is 'north:999"),
         ({"nonfixed": "2,,1"}, "--nonfixed is '2,,1'"),
-        ({"nonfixed": "2", "most": 1}, "are for flexible requests"),
-        ({"flexible": 2, "splits": ["1;1"]}, "--split is '1;1'"),
+        ({"nonfixed": "2", "max_components": 1}, "are for flexible requests"),
+        ({"flexible": 2, "split": ["1;1"]}, "--split is '1;1'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
