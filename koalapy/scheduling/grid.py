@@ -57,15 +57,15 @@ class ClusterStatus:
         self.last_heard: float | None = None
         self.silent_since: float | None = None
         """When it was last heard of, moved on by what we slept since: then nobody listened."""
-        self.patience_until = float("-inf")
+        self.silence_ignored_until = float("-inf")
         """Before then its silence means nothing."""
         self.over: set[Token] = set()
         """Components whose program has ended, as was told before its exit code."""
         self.confirmed_at = float("-inf")
         """All that was known there at this time has been told."""
-        self.asked = False
+        self.confirmation_requested = False
         """Whether it was asked to confirm that, and has not answered yet."""
-        self.asked_in_vain_since: float | None = None
+        self.unconfirmed_since: float | None = None
         """Since when, on whatever connections; moved on by what we slept."""
         self.disconnected_because = "its agent has not connected yet"
         self.agent_failed = ""

@@ -19,24 +19,28 @@ from koalapy.model.request import ClusterName, Request
 from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.advising import Advising
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
+from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.lifecycle.attempt_deadlines import AttemptDeadlines
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
+from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.clock_correction import corrected
+from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
-from koalapy.scheduling.lifecycle.deadlines import Deadlines
+from koalapy.scheduling.lifecycle.contact import Contact
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
-from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.queueing.eligibility import Eligibility
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.state import SchedulerState
-from koalapy.scheduling.timers import Deadline
+from koalapy.scheduling.timers import Deadline, Timer
 from koalapy.validation.limits import ClusterLimits, Limits
 
 MOST_GONE = 1000
@@ -58,19 +62,21 @@ class Scheduler:
         self._gone = 0
         """How many files were said to be nowhere since it was last looked who wants such files."""
         eligibility = Eligibility({cluster.name: cluster.profile for cluster in self.grid.clusters()})
-        self._claiming = Claiming(state, Relocation(state, eligibility), nonces)
-        self._faults = Faults(state, self._claiming)
-        doubts = DoubtfulNodes(state)
-        self._components = Components(state, self._claiming, self._faults, doubts)
-        self._news = Confirmations(state)
-        self._transfers = Transfers(state, self._claiming, self._faults)
+        self._attempts = Attempts(state)
+        self._health = ClusterHealth(state)
+        self._doubtful_nodes = DoubtfulNodes(state)
+        preemption = Preemption(state)
+        self._claiming = Claiming(state, self._attempts, preemption, Relocation(state, eligibility), nonces)
+        failures = Failures(state, self._attempts, self._claiming, self._health, self._doubtful_nodes)
+        self._transfers = Transfers(state, self._attempts, self._claiming, failures)
+        self._components = Components(state, self._attempts, failures, self._health, self._doubtful_nodes)
+        self._confirmations = Confirmations(state)
+        self._contact = Contact(state, self._confirmations, self._components, self._health)
+        self._deadlines = AttemptDeadlines(state, self._confirmations, self._attempts, self._claiming, failures)
         self._advising = Advising(state, self._requests)
         self._evaluator = PolicyEvaluator(state, eligibility, self._requests, self._advising)
-        self._queues = PlacementQueues(state, self._evaluator, self._claiming.preemption.room, self._begin)
-        self._endings = AttemptEndings(state, self._claiming, self._faults, self._queues)
-        self._deadlines = Deadlines(
-            state, self._news, self._claiming, self._faults, doubts, self._components, self._queues, self._endings
-        )
+        self._queues = PlacementQueues(state, self._evaluator, preemption.available, self._begin)
+        self._endings = AttemptEndings(state, self._attempts, self._health, self._queues)
 
     def limits(self) -> Limits:
         """What submissions are held against."""
@@ -107,7 +113,7 @@ class Scheduler:
         for cluster in self.grid.clusters():
             self._lose_contact(cluster, now, now)
             if cluster.unusable:
-                self._faults.plan_probation(cluster.name, now)
+                self._health.plan_probation(cluster.name, now)
 
     def next_wakeup(self) -> float | None:
         """When ``step`` must be called at the latest, even if nothing happens."""
@@ -134,7 +140,7 @@ class Scheduler:
     @property
     def waits(self) -> LrmWaits:
         """What components wait for in their resource managers."""
-        return self._components.waits
+        return self._state.lrm_waits
 
     @property
     def queued(self) -> int:
@@ -226,14 +232,14 @@ class Scheduler:
             case ev.Reported():
                 self._reported(event.cluster, event.report, now)
             case ev.ClusterConfirmed():
-                self._news.confirmed(event.cluster, event.as_of)
+                self._confirmations.received(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
             case ev.AgentFailed():
                 self.grid[event.cluster].agent_failed = event.reason
                 self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
-                self._faults.clear(event.cluster)
+                self._health.clear(event.cluster)
                 self.grid[event.cluster].capacity_gained = True
             case ev.ClusterDrained():
                 if event.reason or self.grid[event.cluster].drained is None:
@@ -259,11 +265,29 @@ class Scheduler:
         """Handle what is due and place what can be placed."""
         now = self._monotonic(now)
         for timer in self._timers.due(now):
-            self._deadlines.fire(timer, now)
+            self._deadline_passed(timer, now)
         self._advising.invalidate()
         self._tell_apart()
         self._queues.place(now)
         self._invalidate()
+
+    def _deadline_passed(self, timer: Timer, now: float) -> None:
+        match timer.kind:
+            case Deadline.UNREACHABLE | Deadline.LOST:
+                for token in self._contact.is_overdue(timer, now):
+                    self._endings.settle(token, now)
+            case Deadline.PROBATION:
+                self._health.begin_probation(timer.cluster, timer.at)
+            case Deadline.LIMIT:
+                self._health.lift_limit(timer.cluster, timer.at)
+            case Deadline.DOUBT:
+                self._doubtful_nodes.pause_is_over(timer.cluster, timer.at)
+            case Deadline.RETRY:
+                self._endings.pause_is_over(timer.job, timer.at)
+            case _:
+                job = self._deadlines.passed(timer, now)
+                if job is not None:
+                    self._endings.settle_job(job, now)
 
     def _invalidate(self) -> None:
         """What was worked out for those who ask may no longer hold."""
@@ -272,7 +296,7 @@ class Scheduler:
 
     def _monotonic(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
-        self._news.slept(now, self._state.now)
+        self._contact.slept(now, self._state.now)
         self._state.now = max(self._state.now, now)
         return self._state.now
 
@@ -281,7 +305,6 @@ class Scheduler:
             self._report(self.grid[cluster], report)
             return
         if isinstance(report, ComponentStatus):
-            self._news.told(cluster, report)
             self._components.update(cluster, report, now)
         else:
             self._transfers.update(cluster, report, now)
@@ -304,18 +327,16 @@ class Scheduler:
 
     def _lose_contact(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """Nothing is placed on a cluster that is not connected; its components count as unknown a little later."""
-        self._news.contact_lost(cluster, heard, now)
+        self._contact.lost(cluster, heard, now)
         self._ledger.cluster_changed(cluster.name)
 
     def _inventory(self, event: ev.InventoryReceived, now: float) -> None:
         cluster = self.grid[event.cluster]
-        self._news.contact_made(cluster, now)
+        self._contact.made(cluster, now)
         cluster.agent_failed = ""
         cluster.capacity_gained = True
         self._ledger.cluster_changed(cluster.name)
-        for status in event.inventory.components:
-            self._news.told(event.cluster, status)
-        with self._faults.one_event(cluster.name):
+        with self._health.one_event(cluster.name):
             for token in self._components.reconcile(event, now):
                 self._endings.settle(token, now)
             self._transfers.reconcile(event, self.jobs(), now)
@@ -333,7 +354,7 @@ class Scheduler:
     def _cancel(self, job: Job, reason: str, now: float) -> None:
         if job.state.is_active:
             if job.ending is None or job.ending is JobState.QUEUED:
-                self._endings.settle_job(self._claiming.end(job, JobState.CANCELLED, reason, now), now)
+                self._endings.settle_job(self._attempts.end(job, JobState.CANCELLED, reason, now), now)
             return
         if job.state is JobState.QUEUED:
             job = self._queues.leave(job)

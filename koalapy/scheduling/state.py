@@ -6,6 +6,7 @@ from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.grid import ClusterStatus, GridStatus, Links
 from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Timers
 
@@ -26,6 +27,7 @@ class SchedulerState:
         self.grid = GridStatus(clusters, links)
         self.ledger = Ledger()
         self.timers = Timers()
+        self.lrm_waits = LrmWaits()
         self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
         self.now = 0.0
         """The latest time that the scheduler was told."""

@@ -115,3 +115,8 @@ class Timers:
         while self._heap and (self._heap[0].job, self._heap[0].generation) in self._over:
             heapq.heappop(self._heap)
             self._vain -= 1
+
+
+def doubled(pause: float, times: int, longest: float) -> float:
+    """A pause that doubles each time, up to the longest."""
+    return min(pause * 2.0 ** min(times, 60), longest)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from koalapy.model.job import JobId, JobState, Priority
 from koalapy.scheduling.events import ClusterCleared, Reported
 from koalapy.scheduling.explain.explain import explain
-from koalapy.scheduling.lifecycle.doubtful_nodes import DOUBT_PAUSE, LONGEST_DOUBT_PAUSE
+from koalapy.scheduling.lifecycle.doubtful_nodes import DOUBT_PAUSE, MAX_DOUBT_PAUSE
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -78,11 +78,11 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     world.advance(4 * 3600)
     tries = tries_on(world, "hole", job)
     pauses = [round(after - before - 10) for before, after in pairwise(tries)]
-    expected = [min(DOUBT_PAUSE * 2.0**n, LONGEST_DOUBT_PAUSE) for n in range(len(pauses))]
+    expected = [min(DOUBT_PAUSE * 2.0**n, MAX_DOUBT_PAUSE) for n in range(len(pauses))]
     assert pauses == [pytest.approx(each, abs=2) for each in expected]
-    assert LONGEST_DOUBT_PAUSE in expected
+    assert MAX_DOUBT_PAUSE in expected
     world.sites["hole"].mend()
-    world.advance(LONGEST_DOUBT_PAUSE + 30)
+    world.advance(MAX_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.scheduler.grid["hole"]
     assert (cluster.doubt, cluster.doubts, cluster.available) == (None, 0, 16)
@@ -226,6 +226,6 @@ def test_holes_keep_nobody_from_nodes_elsewhere_and_are_used_again_when_mended(
     waves = 16 + sum(sizes)  # at first as many as it has nodes; then ever fewer
     assert len(tries_on(world, "hole")) <= waves + len(sizes)
     last = world.submit(fixed(hole=hole), lasts=1)
-    world.advance(LONGEST_DOUBT_PAUSE + 60)
+    world.advance(MAX_DOUBT_PAUSE + 60)
     assert world.state(last) is JobState.SUCCEEDED
     check_quiet(world)

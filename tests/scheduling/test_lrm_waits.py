@@ -136,10 +136,10 @@ def test_runners_on_nodes_that_came_up_have_as_long_as_others() -> None:
 @pytest.mark.parametrize("last", ["claimed", "running", "delivering", "ended"])
 def test_nothing_is_kept_of_what_waits_no_more(last: str) -> None:
     waits = LrmWaits()
-    waits.tell(told(pending=PRIORITY, starting=5.0).report, 1.0)
+    waits.update(told(pending=PRIORITY, starting=5.0).report, 1.0)
     assert (waits.reason(TOKEN), waits.up_by(TOKEN)) == (PRIORITY, 6.0)
-    waits.tell(told(last).report, 2.0)
-    assert waits._told == {}
+    waits.update(told(last).report, 2.0)
+    assert waits._waits == {}
 
 
 def test_a_component_of_no_job_leaves_nothing_behind() -> None:
@@ -150,7 +150,7 @@ def test_a_component_of_no_job_leaves_nothing_behind() -> None:
     world.cancel(1)
     at(world, 2, told(pending=PRIORITY), told("ended"))
     at(world, 3, told(pending=PRIORITY))
-    assert waits._told == {}
+    assert waits._waits == {}
 
 
 def test_a_job_that_is_asked_why_says_what_its_runners_wait_for() -> None:

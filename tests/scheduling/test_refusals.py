@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduling.events import ClusterCleared
 from koalapy.scheduling.explain.current_state import current_state
-from koalapy.scheduling.lifecycle.faults import LIMIT_PAUSE, LONGEST_LIMIT_PAUSE
+from koalapy.scheduling.lifecycle.cluster_health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.world import World
@@ -67,7 +67,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     tries = len(world.reasons(large, "placed"))
     assert 2 < tries < 10, "it is tried again and again, ever more rarely"
     world.sites["north"].refuses = lambda size: ""
-    world.advance(LONGEST_LIMIT_PAUSE + 10)
+    world.advance(MAX_LIMIT_PAUSE + 10)
     done = world.job(large)
     assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
     assert (cluster.limit, cluster.limits, cluster.errors) == (None, 0, 0)

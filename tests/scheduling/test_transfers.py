@@ -322,7 +322,7 @@ def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
 
 
 def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(transfers, "MAX_REMEMBERED_STRAYS", 3)
     world = world_by_hand()
 
     def told(stage: int) -> int:

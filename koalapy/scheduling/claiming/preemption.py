@@ -13,10 +13,10 @@ class Preemption:
     def __init__(self, state: SchedulerState) -> None:
         self._ledger, self._grid = state.ledger, state.grid
 
-    def room(self, cluster: ClusterStatus) -> int:
+    def available(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
-        room = cluster.expected + sum(self._held(cluster).values())
-        return room if cluster.limit is None else min(room, cluster.limit.size - 1)
+        available = cluster.expected + sum(self._held(cluster).values())
+        return available if cluster.limit is None else min(available, cluster.limit.size - 1)
 
     def victims(self, cluster: ClusterName, size: int) -> list[Job] | None:
         """The low-priority jobs to preempt for ``size`` nodes; none when nodes are about to be free, None if too few.

@@ -18,7 +18,7 @@ class Relocation:
         self._policies = state.policies
         self._assumed = state.rules.assumed_bandwidth
 
-    def __call__(
+    def find(
         self, job: Job, component: Component, view: GridView, within: float
     ) -> tuple[ClusterName, Transfer] | None:
         """A site with enough idle nodes in the view, its transfer to take at most ``within`` seconds; None if none."""

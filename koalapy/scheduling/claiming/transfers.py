@@ -16,20 +16,20 @@ from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.effects import StageComponent, UnstageComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.lifecycle.attempts import Attempts
+from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.state import SchedulerState
 
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED_STRAYS = 1000
 """Of a cluster: nobody says when such a stage is gone. How many orders there are at a time, the outbox bounds."""
 
 
 class Transfers:
     """Takes in what clusters tell of stages; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(self, state: SchedulerState, claiming: Claiming, faults: Faults) -> None:
+    def __init__(self, state: SchedulerState, attempts: Attempts, claiming: Claiming, failures: Failures) -> None:
         self._ledger = state.ledger
-        self._claiming = claiming
-        self._faults = faults
+        self._attempts, self._claiming, self._failures = attempts, claiming, failures
         self._strays: defaultdict[ClusterName, OrderedDict[Token, None]] = defaultdict(OrderedDict)
         """The last stages of no live attempt that were heard of, each of which was told to end once."""
 
@@ -37,7 +37,7 @@ class Transfers:
         """Take in one snapshot of one stage."""
         found = self._find(status.token, cluster)
         if found is None:
-            self._disown(cluster, status)
+            self._reject_stray(cluster, status)
             return
         job, component = found
         if not component.awaits_files or job.ending is not None:
@@ -50,22 +50,22 @@ class Transfers:
         if status.state == "done":
             self._done(job, live(job).components[component.index], now)
         else:
-            self._claiming.foresee(job, now)
+            self._claiming.estimate_start(job, now)
 
     def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
         """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""
-        told = {status.token for status in event.inventory.stages}
+        known = {status.token for status in event.inventory.stages}
         self._strays.pop(event.cluster, None)
         for status in event.inventory.stages:
             self.update(event.cluster, status, now)
-        for known in jobs:
-            if known.attempt is None or not known.state.is_active:
+        for before in jobs:
+            if before.attempt is None or not before.state.is_active:
                 continue
-            job = self._ledger.get(known.id)  # as the stages that were told have left it
+            job = self._ledger.get(before.id)  # as the stages that were told have left it
             if job is None or job.ending is not None or live(job).barrier_at is not None:
                 continue
             for component in live(job).gang:
-                if component.cluster == event.cluster and component.staging and job.stage_token(component) not in told:
+                if component.cluster == event.cluster and component.staging and job.stage_token(component) not in known:
                     job = self._ledger.update_component(
                         job, component.index, staging_since=now, staged=0, staged_at=None
                     )
@@ -87,22 +87,22 @@ class Transfers:
         if any(other.awaits_files for other in live(job).gang):
             return
         job = self._claiming.files_are_there(job, now)
-        self._claiming.open_barrier_if_complete(job, now)
+        self._attempts.open_barrier_if_complete(job, now)
 
     def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
         """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
         if status.fault == "site":
-            self._faults.infrastructure_failed(job, component, status.error, now)
+            self._failures.infrastructure_failed(job, component, status.error, now)
             return
         self._ledger.note(job, now, "error", status.error, component)
-        self._faults.restart(job, f"transfer-failure: {status.error}", now)
+        self._failures.restart(job, f"transfer-failure: {status.error}", now)
 
-    def _disown(self, cluster: ClusterName, status: StageStatus) -> None:
+    def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:
         """Nothing of an attempt that is over may stay."""
         strays = self._strays[cluster]
         if status.token not in strays:
             self._ledger.command(UnstageComponent(cluster, status.token, stray=True))
         strays[status.token] = None
         strays.move_to_end(status.token)
-        if len(strays) > MOST_REMEMBERED:
+        if len(strays) > MAX_REMEMBERED_STRAYS:
             strays.popitem(last=False)

@@ -1,10 +1,10 @@
 """The end of an attempt, and what its job becomes then."""
 
-from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
 from koalapy.scheduling.claiming import staging
-from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.faults import Faults
+from koalapy.scheduling.lifecycle.attempts import Attempts
+from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
@@ -13,10 +13,12 @@ from koalapy.scheduling.timers import Deadline
 class AttemptEndings:
     """Brings jobs whose attempts have ended to their final state, or back to the placement queues."""
 
-    def __init__(self, state: SchedulerState, claiming: Claiming, faults: Faults, queues: PlacementQueues) -> None:
+    def __init__(
+        self, state: SchedulerState, attempts: Attempts, health: ClusterHealth, queues: PlacementQueues
+    ) -> None:
         self._ledger, self._grid, self._timers = state.ledger, state.grid, state.timers
         self._experience = state.experience
-        self._claiming, self._faults, self._queues = claiming, faults, queues
+        self._attempts, self._health, self._queues = attempts, health, queues
         self.met: set[str] = set()
         """Applications of which the first run was seen, until somebody takes note of them."""
 
@@ -35,7 +37,7 @@ class AttemptEndings:
             if component.state is not ComponentState.ENDED:
                 self._grid[component.cluster].release(job.token(component.index))
                 if job.ending is not JobState.QUEUED:
-                    self._claiming.rest_is_lost(job, component, f"{component.cluster} is out of reach", now)
+                    self._attempts.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
         for component in attempt.gang:
             staging.end(self._ledger, job, component)
         self._timers.forget(job.id, job.generation)
@@ -46,7 +48,7 @@ class AttemptEndings:
         # A program that came to its own end was carried there by its clusters, whatever it made of it.
         if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
             for component in attempt.gang:
-                self._faults.count_success(component.cluster)
+                self._health.count_success(component.cluster)
         event = str(becomes)
         job = self._ledger.move(
             job,
@@ -68,6 +70,12 @@ class AttemptEndings:
             self._queues.come_back(job)
         else:
             self.pause(job, job.retry_at)
+
+    def pause_is_over(self, job_id: JobId, at: float) -> None:
+        """A job that waited for its next try queues again, unless it was held or cancelled meanwhile."""
+        job = self._ledger.get(job_id)
+        if job is not None and job.state is JobState.QUEUED and job.retry_at == at:
+            self._queues.come_back(job)
 
     def pause(self, job: Job, until: float) -> None:
         """A queued job is tried again, but not before then."""

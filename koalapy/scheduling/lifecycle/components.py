@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.claiming.claiming import Claiming, derived_state, is_launched, program_result, telling
 from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.lifecycle.attempt_facts import derived_state, is_launched, program_result, reporting_components
+from koalapy.scheduling.lifecycle.attempts import Attempts
+from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
-from koalapy.scheduling.lifecycle.faults import Faults
-from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
+from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
@@ -22,43 +23,50 @@ ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(self, state: SchedulerState, claiming: Claiming, faults: Faults, doubts: DoubtfulNodes) -> None:
-        self._ledger, self._grid = state.ledger, state.grid
-        self._doubts = doubts
-        self._claiming = claiming
-        self._faults = faults
-        self.waits = LrmWaits()
+    def __init__(
+        self,
+        state: SchedulerState,
+        attempts: Attempts,
+        failures: Failures,
+        health: ClusterHealth,
+        doubtful_nodes: DoubtfulNodes,
+    ) -> None:
+        self._ledger, self._grid, self._lrm_waits = state.ledger, state.grid, state.lrm_waits
+        self._attempts, self._failures, self._health = attempts, failures, health
+        self._doubtful_nodes = doubtful_nodes
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 
     def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> None:
         """Take in one snapshot of one component."""
+        if status.over and status.token in self._grid[cluster].live:
+            self._grid[cluster].over.add(status.token)
         found = self._ledger.find(status.token)
         if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != cluster:
-            self._disown(cluster, status)
+            self._reject_stray(cluster, status)
             return
-        self.waits.tell(status, now)
+        self._lrm_waits.update(status, now)
         job, component = found
         job = self._observe(job, component, status, now)
         component = live(job).components[component.index]
         job = self._advance(job, component, status, now)
         if status.state is ComponentState.DELIVERING:
-            job = self._claiming.component_delivers(job, live(job).components[component.index], now)
+            job = self._attempts.component_delivers(job, live(job).components[component.index], now)
         elif status.state is ComponentState.ENDED:
-            job = self._claiming.component_ended(job, live(job).components[component.index], now, status.missing)
+            job = self._attempts.component_ended(job, live(job).components[component.index], now, status.missing)
         job = self._judge(job, component.index, status, now)
-        self._claiming.open_barrier_if_complete(job, now)
+        self._attempts.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
-        told = {status.token for status in event.inventory.components}
+        reported = {status.token for status in event.inventory.components}
         if event.inventory.whole:
             self._strays.pop(event.cluster, None)
         for status in event.inventory.components:
             self.update(event.cluster, status, now)
             yield status.token
         for token in self._grid[event.cluster].awaited:
-            if token in told:
+            if token in reported:
                 continue
             if token in event.undelivered:
                 self._see_again(token, now)
@@ -68,16 +76,16 @@ class Components:
 
     def lose(self, token: Token, error: str, now: float) -> None:
         """A component is gone and will not be heard of again."""
-        self.waits.forget(token)
+        self._lrm_waits.forget(token)
         found = self._ledger.find(token)
         if found is None:
             return
         job, component = found
         delivers = component.state is ComponentState.DELIVERING
-        self._claiming.rest_is_lost(job, component, error, now)
-        job = self._claiming.component_ended(job, component, now)
+        self._attempts.note_lost_output(job, component, error, now)
+        job = self._attempts.component_ended(job, component, now)
         if job.ending is None and not component.superseded and not delivers:
-            self._faults.infrastructure_failed(job, component, error, now)
+            self._failures.infrastructure_failed(job, component, error, now)
 
     def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
         """The component's cluster is out of reach: its state is unknown since then."""
@@ -124,18 +132,14 @@ class Components:
         if component.state in (ComponentState.STOPPING, ComponentState.DELIVERING):
             return job
         if status.state in (ComponentState.WAITING, ComponentState.CLAIMED) and not status.error:
-            self._faults.count_taken(component.cluster)
+            self._health.count_accepted(component.cluster)
         if status.state is ComponentState.WAITING and component.state is ComponentState.SUBMITTED:
-            return self._claiming.component_waits(job, component, now)
+            return self._attempts.component_waits(job, component, now)
         # The plan of the whole gang is made of the hosts: one for each node, or it has not reported.
-        told_all = len(component.hosts) == component.size
-        if (
-            status.state in (ComponentState.CLAIMED, ComponentState.RUNNING)
-            and component.state in BEFORE_BARRIER
-            and told_all
-        ):
-            job = self._claiming.component_claimed(job, component, now)
-            self._doubts.claim_held(component.cluster, status.token, component.size)
+        all_reported = len(component.hosts) == component.size
+        if status.state in ALL_THERE and component.state in BEFORE_BARRIER and all_reported:
+            job = self._attempts.component_claimed(job, component, now)
+            self._doubtful_nodes.claim_held(component.cluster, status.token, component.size)
         if status.state is ComponentState.RUNNING:
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job
@@ -146,24 +150,24 @@ class Components:
         if component.superseded:
             return job
         if status.refused and job.ending is None:
-            return self._faults.refused(job, component, status.refused, status.error, now)
+            return self._failures.refused(job, component, status.refused, status.error, now)
         if status.infrastructure and self._may_blame(job):
-            return self._faults.infrastructure_failed(job, component, status.error, now)
+            return self._failures.infrastructure_failed(job, component, status.error, now)
         if job.ending is not None:
             return job
         if is_launched(job) and live(job).launched_at is None:
-            job = self._claiming.launched(job, now)
+            job = self._attempts.launched(job, now)
             for other in live(job).gang:
-                self._faults.trial_succeeded(other.cluster)
+                self._health.trial_succeeded(other.cluster)
         result = program_result(job)
         if result in job.spec.retry_on_exit:
-            return self._faults.restart(job, _exit_reason(result, status.error), now, exit_code=result)
+            return self._failures.restart(job, _exit_reason(result, status.error), now, exit_code=result)
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
-            return self._claiming.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
+            return self._attempts.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
         if status.state in ("delivering", "ended") and self._ended_too_early(job):
             error = status.error or "its nodes were given back before the program had ended"
-            return self._faults.infrastructure_failed(job, component, error, now)
+            return self._failures.infrastructure_failed(job, component, error, now)
         return job
 
     def _may_blame(self, job: Job) -> bool:
@@ -171,14 +175,14 @@ class Components:
         return job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
 
     def _ended_too_early(self, job: Job) -> bool:
-        """Whether an exit code that is still wanted will never be told."""
+        """Whether an exit code that is still wanted will never be reported."""
         if live(job).barrier_at is None:
             return True
-        return any(c.has_ended and c.exit_code is None for c in telling(job))
+        return any(c.has_ended and c.exit_code is None for c in reporting_components(job))
 
-    def _disown(self, cluster: ClusterName, status: ComponentStatus) -> None:
-        """Nothing of an old generation may live on: those that have told all are forgotten, others stopped."""
-        self.waits.forget(status.token)
+    def _reject_stray(self, cluster: ClusterName, status: ComponentStatus) -> None:
+        """Nothing of an old generation may live on: those that have delivered all are forgotten, others stopped."""
+        self._lrm_waits.forget(status.token)
         if status.state is ComponentState.DELIVERING:
             return
         if status.state is ComponentState.ENDED:

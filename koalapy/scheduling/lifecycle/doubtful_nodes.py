@@ -1,8 +1,8 @@
 """What a cluster says is idle and does not give: nodes that do not count for a while (docs/adr/0012).
 
-A claim that local users have overtaken, on a cluster that says so too, was bad luck. Where a runner stays queued though
-its cluster says that there are nodes enough for it, that word is worth less: of these nodes no more count than the
-claim has not disproved, for a pause that doubles with each further claim that is made there in vain.
+A claim that timed out since local users were faster, on a cluster that reports so too, was bad luck. Where a runner
+stays queued though its cluster reports nodes enough for it, that report is worth less: of these nodes no more count
+than the claim has not disproved, for a pause that doubles with each further claim that times out there.
 """
 
 from dataclasses import replace
@@ -11,11 +11,11 @@ from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.grid import Doubt
 from koalapy.scheduling.state import SchedulerState
-from koalapy.scheduling.timers import Deadline
+from koalapy.scheduling.timers import Deadline, doubled
 
 DOUBT_PAUSE = 30.0
 """Seconds for which nodes do not count after the first claim in vain; each further one doubles that."""
-LONGEST_DOUBT_PAUSE = 1800.0
+MAX_DOUBT_PAUSE = 1800.0
 
 
 class DoubtfulNodes:
@@ -35,7 +35,7 @@ class DoubtfulNodes:
         if before is not None:
             surplus, ahead = max(surplus, before.nodes), min(ahead, before.size)
         if before is None or submitted_at > before.since:
-            pause = min(DOUBT_PAUSE * 2.0 ** min(status.doubts, 60), LONGEST_DOUBT_PAUSE)
+            pause = doubled(DOUBT_PAUSE, status.doubts, MAX_DOUBT_PAUSE)
             status.doubts += 1
             status.doubt = Doubt(surplus, ahead, now, now + pause)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
@@ -47,18 +47,13 @@ class DoubtfulNodes:
         """A component has got its nodes."""
         status = self._grid[cluster]
         status.shown(token)
-        if status.doubt is None or size >= status.doubt.size:
-            self._end(cluster)
+        if status.doubts and (status.doubt is None or size >= status.doubt.size):
+            status.doubt, status.doubts, status.capacity_gained = None, 0, True
+            self._ledger.cluster_changed(cluster)
 
     def pause_is_over(self, cluster: ClusterName, at: float) -> None:
         """The nodes count again, for one claim at a time, until one holds."""
         status = self._grid[cluster]
         if status.doubt is not None and status.doubt.until == at:
             status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True
-            self._ledger.cluster_changed(cluster)
-
-    def _end(self, cluster: ClusterName) -> None:
-        status = self._grid[cluster]
-        if status.doubts:
-            status.doubt, status.doubts, status.capacity_gained = None, 0, True
             self._ledger.cluster_changed(cluster)

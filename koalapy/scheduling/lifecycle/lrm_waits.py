@@ -1,4 +1,4 @@
-"""What components wait for in their resource managers, as was told last; nothing of it outlives the daemon."""
+"""What components wait for in their resource managers, as was reported last; nothing of it outlives the daemon."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class LrmWait:
     to be."""
     starting: bool = False
     """Whether that is still to come."""
-    patience_until: float = 0.0
+    first_up_by: float = 0.0
     """When nodes that were started first would have been up at the latest: others in their place get no more time."""
 
 
@@ -24,31 +24,31 @@ class LrmWaits:
     """Why each component waits, and until when that is nobody's fault."""
 
     def __init__(self) -> None:
-        self._told: dict[Token, LrmWait] = {}
+        self._waits: dict[Token, LrmWait] = {}
 
-    def tell(self, status: ComponentStatus, now: float) -> None:
-        """Take in what was said last of one component."""
+    def update(self, status: ComponentStatus, now: float) -> None:
+        """Take in what was reported last of one component."""
         if status.state not in (ComponentState.SUBMITTED, ComponentState.WAITING):
             self.forget(status.token)
             return
-        before = self._told.get(status.token, LrmWait())
-        up_by, patience = before.up_by, before.patience_until
+        before = self._waits.get(status.token, LrmWait())
+        up_by, first_up_by = before.up_by, before.first_up_by
         if status.starting and not before.starting:
-            up_by = patience = patience or now + status.starting
+            up_by = first_up_by = first_up_by or now + status.starting
         elif before.starting and not status.starting:
             up_by = min(now, before.up_by or now)
-        told = LrmWait(status.pending, up_by, bool(status.starting), patience)
-        if told != before:
-            self._told[status.token] = told
+        after = LrmWait(status.pending, up_by, bool(status.starting), first_up_by)
+        if after != before:
+            self._waits[status.token] = after
 
     def forget(self, token: Token) -> None:
         """It waits for nothing any more."""
-        self._told.pop(token, None)
+        self._waits.pop(token, None)
 
     def reason(self, token: Token) -> str:
         """Why it waits, in its resource manager's words; empty when that was not said."""
-        return self._told.get(token, LrmWait()).reason
+        return self._waits.get(token, LrmWait()).reason
 
     def up_by(self, token: Token) -> float | None:
         """Since when its nodes have been up, or when they will be at the latest; None where none had to be started."""
-        return self._told.get(token, LrmWait()).up_by
+        return self._waits.get(token, LrmWait()).up_by

@@ -1,0 +1,71 @@
+"""What one claiming try has to go by: which components could start now, on nodes of which clusters."""
+
+from koalapy.model.job import Component, ComponentState, Job
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.claiming.preemption import Preemption
+from koalapy.scheduling.ledger import live
+from koalapy.scheduling.state import SchedulerState
+
+
+class ClaimTry:
+    """The components of a job that can start now, and those that cannot where they are."""
+
+    def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
+        """``preemption`` is None for a job that may preempt nobody."""
+        clusters = [cluster for cluster in state.grid.clusters() if cluster.is_open]
+        self._free = {cluster.name: cluster.available for cluster in clusters}
+        on_trial = () if state.grid.is_all_on_trial else (cluster.name for cluster in clusters if cluster.probation)
+        self._one_each = frozenset(on_trial)
+        """Clusters on probation, where one component may be tried at a time."""
+        self._gang_size = len(live(job).gang)
+        self.startable: list[Component] = []
+        self.blocked: list[Component] = []
+        self.preempting: list[Component] = []
+        """Of those that can start: those that wait for others to be preempted."""
+        placed = [component for component in live(job).gang if component.state is ComponentState.PLACED]
+        for component in sorted(placed, key=lambda c: (-c.size, c.rank)):
+            free = self.free(component.cluster)
+            if free is not None and component.size <= free:
+                self._take(component)
+            elif free is not None and preemption is not None:
+                cluster = state.grid[component.cluster]
+                if component.size + cluster.available - free <= preemption.available(cluster):
+                    self.preempting.append(component)
+                    self._take(component)
+                else:
+                    self.blocked.append(component)
+            else:
+                self.blocked.append(component)
+
+    def __str__(self) -> str:
+        return f"{self._gang_size - len(self.blocked)} of {self._gang_size} components could start"
+
+    @property
+    def fraction(self) -> float:
+        """The components that are started or can be, of all."""
+        return (self._gang_size - len(self.blocked)) / self._gang_size
+
+    def free(self, cluster: ClusterName) -> int | None:
+        """Nodes that are left for another component; None where there may be none."""
+        if cluster in self._one_each and any(taken.cluster == cluster for taken in self.startable):
+            return None
+        return self._free.get(cluster)
+
+    def move(self, component: Component, moved: Component) -> None:
+        """A component that could not start where it was, or only by preemption, can start elsewhere."""
+        if component in self.blocked:
+            self.blocked.remove(component)
+        else:
+            self.preempting.remove(component)
+            self._free[component.cluster] += component.size
+            self.startable.remove(component)
+        self._take(moved)
+
+    def preempted_nodes(self) -> dict[ClusterName, int]:
+        """The nodes that must be there, by cluster, where some of them are to come from others."""
+        names = sorted({component.cluster for component in self.preempting})
+        return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
+
+    def _take(self, component: Component) -> None:
+        self._free[component.cluster] -= component.size
+        self.startable.append(component)

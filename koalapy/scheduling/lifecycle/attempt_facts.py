@@ -1,0 +1,38 @@
+"""What follows from the components of a job's live attempt; nothing is changed here."""
+
+from koalapy.model.job import Component, ComponentState, Job, JobState, Launcher
+from koalapy.scheduling.ledger import live
+
+
+def reporting_components(job: Job) -> tuple[Component, ...]:
+    """The components that report an exit code: only the head (Open MPI), or every one its own."""
+    attempt = live(job)
+    return (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
+
+
+def program_result(job: Job) -> int | None:
+    """The program's exit code, once it is certain: the first failure, or 0 when all that report one have reported 0."""
+    codes = [c.exit_code for c in reporting_components(job)]
+    failed = next((code for code in codes if code), None)
+    if failed is not None:
+        return failed
+    return 0 if all(code == 0 for code in codes) else None
+
+
+def is_launched(job: Job) -> bool:
+    return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in reporting_components(job))
+
+
+def has_unclaimed(job: Job) -> bool:
+    """Whether there are components to be claimed for."""
+    return any(component.state is ComponentState.PLACED for component in live(job).gang)
+
+
+def derived_state(job: Job) -> JobState:
+    """The state that follows from what is known of the components."""
+    attempt = live(job)
+    if any(c.unknown_since is not None for c in attempt.gang if not c.has_ended):
+        return JobState.UNKNOWN
+    if attempt.barrier_at is None:
+        return JobState.CLAIMING
+    return JobState.STARTING if attempt.launched_at is None else JobState.RUNNING

@@ -1,0 +1,147 @@
+"""An attempt from the submission of its first component to its end: what others have decided is done here."""
+
+from dataclasses import replace
+
+from koalapy.model.job import Component, ComponentState, Job, JobState
+from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduling.ledger import live
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
+
+END_GRACE = 2.0
+"""Seconds that components have to end by themselves after the program succeeded."""
+
+
+class Attempts:
+    """Moves components and their jobs forward, gives nodes to components and takes them back."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+
+    def set_deadline(self, job: Job, kind: Deadline, at: float, component: int = 0) -> None:
+        """Of the job's live attempt; it means nothing any more once that is over."""
+        self._timers.add(at, kind, job=job.id, generation=job.generation, component=component)
+
+    # To the barrier, and beyond
+
+    def submit(self, job: Job, component: Component, now: float) -> Job:
+        """Submit a component's runner to its LRM, its nodes promised."""
+        token = job.token(component.index)
+        self._grid[component.cluster].promise(token, component.size)
+        self._ledger.command(SubmitComponent(component.cluster, token))
+        return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
+
+    def component_waits(self, job: Job, component: Component, now: float) -> Job:
+        """The LRM has queued the runner: local users may have been faster."""
+        self.set_claim_timeout(job, component, now)
+        return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
+
+    def set_claim_timeout(self, job: Job, component: Component, now: float) -> None:
+        """The claim times out if the runner is still queued when the grace is over."""
+        self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
+
+    def set_barrier_timeout(self, job: Job, now: float) -> None:
+        """All components are submitted; it means nothing any more once others were added to them."""
+        at = now + self._rules.barrier_timeout
+        self.set_deadline(job, Deadline.BARRIER, at, len(live(job).components))
+
+    def component_claimed(self, job: Job, component: Component, now: float) -> Job:
+        """All nodes of a component have reported."""
+        job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
+        self._ledger.note(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
+        return job
+
+    def open_barrier_if_complete(self, job: Job, now: float) -> Job:
+        """Start the program once every component is claimed, their clusters in sight, and the transfers are over."""
+        attempt = live(job)
+        if attempt.barrier_at is not None or job.state is not JobState.CLAIMING:
+            return job
+        if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in attempt.gang):
+            return job
+        job = self._ledger.move(
+            job,
+            JobState.STARTING,
+            now,
+            "started",
+            "every node has reported: the barrier is open",
+            attempt=replace(attempt, barrier_at=now),
+            started_at=now,
+        )
+        for component in attempt.gang:
+            self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
+        self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
+        return job
+
+    def launched(self, job: Job, now: float) -> Job:
+        """The program runs on all nodes."""
+        attempt = live(job)
+        if attempt.launched_at is not None or attempt.barrier_at is None:
+            return job
+        job = self._ledger.change(job, attempt=replace(attempt, launched_at=now))
+        if job.spec.walltime is not None:
+            self.set_deadline(job, Deadline.WALLTIME, now + job.spec.walltime)
+        if job.state is JobState.STARTING and job.ending is None:
+            job = self._ledger.move(job, JobState.RUNNING, now, "running")
+        return job
+
+    # The end
+
+    def end(self, job: Job, becomes: JobState, reason: str, now: float, *, exit_code: int | None = None) -> Job:
+        """The attempt is over; the job becomes ``becomes`` when every component has ended.
+
+        After a success the components end by themselves and are told so only when they linger; else at once.
+        """
+        attempt = replace(live(job), end_reason=reason, exit_code=exit_code)
+        if attempt.ended_at is None:
+            attempt = replace(attempt, ended_at=now)
+        job = self._ledger.change(job, attempt=attempt, ending=becomes, reason=reason)
+        self._ledger.note(job, now, "ending", reason)
+        if becomes is JobState.SUCCEEDED:
+            self.set_deadline(job, Deadline.STOP, now + END_GRACE)
+            return job
+        return self.stop_all(job)
+
+    def stop_all(self, job: Job) -> Job:
+        """Stop every component that has not ended; one that was not submitted has nothing to end."""
+        attempt = live(job)
+        for component in attempt.components:
+            if component.state is ComponentState.PLACED:
+                job = self._ledger.update_component(
+                    job, component.index, state=ComponentState.ENDED, ended_at=attempt.ended_at
+                )
+            elif not component.has_ended and component.state is not ComponentState.STOPPING:
+                job = self.stop(job, component, attempt.end_reason)
+        return job
+
+    def stop(self, job: Job, component: Component, reason: str) -> Job:
+        """Tell a component to end: its nodes will be free soon."""
+        token = job.token(component.index)
+        self._ledger.command(StopComponent(component.cluster, token, reason))
+        self._grid[component.cluster].leave(token)
+        return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
+
+    def component_delivers(self, job: Job, component: Component, now: float) -> Job:
+        """The cluster has its nodes back, and something of it is still to come."""
+        if component.state is ComponentState.DELIVERING:
+            return job
+        self._grid[component.cluster].deliver(job.token(component.index))
+        return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+
+    def component_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
+        """The cluster has its nodes back, and nothing more will come; ``missing`` says what of its output is lost."""
+        token = job.token(component.index)
+        self._grid[component.cluster].release(token)
+        self._ledger.command(ForgetComponent(component.cluster, token))
+        if missing:
+            self._ledger.note(job, now, "output-missing", f"of its output there is missing {missing}", component)
+        ended_at = component.ended_at if component.has_ended else now
+        return self._ledger.update_component(
+            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None
+        )
+
+    def note_lost_output(self, job: Job, component: Component, why: str, now: float) -> None:
+        """If its program ran: what there is of its output that has not come is not waited for."""
+        if live(job).launched_at is not None:
+            kinds = "output and results" if job.spec.collect else "output"
+            what = f"of its {kinds} there is missing what had not come yet: {why}"
+            self._ledger.note(job, now, "output-missing", what, component)

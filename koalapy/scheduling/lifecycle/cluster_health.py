@@ -1,0 +1,115 @@
+"""What speaks against a cluster: errors in a row, and limits of its resource manager (semantics 6)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.grid import Limit
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline, doubled
+
+LIMIT_PAUSE = 15.0
+"""Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;
+each further one in a row doubles that."""
+MAX_LIMIT_PAUSE = 120.0
+
+
+class ClusterHealth:
+    """Counts errors and limits of clusters, and plans when each is tried again."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+        self._counted: dict[ClusterName, bool] = {}
+        """Of clusters where all that goes wrong at the moment is one event: whether it was counted."""
+
+    # Errors, and probation
+
+    @contextmanager
+    def one_event(self, name: ClusterName) -> Iterator[None]:
+        """Whatever goes wrong there meanwhile has one cause, and is one error."""
+        self._counted[name] = False
+        try:
+            yield
+        finally:
+            del self._counted[name]
+
+    def count_error(self, name: ClusterName, error: str, now: float) -> None:
+        """One more in a row; those of one event count once."""
+        if self._counted.get(name):
+            return
+        if name in self._counted:
+            self._counted[name] = True
+        cluster = self._grid[name]
+        cluster.errors += 1
+        if cluster.probation:
+            cluster.trials += 1
+        if cluster.probation or (cluster.errors >= self._rules.error_threshold and not cluster.unusable):
+            cluster.unusable, cluster.probation = True, False
+            in_a_row = "1 error" if cluster.errors == 1 else f"{cluster.errors} errors in a row"
+            cluster.note = f"{in_a_row}, the last: {error}"
+            self.plan_probation(name, now)
+        self._ledger.cluster_changed(name)
+
+    def count_success(self, name: ClusterName) -> None:
+        """A program came to its end there."""
+        cluster = self._grid[name]
+        if cluster.errors and not cluster.unusable:
+            cluster.errors = 0
+            self._ledger.cluster_changed(name)
+
+    def plan_probation(self, name: ClusterName, now: float) -> None:
+        """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
+        if self._rules.probation:
+            cluster = self._grid[name]
+            pause = doubled(self._rules.probation_pause, cluster.trials, self._rules.probation_pause_max)
+            cluster.probation_at = now + pause
+            self._timers.add(cluster.probation_at, Deadline.PROBATION, cluster=name)
+
+    def begin_probation(self, name: ClusterName, at: float) -> None:
+        """The pause is over: components may be tried there, one at a time."""
+        cluster = self._grid[name]
+        if cluster.unusable and cluster.probation_at == at:
+            cluster.forget_trials()
+            cluster.probation, cluster.capacity_gained = True, True
+            self._ledger.cluster_changed(name)
+
+    def trial_succeeded(self, name: ClusterName) -> None:
+        """A program was started on a cluster: if it is on probation, that was its trial."""
+        if self._grid[name].probation:
+            self.clear(name)
+            self._grid[name].capacity_gained = True
+
+    def clear(self, name: ClusterName) -> None:
+        """An operator says that the cluster is mended."""
+        cluster = self._grid[name]
+        cluster.errors, cluster.unusable, cluster.probation, cluster.trials, cluster.note = 0, False, False, 0, ""
+        cluster.probation_at = None
+        cluster.forget_trials()
+        cluster.limit, cluster.limits = None, 0
+        cluster.doubt, cluster.doubts = None, 0
+        self._ledger.cluster_changed(name)
+
+    # Limits
+
+    def limit_reached(self, name: ClusterName, size: int, error: str, now: float) -> None:
+        """So many nodes were too many there: for a while fewer are tried at most."""
+        cluster = self._grid[name]
+        pause = doubled(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
+        cluster.limits += 1
+        size = size if cluster.limit is None else min(size, cluster.limit.size)
+        cluster.limit = Limit(max(1, size), now + pause, error)
+        self._timers.add(cluster.limit.until, Deadline.LIMIT, cluster=name)
+        self._ledger.cluster_changed(name)
+
+    def lift_limit(self, name: ClusterName, at: float) -> None:
+        """The pause after a limit is over: what was refused may be tried again."""
+        cluster = self._grid[name]
+        if cluster.limit is not None and cluster.limit.until == at:
+            cluster.limit, cluster.capacity_gained = None, True
+            self._ledger.cluster_changed(name)
+
+    def count_accepted(self, name: ClusterName) -> None:
+        """A resource manager has taken a component: the next limit is a new one."""
+        cluster = self._grid[name]
+        if cluster.limit is None:
+            cluster.limits = 0

@@ -1,0 +1,88 @@
+"""Whose fault was it, and what follows for the job (semantics 6)."""
+
+from collections.abc import Sequence
+
+from koalapy.model.job import Component, Job, JobState
+from koalapy.model.wording import nodes
+from koalapy.scheduling.claiming.claiming import Claiming
+from koalapy.scheduling.lifecycle.attempts import Attempts
+from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
+from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
+from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import doubled
+
+INFRASTRUCTURE_FAILURE = "infrastructure-failure"
+
+
+class Failures:
+    """Decides whether a job is tried again, and whether its cluster is to blame."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        attempts: Attempts,
+        claiming: Claiming,
+        health: ClusterHealth,
+        doubtful_nodes: DoubtfulNodes,
+    ) -> None:
+        self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
+        self._attempts, self._claiming, self._health, self._doubtful_nodes = attempts, claiming, health, doubtful_nodes
+
+    def infrastructure_failed(self, job: Job, component: Component, error: str, now: float) -> Job:
+        """A failure that is not the program's: the whole attempt ends and the job is tried again."""
+        self._ledger.note(job, now, "error", error, component)
+        self._health.count_error(component.cluster, error, now)
+        return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+
+    def refused(self, job: Job, component: Component, fault: str, error: str, now: float) -> Job:
+        """A resource manager did not take a component, and that is no error of the cluster: by the job's own fault,
+        which ends it, or for a limit, for which it waits as it does when local users were faster.
+        """
+        cluster = component.cluster
+        if fault == "job":
+            self._ledger.note(job, now, "error", error, component)
+            return self._attempts.end(job, JobState.FAILED, f"{cluster} refused it: {error}", now)
+        self._health.limit_reached(cluster, component.size, error, now)
+        return self._claiming.component_failed(job, component, f"{cluster} takes no more: {error}", now)
+
+    def claim_timed_out(self, job: Job, component: Component, now: float) -> Job:
+        """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
+        cluster, token = component.cluster, job.token(component.index)
+        if not (reason := self._lrm_problems([component])):
+            kept = self._grid[cluster].still_to_leave(token)
+            if pending := self._lrm_waits.reason(token):
+                reason = f"{cluster} did not start it: {pending}"
+            elif kept:
+                reason = f"{cluster} does not let go of {nodes(kept)}"
+            else:
+                reason = f"local users of {cluster} were faster"
+        job = self._claiming.component_failed(job, component, reason, now)
+        self._doubtful_nodes.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
+        return job
+
+    def timed_out(self, job: Job, component: Component, error: str, silent: Sequence[Component], now: float) -> Job:
+        """Something has not happened in time, maybe for what is the matter with the clusters of ``silent``."""
+        return self.infrastructure_failed(
+            job, component, "; ".join(filter(None, (error, self._lrm_problems(silent)))), now
+        )
+
+    def _lrm_problems(self, components: Sequence[Component]) -> str:
+        """What the clusters of components say is the matter with their resource managers."""
+        problems = {c.cluster: self._grid[c.cluster].problem for c in components}
+        return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
+
+    def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
+        """End the attempt and try the job again, unless it has been tried too often; the first time at once, then
+        after pauses that double, so that trouble which is over in a while does not use up all tries."""
+        rules = self._rules
+        limit = job.spec.max_restarts if job.spec.max_restarts is not None else rules.max_restarts
+        if limit is not None and job.restarts >= limit:
+            reason = f"{reason} (gave up after {limit} restarts)"
+            return self._attempts.end(job, JobState.FAILED, reason, now, exit_code=exit_code)
+        number = job.restarts + 1
+        pause = doubled(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
+        plan = f"restart {number}" if limit is None else f"restart {number} of {limit}"
+        if pause:
+            plan += f", next try after {pause:.3g} s"
+        job = self._ledger.change(job, restarts=number, retry_at=now + pause if pause else None)
+        return self._attempts.end(job, JobState.QUEUED, f"{reason} ({plan})", now, exit_code=exit_code)
