@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query
 from koalapy.api.fields import Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.placement.belief import Belief
+from koalapy.placement.log_normal import LogNormal
 from koalapy.service.advisor import Advisor, ApplicationRecord
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
@@ -140,6 +140,6 @@ def _application_view(found: ApplicationRecord) -> dict[str, Any]:
     }
 
 
-def _slowdown(belief: Belief) -> list[float]:
+def _slowdown(belief: LogNormal) -> list[float]:
     """What it is taken to be, and the bounds between which it likely is; several clusters are not faster than one."""
     return [max(1.0, each) for each in (belief.value, belief.low, belief.high)]

@@ -57,11 +57,11 @@ def _plain(value: Any) -> Any:
     defaults = _defaults(value.__class__)
     if not defaults:
         return value
-    told = {"type": value.type} if hasattr(value, "type") else {}
+    plain = {"type": value.type} if hasattr(value, "type") else {}
     for name, default in defaults:
         if (one := getattr(value, name)) != default:
-            told[name] = _plain(one)
-    return told
+            plain[name] = _plain(one)
+    return plain
 
 
 @cache

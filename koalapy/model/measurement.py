@@ -24,7 +24,7 @@ Finite = Annotated[float, Predicate(_is_finite)]
 
 
 class MeasurementKind(StrEnum):
-    """Whence something is known of the network between two clusters, or within one."""
+    """How something is known of the network between two clusters, or within one."""
 
     PINGPONG = "pingpong"
     """An MPI ping-pong between two nodes; one with an error: they could not reach each other."""

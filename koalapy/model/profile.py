@@ -84,8 +84,8 @@ class ClusterProfile:
         return path
 
     def _mapped_word(self, word: str) -> str:
-        found = _PATH_WORD.fullmatch(word) if self.paths else None
-        return (found[1] or "") + self._mapped(found[2]) if found else word
+        match = _PATH_WORD.fullmatch(word) if self.paths else None
+        return (match[1] or "") + self._mapped(match[2]) if match else word
 
     def _fill(self, text: str, cluster: ClusterName, job: JobId) -> str:
         """Placeholders replaced; one for a folder that there is not stays, for no job is placed that needs it."""
@@ -93,10 +93,10 @@ class ClusterProfile:
             return text
         values = {"scratch": self.scratch, "home": self.home, "cluster": cluster, "job": str(job)}
 
-        def replacement(found: re.Match[str]) -> str:
-            if found[1]:
-                return f"{{{found[1]}}}"
-            return (values[found[2]] if found[2] else None) or found[0]
+        def replacement(match: re.Match[str]) -> str:
+            if match[1]:
+                return f"{{{match[1]}}}"
+            return (values[match[2]] if match[2] else None) or match[0]
 
         return _PLACEHOLDER.sub(replacement, text)
 
@@ -105,7 +105,7 @@ def folders_used(texts: Iterable[str]) -> frozenset[str]:
     """Which of ``FOLDERS`` there are placeholders of."""
     # Asked at every try, of texts that may be long and full of braces.
     likely = [text for text in texts if any(f"{{{folder}}}" in text for folder in FOLDERS)]
-    return frozenset(found[2] for text in likely for found in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
+    return frozenset(match[2] for text in likely for match in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
 
 
 def texts_of(spec: JobSpec, component: ComponentRequest | None = None) -> Iterator[tuple[str, str]]:
@@ -142,8 +142,8 @@ def series_differ(series: Mapping[ClusterName, int]) -> str:
     groups: dict[int, list[ClusterName]] = {}
     for name in sorted(series):
         groups.setdefault(series[name], []).append(name)
-    said: list[str] = []
+    texts: list[str] = []
     for number, names in groups.items():
-        have = "" if said else "has Open MPI " if len(names) == 1 else "have Open MPI "
-        said.append(f"{listed(names, separator=' and ')} {have}{number}")
-    return f"{', '.join(said)}: a job runs under one series"
+        have = "" if texts else "has Open MPI " if len(names) == 1 else "have Open MPI "
+        texts.append(f"{listed(names, separator=' and ')} {have}{number}")
+    return f"{', '.join(texts)}: a job runs under one series"

@@ -37,7 +37,7 @@ def _quantity(value: float | str, units: dict[str, float], hint: str) -> float:
         raise ValueError(hint)
     if not isinstance(value, str):
         return float(value)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-zµ]*)\s*", value)
-    if not found or found[2] not in units:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-zµ]*)\s*", value)
+    if not match or match[2] not in units:
         raise ValueError(hint)
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]

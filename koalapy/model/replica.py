@@ -94,5 +94,6 @@ class Catalogue:
         """All replicas that come after one of that name and cluster, which need not be there, in the same order."""
         names = self.names()
         for index in range(bisect_left(names, name), len(names)):
-            found = self.of(names[index])
-            yield from (replica for replica in found if (replica.name, replica.cluster) > (name, cluster))
+            yield from (
+                replica for replica in self.of(names[index]) if (replica.name, replica.cluster) > (name, cluster)
+            )

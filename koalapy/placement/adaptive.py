@@ -10,7 +10,7 @@ from koalapy.placement.flexible import FasterFirst, LargerFirst
 from koalapy.placement.policy import Policy, does_not_serve
 from koalapy.placement.single import SERVES, BestFit, FastestOne, check_single
 
-LOOKED_AT = 100
+MAX_LOOK_AHEAD = 100
 """So many of the waiting jobs are looked at, from the head of the queue: what is far behind starts much later."""
 
 
@@ -37,7 +37,7 @@ class Adaptive:
         roomy = roomy_policy.place(request, grid)
         if isinstance(roomy, Refusal) or roomy.components == fast.components:
             return fast
-        by_fast, by_roomy = (startable(grid.waiting[:LOOKED_AT], _left(grid, chosen)) for chosen in (fast, roomy))
+        by_fast, by_roomy = (startable(grid.waiting[:MAX_LOOK_AHEAD], _left(grid, chosen)) for chosen in (fast, roomy))
         if by_roomy > by_fast:
             compared = f"{by_roomy} waiting jobs can start beside it, with {fast_policy.name} {by_fast}"
             return replace(roomy, reason=f"{roomy_policy.name}: {roomy.reason}; {compared}")

@@ -7,14 +7,14 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FixedRequest, Request, RequestType
 from koalapy.model.wording import clock, nodes
+from koalapy.placement.alternatives import NOTHING, Alternative, Choosing, alone_later, alone_now, together_now
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
 from koalapy.placement.reasons import idle_that_suffices, nothing_usable, reason_for, with_idle
-from koalapy.placement.ways import NOTHING, Choosing, Way, alone_later, alone_now, together_now
 
 FIXED = Fixed()
 ROUNDING = 1e-9
-PATIENCE = 600.0
+MAX_WAIT = 600.0
 """Seconds for which a job of unknown run time waits for one cluster at most, while there is room on several."""
 
 
@@ -57,7 +57,7 @@ class Auto:
         goes, why = self._weigh(together[0], later)
         if goes:
             return self._take(together[0], (*together, later), why)
-        return Refusal(f"waits for {self._room(request, later)}: {why}")
+        return Refusal(f"waits for {self._awaited_nodes(request, later)}: {why}")
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         if isinstance(request, FixedRequest):
@@ -89,7 +89,7 @@ class Auto:
         option = Option(names, slowdown, 0.0, 0.0, None if run is None else run / speed)
         return replace(answer, advice=Advice(self._known.application, (option,), 0))
 
-    def _alone_or_faster(self, alone: Way, request: Choosing, grid: GridView) -> Placement:
+    def _alone_or_faster(self, alone: Alternative, request: Choosing, grid: GridView) -> Placement:
         """One cluster, unless its run time is known, and faster ones together are predicted to be done before it."""
         faster = [cluster for cluster in grid.by_idle if cluster.speed > alone.speed]
         if alone.option.run is None or sum(cluster.idle for cluster in faster) < request.total_size:
@@ -97,65 +97,67 @@ class Auto:
         together = together_now(request, grid.only(frozenset(cluster.name for cluster in faster)), self._known)
         if isinstance(together, Refusal) or together[0].cost >= alone.cost or self._is_harmful(together[0]):
             return self._take(alone, (alone,))
-        way = together[0]
-        why = f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._slowdown(way)}"
-        return self._take(way, (*together, alone), why)
+        taken = together[0]
+        why = f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._slowdown(taken)}"
+        return self._take(taken, (*together, alone), why)
 
-    def _take(self, way: Way, ways: tuple[Way, ...], why: str = "") -> Placement:
-        assert way.placement is not None
-        options = tuple(each.option for each in ways)
-        told = why if why and way.option.response is None else "; ".join(filter(None, (why, self._predicted(way))))
-        reason = "; ".join(filter(None, (way.placement.reason, told)))
-        advice = Advice(self._known.application, options, ways.index(way))
-        return replace(way.placement, reason=reason, advice=advice)
+    def _take(self, taken: Alternative, alternatives: tuple[Alternative, ...], why: str = "") -> Placement:
+        assert taken.placement is not None
+        options = tuple(each.option for each in alternatives)
+        predicted = (
+            why if why and taken.option.response is None else "; ".join(filter(None, (why, self._predicted(taken))))
+        )
+        reason = "; ".join(filter(None, (taken.placement.reason, predicted)))
+        advice = Advice(self._known.application, options, alternatives.index(taken))
+        return replace(taken.placement, reason=reason, advice=advice)
 
     # Decisions
 
-    def _weigh(self, together: Way, later: Way) -> tuple[bool, str]:
+    def _weigh(self, together: Alternative, later: Alternative) -> tuple[bool, str]:
         """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
         now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
-        told = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
+        slowdown_text = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
         harmless = self._harmless(together)
         verb = "is" if harmless <= HOPELESS else "may be"
         is_blocked = self._is_blocked_for_long(together, later)
-        unknown = f"{told} is not known well enough, and this is to find out"
+        unknown = f"{slowdown_text} is not known well enough, and this is to find out"
         if self._known.loaded and harmless < SURE and not is_blocked:
             if self._may_probe(harmless):
                 return True, unknown
-            return False, f"{told} {verb} too much while others wait"
-        if self._known.waited >= _patience(together):
+            return False, f"{slowdown_text} {verb} too much while others wait"
+        if self._known.waited >= _max_wait(together):
             waited = f"it has waited {_seconds(self._known.waited)} with room on several clusters"
-            return True, f"{waited}, and prefers to for no more than {_seconds(_patience(together))}"
+            return True, f"{waited}, and prefers to for no more than {_seconds(_max_wait(together))}"
         if now is not None and then is not None:
             on_one = f"{_seconds(then)} in {later.option.clusters[0]} from {self._moment(later.option.wait or 0.0)}"
-            return now <= then, f"predicted are {_seconds(now)} with {told}, {on_one}"
+            return now <= then, f"predicted are {_seconds(now)} with {slowdown_text}, {on_one}"
         if is_blocked:
             return True, f"what is in the way in {later.option.clusters[0]} has run for longer than this would"
         if harmless < SURE:
             probes = self._may_probe(harmless)
-            return probes, unknown if probes else f"{told} {verb} more than {PAYS_UP_TO:g}"
+            return probes, unknown if probes else f"{slowdown_text} {verb} more than {PAYS_UP_TO:g}"
         if slowdown <= PAYS_UP_TO + ROUNDING:
-            return True, f"{told} is no more than {PAYS_UP_TO:g}"
-        return False, f"{told} is more than {PAYS_UP_TO:g}"
+            return True, f"{slowdown_text} is no more than {PAYS_UP_TO:g}"
+        return False, f"{slowdown_text} is more than {PAYS_UP_TO:g}"
 
-    def _harmless(self, way: Way) -> float:
+    def _harmless(self, alternative: Alternative) -> float:
         """The probability that the slowdown there is less than what harms others."""
-        return self._known.slowdowns.harmless(way.option.clusters)
+        return self._known.slowdowns.harmless(alternative.option.clusters)
 
     def _may_probe(self, harmless: float) -> bool:
         return self._known.probing is not None and self._known.probing(harmless)
 
-    def _is_harmful(self, way: Way) -> bool:
-        return self._known.loaded and self._harmless(way) < SURE
+    def _is_harmful(self, alternative: Alternative) -> bool:
+        return self._known.loaded and self._harmless(alternative) < SURE
 
-    def _is_blocked_for_long(self, together: Way, later: Way) -> bool:
+    def _is_blocked_for_long(self, together: Alternative, later: Alternative) -> bool:
         """Whether nobody knows when there will be room, and it has lasted longer already than the job itself would."""
         run = together.option.run
         return later.option.wait is None and run is not None and later.blocked >= run
 
     # Words
 
-    def _room(self, request: Choosing, later: Way) -> str:
+    def _awaited_nodes(self, request: Choosing, later: Alternative) -> str:
         wait, cluster = later.option.wait, later.option.clusters[0]
         if wait is None:
             return f"{nodes(request.total_size)} in one cluster, such as {cluster}"
@@ -164,27 +166,27 @@ class Auto:
     def _moment(self, wait: float) -> str:
         return clock(self._known.now + wait, self._known.now, exact=True)
 
-    def _slowdown(self, way: Way) -> str:
+    def _slowdown(self, alternative: Alternative) -> str:
         slowdowns = self._known.slowdowns
-        belief = slowdowns.on(way.option.clusters)
+        known = slowdowns.on(alternative.option.clusters)
         if slowdowns.runs:
             killed = f", {slowdowns.killed} of them killed" if slowdowns.killed else ""
             seen = f"from {slowdowns.runs} run{'s' if slowdowns.runs > 1 else ''}{killed}"
         else:
             seen = "assumed" if self._known.communication is None else "as declared"
-        return f"{way.option.slowdown:.2f} ({max(1.0, belief.low):.2f} to {max(1.0, belief.high):.2f}, {seen})"
+        return f"{alternative.option.slowdown:.2f} ({max(1.0, known.low):.2f} to {max(1.0, known.high):.2f}, {seen})"
 
-    def _predicted(self, way: Way) -> str:
-        option = way.option
+    def _predicted(self, alternative: Alternative) -> str:
+        option = alternative.option
         if option.run is None:
             return ""
         before = f" after {_seconds(option.transfer)} of transfers" if option.transfer else ""
         return f"predicted to run {_seconds(option.run)}{before}"
 
 
-def _patience(together: Way) -> float:
+def _max_wait(together: Alternative) -> float:
     """Seconds for which a job may prefer to wait: as long as it would run on several clusters."""
-    return PATIENCE if together.option.run is None else together.option.run
+    return MAX_WAIT if together.option.run is None else together.option.run
 
 
 def _seconds(seconds: float) -> str:

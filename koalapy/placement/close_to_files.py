@@ -65,10 +65,10 @@ def closest_site(
     Ties go to the most idle nodes, then to the first name. For placing one component anew while it is being claimed.
     Links of unknown bandwidth count as ``assumed`` bytes per second, or not at all.
     """
-    found = _closest(size, _reached(tuple(files), grid, assumed), {})
-    if found is None or (within is not None and found[1].seconds > within):
+    closest = _closest(size, _reached(tuple(files), grid, assumed), {})
+    if closest is None or (within is not None and closest[1].seconds > within):
         return None
-    return found[0].name, found[1]
+    return closest[0].name, closest[1]
 
 
 def _reach(files: tuple[InputFile, ...], grid: GridView) -> Reach:
@@ -76,8 +76,8 @@ def _reach(files: tuple[InputFile, ...], grid: GridView) -> Reach:
 
 
 def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
-    found = [(cluster, transfer_to(cluster.name, files, grid, assumed)) for cluster in grid.by_idle]
-    reach = [(cluster, transfer) for cluster, transfer in found if transfer is not None]
+    transfers = [(cluster, transfer_to(cluster.name, files, grid, assumed)) for cluster in grid.by_idle]
+    reach = [(cluster, transfer) for cluster, transfer in transfers if transfer is not None]
     return sorted(reach, key=lambda pair: pair[1].seconds)
 
 
@@ -107,10 +107,10 @@ def _place_in_turn(
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in _by_size(components):
         size = components[index].size
-        found = _closest(size, _reach(components[index].inputs, grid), taken)
-        if found is None:
+        closest = _closest(size, _reach(components[index].inputs, grid), taken)
+        if closest is None:
             return index
-        cluster, transfer = found
+        cluster, transfer = closest
         taken[cluster.name] = taken.get(cluster.name, 0) + size
         placed[index] = PlacedComponent(size, cluster.name, index, transfer.sources, transfer.seconds)
     return tuple(component for component in placed if component is not None)
@@ -196,12 +196,12 @@ def _why(placed: Sequence[PlacedComponent]) -> str:
 
 def _inputs(placed: Sequence[PlacedComponent]) -> str:
     """Where the inputs come from: ``north has its input, south gets it from north in 12 s``."""
-    told = []
+    texts = []
     for component in placed:
         sources = sorted({source for source in component.sources if source != component.cluster})
         if component.sources and not sources:
-            told.append(f"{component.cluster} has the input of component {component.request_index}")
+            texts.append(f"{component.cluster} has the input of component {component.request_index}")
         elif sources:
             took = f"from {' and '.join(sources)} in {component.transfer_time:.3g} s"
-            told.append(f"{component.cluster} gets that of component {component.request_index} {took}")
-    return listed(told) if told else ""
+            texts.append(f"{component.cluster} gets that of component {component.request_index} {took}")
+    return listed(texts) if texts else ""

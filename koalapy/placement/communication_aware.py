@@ -90,8 +90,8 @@ class CommunicationAware:
             return None
         ordered = network.together([cluster for cluster in grid.by_idle if cluster.idle >= least])
         most = most_components(request)
-        found = combination(ordered, network.levels[level], lambda clusters: suffice(clusters, most, total))
-        return fill_in_turn(request, found) if found else None
+        near = combination(ordered, network.levels[level], lambda clusters: suffice(clusters, most, total))
+        return fill_in_turn(request, near) if near else None
 
     def _sets(self, least: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
         return grid.once(("sets", self._weighing, least, level), lambda grid: _sets(grid, network, least, level))
@@ -101,14 +101,15 @@ class CommunicationAware:
         best = "highest" if self._weighing.bandwidth else "lowest"
         first = filled[0][0]
         if len(filled) == 1:
-            value = self._told(network.own[first.name])
+            value = self._cost_text(network.own[first.name])
             return f"{first.name} alone holds the job, and has the {best} {what} within itself of those that do{value}"
         taken = [
-            f"{c.name} ({size} of {c.idle}{self._told(network.average[c.name])})" for c, size in filled[:MAX_LISTED]
+            f"{c.name} ({size} of {c.idle}{self._cost_text(network.average[c.name])})"
+            for c, size in filled[:MAX_LISTED]
         ]
         return f"by {best} average {what}: {listed(taken, len(filled))}{_unmeasured(filled, network)}"
 
-    def _told(self, cost: float) -> str:
+    def _cost_text(self, cost: float) -> str:
         if not isfinite(cost):
             return ", not measured"
         return f", {-cost / 1e6:.3g} MB/s" if self._weighing.bandwidth else f", {cost * 1e3:.3g} ms"
@@ -150,8 +151,10 @@ class CommunicationAware:
 def _unmeasured(filled: Filled, network: Network) -> str:
     """Which of the links between the clusters that were taken are not measured, in words."""
     pairs = [(one.name, other.name) for (one, _), (other, _) in combinations(filled, 2)]
-    told = [f"{one} and {other}" for one, other in pairs if other not in network.near[one]]
-    return f"; not measured is the link between {listed(told[:MAX_LISTED], len(told))}" if told else ""
+    unmeasured = [f"{one} and {other}" for one, other in pairs if other not in network.near[one]]
+    return (
+        f"; not measured is the link between {listed(unmeasured[:MAX_LISTED], len(unmeasured))}" if unmeasured else ""
+    )
 
 
 def _sets(grid: GridView, network: Network, least: int, level: int) -> list[list[ClusterView]]:

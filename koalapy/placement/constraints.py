@@ -13,7 +13,7 @@ from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
 from koalapy.model.transfer import transfer_to
 
-PARTS_TRIED = 8
+MAX_PARTS_TRIED = 8
 """A policy is asked for so many parts of the grid at most, for each of its ranges of speed."""
 
 
@@ -30,15 +30,15 @@ class Constraints:
     def broken(self, placement: Placement, grid: GridView) -> str:
         """Which of them a placement breaks, in words; empty when none."""
         names = {component.cluster for component in placement.components}
-        told = []
+        broken = []
         if self.at_most is not None and len(names) > self.at_most:
-            told.append(f"coallocation is {self.at_most}, and it fits only on {len(names)} clusters together")
+            broken.append(f"coallocation is {self.at_most}, and it fits only on {len(names)} clusters together")
         used = sorted((cluster for cluster in grid if cluster.name in names), key=lambda c: (c.speed, c.name))
         if not self.similar(used):
             slow, fast = used[0], used[-1]
             ratio = f"{slow.name} has {slow.speed / fast.speed:.2g} of the speed of {fast.name}"
-            told.append(f"speed_ratio_min is {self.speed_ratio:g}, and {ratio}")
-        return "; ".join(told)
+            broken.append(f"speed_ratio_min is {self.speed_ratio:g}, and {ratio}")
+        return "; ".join(broken)
 
     def similar(self, clusters: Sequence[ClusterView]) -> bool:
         """Whether these clusters' speeds allow to combine them."""
@@ -126,7 +126,7 @@ def _few(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[C
         if sum(cluster.idle for cluster in chosen) >= request.total_size:
             yield frozenset(cluster.name for cluster in chosen)
             tried += 1
-        if tried == PARTS_TRIED:
+        if tried == MAX_PARTS_TRIED:
             return
 
 

@@ -6,13 +6,13 @@ co-allocated under load (sonmez-2010 VI-C). A slowdown of 1.25 is where co-alloc
 mohamed-2005 6).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from koalapy.model.request import ClusterName, InputFile
-from koalapy.placement.belief import Belief
+from koalapy.placement.log_normal import LogNormal
 
 PAYS_UP_TO = 1.25
 """The slowdown up to which it pays to co-allocate rather than to wait for who knows how long."""
@@ -38,10 +38,10 @@ Where = tuple[ClusterName, ...]
 class RunTimes:
     """How long a job would run at speed 1: on one cluster, and on such sets of several on which it has run."""
 
-    alone: Belief | None = None
-    seen: Mapping[Where, Belief] = field(default_factory=dict)
+    alone: LogNormal | None = None
+    seen: Mapping[Where, LogNormal] = field(default_factory=dict)
 
-    def on(self, where: Where, slowdown: Belief) -> Belief | None:
+    def on(self, where: Where, slowdown: LogNormal) -> LogNormal | None:
         """On several clusters: as seen there, or as on one, slowed down."""
         if where in self.seen or self.alone is None:
             return self.seen.get(where)
@@ -54,25 +54,25 @@ def prior_slowdown(communication: float | None = None) -> float:
     return min(WORST_PRIOR, 1.0 + max(0.0, ccr - HARMLESS_CCR))
 
 
-def assumed(communication: float | None = None) -> Belief:
+def assumed(communication: float | None = None) -> LogNormal:
     """What is believed of a slowdown before anything has run: what was declared, or nearly nothing."""
     within = 2**0.5 * BETWEEN_APPLICATIONS if communication is None else DECLARED_WITHIN
-    return Belief(log(prior_slowdown(communication)), within)
+    return LogNormal(log(prior_slowdown(communication)), within)
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdowns:
     """How many times longer an application runs on several clusters than on one, and how many runs say so."""
 
-    anywhere: Belief = field(default_factory=assumed)
+    anywhere: LogNormal = field(default_factory=assumed)
     """On clusters together on which it has not run."""
-    seen: Mapping[Where, Belief] = field(default_factory=dict)
+    seen: Mapping[Where, LogNormal] = field(default_factory=dict)
     runs: int = 0
     """On several clusters, held against some of the same size on one."""
     killed: int = 0
     """Of these, before their end."""
 
-    def on(self, where: Where) -> Belief:
+    def on(self, where: Where) -> LogNormal:
         return self.seen.get(where, self.anywhere)
 
     def harmless(self, where: Where) -> float:
@@ -90,21 +90,13 @@ class Release(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """What becomes of one cluster when the jobs of this scheduler end."""
 
-    most: int
+    max_idle: int
     """Idle nodes once all of them have ended, as far as local users let it be."""
     releases: Sequence[Release] = ()
     """By time; those of unknown time last, by age, for what has run long will run longest."""
-
-
-class Probing(Protocol):
-    """Whether a job may be co-allocated just to find out how that goes."""
-
-    def __call__(self, probability: float) -> bool:
-        """``probability`` is that of no harm."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +110,14 @@ class Knowledge:
     """The declared share of communication in the run time."""
     inputs: tuple[InputFile, ...] = ()
     """What every component of a flexible request needs."""
-    rooms: Mapping[ClusterName, Room] = field(default_factory=dict)
+    capacities: Mapping[ClusterName, Capacity] = field(default_factory=dict)
     loaded: bool = False
     """Whether other jobs wait."""
     waited: float = 0.0
     """Seconds for which there was room for the job in all, and it was not placed."""
     now: float = 0.0
-    probing: Probing | None = None
-    """What may be found out by co-allocating it; None when that must not be."""
+    probing: Callable[[float], bool] | None = None
+    """Whether it may be co-allocated just to find out how that goes, of the probability of no harm; None: never."""
 
     def slowdown(self, where: Where) -> float:
         """How many times longer the job is taken to run on these clusters than on one."""

@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.request import ClusterName
 
 Near = Mapping[ClusterName, frozenset[ClusterName]]
-MOST_LOOKS = 300
+MAX_TRIED = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def combination(
 ) -> list[ClusterView] | None:
     """Clusters that are all near to each other and suffice together; the first ones in order, as far as may be.
 
-    None where there are none, or none is found in ``MOST_LOOKS``: to be sure takes far too long among many clusters.
+    None where there are none, or none is found in ``MAX_TRIED``: to be sure takes far too long among many clusters.
     """
     looks = 0
 
@@ -109,7 +109,7 @@ def combination(
         nonlocal looks
         for place, cluster in enumerate(others):
             looks += 1
-            if looks > MOST_LOOKS:
+            if looks > MAX_TRIED:
                 return None
             chosen = [*taken, cluster]
             rest = [other for other in others[place + 1 :] if other.name in near[cluster.name]]

@@ -8,7 +8,7 @@ from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, R
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import listed
 from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
-from koalapy.placement.worst_fit import Stuck, fit_in_turn, idle_wanted, summary_of
+from koalapy.placement.worst_fit import Unplaced, fit_in_turn, idle_wanted, summary_of
 
 Filled = list[tuple[ClusterView, int]]
 
@@ -78,7 +78,7 @@ def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refus
     refused = []
     for sizes in request.split_options:
         fit = fit_in_turn(sizes, grid.by_idle)
-        if not isinstance(fit, Stuck):
+        if not isinstance(fit, Unplaced):
             placed = tuple(PlacedComponent(size, site) for size, (site, _) in zip(sizes, fit, strict=True))
             return Placement(placed, _option_reason(request, sizes))
         refused.append(f"{_option_name(sizes)}: {summary_of(sizes, fit)}")

@@ -41,7 +41,7 @@ class WorstFit:
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         sizes = self._sizes(request)
         fit = fit_in_turn(sizes, grid.by_idle)
-        if isinstance(fit, Stuck):
+        if isinstance(fit, Unplaced):
             if not grid.by_idle:
                 return Refusal(nothing_usable(grid))
             return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({_most(fit, grid)})")
@@ -53,7 +53,7 @@ class WorstFit:
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         sizes = self._sizes(request)
         fit = fit_in_turn(sizes, grid.by_idle)
-        if not isinstance(fit, Stuck):
+        if not isinstance(fit, Unplaced):
             return ()
         left = {name: -idle for idle, name in fit.left}
         reasons = []
@@ -71,7 +71,7 @@ class WorstFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class Unplaced:
     """The first component that fits nowhere, and what those placed before it left."""
 
     index: int
@@ -79,14 +79,14 @@ class Stuck:
     left: Heap
 
 
-def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tuple[ClusterName, int]] | Stuck:
+def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tuple[ClusterName, int]] | Unplaced:
     """For each size its site and the idle nodes that site had left before it; larger sizes choose first."""
     order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     heap = [(-cluster.idle, cluster.name) for cluster in by_idle]
     sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
     for placed, index in enumerate(order):
         if not heap or -heap[0][0] < sizes[index]:
-            return Stuck(index, placed, heap)
+            return Unplaced(index, placed, heap)
         idle, name = heap[0]
         heapreplace(heap, (idle + sizes[index], name))
         sites[index] = (name, -idle)
@@ -106,13 +106,13 @@ def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> i
     return candidates[place] if place < len(candidates) else None
 
 
-def summary_of(sizes: Sequence[int], stuck: Stuck) -> str:
+def summary_of(sizes: Sequence[int], stuck: Unplaced) -> str:
     """What the component that fits nowhere lacks."""
     left = " left" if stuck.placed else ""
     return f"no cluster has {nodes(sizes[stuck.index], 'idle')}{left}"
 
 
-def _most(stuck: Stuck, grid: GridView) -> str:
+def _most(stuck: Unplaced, grid: GridView) -> str:
     idle, name = stuck.left[0]
     return "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from koalapy.model.advice import Advised
-from koalapy.placement.belief import Belief
 from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
+from koalapy.placement.log_normal import LogNormal
 from koalapy.ports import AdviceStore
 from koalapy.scheduling.advisor.experience import Experience, Seen
 from koalapy.service.database import asked
@@ -33,14 +33,14 @@ class ApplicationRecord:
 
     application: str
     where: Where
-    slowdown: Belief
+    slowdown: LogNormal
     runs_on_several: int
     """Of these, how many could be held against runs of the same size on one cluster."""
     killed_on_several: int
     """Of those, how many were killed at their walltime."""
     verdict: Verdict
     seen: list[Seen]
-    slowdowns: dict[Where, Belief]
+    slowdowns: dict[Where, LogNormal]
     """By clusters, as far as seen."""
 
 

@@ -8,8 +8,8 @@ import pytest
 from koalapy.api.advisor import AdvisorRecord, AdvisorView, advisor_router
 from koalapy.api.app import create_app
 from koalapy.model.advice import Advised, Option, Run, Size
-from koalapy.placement.belief import Belief
 from koalapy.placement.knowledge import Slowdowns
+from koalapy.placement.log_normal import LogNormal
 from koalapy.service.advisor import Verdict, verdict_on
 from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
@@ -96,7 +96,7 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
 def test_the_verdict_follows_the_slowdown_and_how_well_it_is_known(
     slowdown: float, deviation: float, verdict: Verdict
 ) -> None:
-    assert verdict_on(Slowdowns(Belief(log(slowdown), deviation)), ()) is verdict
+    assert verdict_on(Slowdowns(LogNormal(log(slowdown), deviation)), ()) is verdict
 
 
 async def test_runs_that_were_killed_are_told() -> None:

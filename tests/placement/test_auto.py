@@ -12,11 +12,11 @@ from koalapy.model.advice import Option
 from koalapy.model.cluster import ClusterState, GridView, Link
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.placement.auto import PATIENCE, Auto
-from koalapy.placement.belief import Belief
-from koalapy.placement.knowledge import PAYS_UP_TO, SURE, Knowledge, Release, Room, RunTimes, Slowdowns, assumed
+from koalapy.placement.alternatives import alone_later, alone_now, together_now
+from koalapy.placement.auto import MAX_WAIT, Auto
+from koalapy.placement.knowledge import PAYS_UP_TO, SURE, Capacity, Knowledge, Release, RunTimes, Slowdowns, assumed
+from koalapy.placement.log_normal import LogNormal
 from koalapy.placement.registry import builtin
-from koalapy.placement.ways import alone_later, alone_now, together_now
 from koalapy.scheduling.queueing.policy_answers import checked
 from tests.placement.grids import (
     NAMES,
@@ -35,17 +35,17 @@ from tests.placement.grids import (
 POLICIES = builtin()
 
 seconds = st.sampled_from([0.5, 10.0, 100.0])
-times = st.builds(Belief, seconds.map(log), st.sampled_from([0.01, 0.3]))
+times = st.builds(LogNormal, seconds.map(log), st.sampled_from([0.01, 0.3]))
 wheres = st.sets(st.sampled_from(NAMES), min_size=2, max_size=4).map(lambda names: tuple(sorted(names)))
 run_times = st.just(RunTimes()) | st.builds(RunTimes, times, st.dictionaries(wheres, times, max_size=3))
-beliefs = st.builds(Belief, st.floats(-0.5, 1.5), st.sampled_from([0.02, 0.1, 0.5]))
+beliefs = st.builds(LogNormal, st.floats(-0.5, 1.5), st.sampled_from([0.02, 0.1, 0.5]))
 slowdowns = st.sampled_from([None, 0.0, 0.1, 0.25, 0.5, 1.0]).map(lambda share: Slowdowns(assumed(share))) | st.builds(
     Slowdowns, beliefs, st.dictionaries(wheres, beliefs, max_size=3), st.integers(0, 9)
 )
 releases = st.lists(st.builds(Release, seconds, st.integers(1, 4), seconds), max_size=3)
 unknown = st.lists(st.builds(Release, st.none(), st.integers(1, 4), seconds), max_size=2)
-rooms = st.builds(
-    lambda most, known, others: Room(
+capacities = st.builds(
+    lambda most, known, others: Capacity(
         most, (*sorted(known, key=lambda r: r.seconds), *sorted(others, key=lambda r: r.age))
     ),
     st.integers(0, 6),
@@ -59,7 +59,7 @@ knowledge = st.builds(
     slowdowns,
     st.none() | st.just(0.25),
     st.just(()),
-    st.dictionaries(st.sampled_from(NAMES), rooms),
+    st.dictionaries(st.sampled_from(NAMES), capacities),
     st.booleans(),
     probing=st.sampled_from([None, lambda harmless: True, lambda harmless: harmless > 0.3]),
 )
@@ -123,7 +123,9 @@ def test_nothing_starves_where_no_cluster_will_have_room(
     request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
 ) -> None:
     """What the default policy places is placed, if need be on several clusters, whatever the slowdown."""
-    never = replace(known, rooms={name: replace(room, most=0) for name, room in known.rooms.items()})
+    never = replace(
+        known, capacities={name: replace(capacity, max_idle=0) for name, capacity in known.capacities.items()}
+    )
     placed = isinstance(Auto(never).place(request, view), Placement)
     assert placed == isinstance(POLICIES.resolve("", request).place(request, view), Placement)
 
@@ -158,9 +160,9 @@ def test_why_not_is_said_of_every_cluster_and_what_is_missing_would_suffice(
 # The rules of the literature
 
 
-def busy(most: int = 4, *releases: Release) -> dict[str, Room]:
+def busy(most: int = 4, *releases: Release) -> dict[str, Capacity]:
     """Both clusters of the grid below, with what is released in each."""
-    return {name: Room(most, releases) for name in ("north", "south")}
+    return {name: Capacity(most, releases) for name in ("north", "south")}
 
 
 SPLIT = grid(north=(3, 4), south=(3, 4))
@@ -170,14 +172,14 @@ UNKNOWN = busy(4, Release(None, 1, 5.0))
 
 def seen(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
     """Of an application that ran as often on one cluster as on two."""
-    both = {("north", "south"): Belief(log(alone * factor), 0.02)}
-    slowdowns = Slowdowns(Belief(log(factor), 0.1), {("north", "south"): Belief(log(factor), 0.02)}, runs)
-    return Knowledge("wave", RunTimes(Belief(log(alone), 0.02), both), slowdowns, rooms=UNKNOWN)
+    both = {("north", "south"): LogNormal(log(alone * factor), 0.02)}
+    slowdowns = Slowdowns(LogNormal(log(factor), 0.1), {("north", "south"): LogNormal(log(factor), 0.02)}, runs)
+    return Knowledge("wave", RunTimes(LogNormal(log(alone), 0.02), both), slowdowns, capacities=UNKNOWN)
 
 
 def never_ran(share: float | None, **more: Any) -> Knowledge:
     """Of an application that declares how much it communicates, or nothing."""
-    return Knowledge("new", slowdowns=Slowdowns(assumed(share)), communication=share, rooms=UNKNOWN, **more)
+    return Knowledge("new", slowdowns=Slowdowns(assumed(share)), communication=share, capacities=UNKNOWN, **more)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -216,7 +218,7 @@ def test_what_has_no_name_is_never_co_allocated_to_find_out() -> None:
 
 def test_the_same_slowdown_counts_as_harmless_only_where_it_is_known_well() -> None:
     for deviation, co_allocated in ((0.05, True), (0.6, False)):
-        slowdowns = Slowdowns(Belief(log(1.15), deviation), {}, 9)
+        slowdowns = Slowdowns(LogNormal(log(1.15), deviation), {}, 9)
         known = replace(never_ran(None, loaded=True), slowdowns=slowdowns)
         assert isinstance(Auto(known).place(FOUR, SPLIT), Placement) == co_allocated
 
@@ -240,20 +242,20 @@ def test_where_the_wait_is_not_known_the_slowdown_decides(factor: float, co_allo
 def test_where_all_is_known_the_shorter_response_time_is_taken(
     factor: float, wait: float, loaded: bool, co_allocated: bool
 ) -> None:
-    known = replace(seen(factor), rooms=busy(4, Release(wait, 1)), loaded=loaded)
+    known = replace(seen(factor), capacities=busy(4, Release(wait, 1)), loaded=loaded)
     assert isinstance(Auto(known).place(FOUR, SPLIT), Placement) == co_allocated
 
 
 def test_what_is_in_the_way_for_longer_than_the_job_would_run_is_not_waited_for() -> None:
-    known = replace(seen(3.0), rooms=busy(4, Release(None, 1, 299.0)), loaded=True)
+    known = replace(seen(3.0), capacities=busy(4, Release(None, 1, 299.0)), loaded=True)
     assert isinstance(Auto(known).place(FOUR, SPLIT), Refusal)
-    known = replace(known, rooms=busy(4, Release(None, 1, 300.0)))
+    known = replace(known, capacities=busy(4, Release(None, 1, 300.0)))
     assert isinstance(Auto(known).place(FOUR, SPLIT), Placement)
 
 
 @pytest.mark.parametrize(
     ("known", "patience"),
-    [(seen(3.0), 300.0), (replace(seen(3.0), rooms=busy(4, Release(1.0, 1))), 300.0), (never_ran(0.9), PATIENCE)],
+    [(seen(3.0), 300.0), (replace(seen(3.0), capacities=busy(4, Release(1.0, 1))), 300.0), (never_ran(0.9), MAX_WAIT)],
 )
 def test_it_never_prefers_to_wait_for_longer_than_it_would_run_on_several(known: Knowledge, patience: float) -> None:
     """Else others that come later could take what it waits for, again and again."""
@@ -272,7 +274,7 @@ def test_one_that_would_harm_others_waits_on_while_they_do() -> None:
 
 def test_local_users_are_not_waited_for() -> None:
     """Of when they leave nothing is known, nor whether."""
-    known = replace(seen(3.0), rooms=busy(3))
+    known = replace(seen(3.0), capacities=busy(3))
     answer = Auto(known).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
     assert answer.reason.endswith("no cluster could hold it alone; predicted to run 300 s")
@@ -350,7 +352,7 @@ def test_a_fixed_request_leaves_nothing_to_choose() -> None:
 
 
 def test_a_refusal_says_what_is_waited_for_and_until_when() -> None:
-    known = replace(seen(3.0), rooms=busy(4, Release(90.0, 1)), now=1_800_000_000.0)
+    known = replace(seen(3.0), capacities=busy(4, Release(90.0, 1)), now=1_800_000_000.0)
     answer = Auto(known).place(FOUR, SPLIT)
     assert str(answer) == (
         "waits for 4 nodes in north, expected at 08:01:30: predicted are 300 s with a slowdown of 3.00 "

@@ -8,7 +8,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest, NonFixedRequest, Request
-from koalapy.placement.adaptive import LOOKED_AT, Adaptive, startable
+from koalapy.placement.adaptive import MAX_LOOK_AHEAD, Adaptive, startable
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.flexible import FasterFirst, LargerFirst
 from koalapy.placement.policy import Policy
@@ -162,7 +162,7 @@ def test_adaptive_by_hand() -> None:
         "best-fit: north is left with the fewest idle nodes (0 of 5); "
         "2 waiting jobs can start beside it, with fastest-one 1"
     )
-    far_behind = GridView(GRID.clusters, {}, (*[nonfixed(99)] * LOOKED_AT, nonfixed(8)))
+    far_behind = GridView(GRID.clusters, {}, (*[nonfixed(99)] * MAX_LOOK_AHEAD, nonfixed(8)))
     assert sites(Adaptive().place(nonfixed(5), far_behind)) == [(5, "east")]
 
 

@@ -12,7 +12,7 @@ from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName, Request
-from koalapy.placement.knowledge import SURE, Knowledge, Release, Room
+from koalapy.placement.knowledge import SURE, Capacity, Knowledge, Release
 from koalapy.scheduling.grid import ClusterStatus, GridStatus
 from koalapy.scheduling.state import SchedulerState
 
@@ -37,19 +37,19 @@ class Wait:
     seconds: float = 0.0
 
 
-class Rooms(Mapping[ClusterName, Room]):
-    """The rooms of a view, each worked out when somebody asks for it: a job that fits now does not."""
+class Capacities(Mapping[ClusterName, Capacity]):
+    """The capacities of a view, each worked out when somebody asks for it: a job that fits now does not."""
 
-    def __init__(self, grid: GridStatus, room_of: Callable[[ClusterStatus], Room]) -> None:
+    def __init__(self, grid: GridStatus, capacity_of: Callable[[ClusterStatus], Capacity]) -> None:
         self._clusters = {cluster.name: cluster for cluster in grid.clusters()}
-        self._room_of = room_of
-        self._known: dict[ClusterName, Room] = {}
+        self._capacity_of = capacity_of
+        self._known: dict[ClusterName, Capacity] = {}
 
-    def __getitem__(self, name: ClusterName) -> Room:
-        room = self._known.get(name)
-        if room is None:
-            room = self._known[name] = self._room_of(self._clusters[name])
-        return room
+    def __getitem__(self, name: ClusterName) -> Capacity:
+        capacity = self._known.get(name)
+        if capacity is None:
+            capacity = self._known[name] = self._capacity_of(self._clusters[name])
+        return capacity
 
     def __iter__(self) -> Iterator[ClusterName]:
         return iter(self._clusters)
@@ -65,12 +65,12 @@ class Advising:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._waiting = waiting
         self._waits: OrderedDict[int, Wait] = OrderedDict()
-        self._rooms: dict[ClusterName, tuple[dict[Token, int], int, Room]] = {}
+        self._capacities: dict[ClusterName, tuple[dict[Token, int], int, Capacity]] = {}
         """As worked out since something last happened, with the components there then, and what of them was leaving."""
 
     def invalidate(self) -> None:
         """Times have passed, and jobs may stand differently."""
-        self._rooms.clear()
+        self._capacities.clear()
 
     def shape(self, spec: JobSpec) -> tuple[object, ...]:
         """What of a job the knowledge depends on, beside its request and its inputs.
@@ -93,7 +93,7 @@ class Advising:
             slowdowns,
             spec.communication,
             spec.inputs,
-            view.once(("rooms",), lambda view: Rooms(self._grid, self._room)),
+            view.once(("capacities",), lambda view: Capacities(self._grid, self._capacity)),
             loaded,
             self._waited(spec, view),
             self._state.now,
@@ -148,9 +148,9 @@ class Advising:
         self._waits.move_to_end(id(spec))
         return wait.seconds
 
-    def _room(self, cluster: ClusterStatus) -> Room:
+    def _capacity(self, cluster: ClusterStatus) -> Capacity:
         """Of one cluster; worked out again only if components came or left: a scan that places many jobs asks often."""
-        known = self._rooms.get(cluster.name)
+        known = self._capacities.get(cluster.name)
         if known is not None and known[:2] == (cluster.live, cluster.leaving):
             return known[2]
         now, releases = self._state.now, []
@@ -159,9 +159,9 @@ class Advising:
             left, age = (None, 0.0) if job is None else self._left(job, now)
             releases.append(Release(left, size, age))
         releases.sort(key=_rank)
-        room = Room(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
-        self._rooms[cluster.name] = dict(cluster.live), cluster.leaving, room
-        return room
+        capacity = Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
+        self._capacities[cluster.name] = dict(cluster.live), cluster.leaving, capacity
+        return capacity
 
     def _left(self, job: Job, now: float) -> tuple[float | None, float]:
         """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""

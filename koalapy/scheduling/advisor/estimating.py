@@ -11,8 +11,8 @@ from math import erfc, exp, log, pi, sqrt
 from typing import NamedTuple
 
 from koalapy.model.advice import Size
-from koalapy.placement.belief import Belief, combine, spread_of
 from koalapy.placement.knowledge import Slowdowns, Where
+from koalapy.placement.log_normal import LogNormal, combine, spread_of
 
 ALONE: Where = ()
 """In place of the clusters that a run was spread over, where it ran on a single one."""
@@ -53,8 +53,8 @@ class Group(NamedTuple):
     mean: float
     weight: float
 
-    def belief(self, scatter: float) -> Belief:
-        return Belief(self.mean, scatter / sqrt(max(self.weight, LEAST_WEIGHT)))
+    def belief(self, scatter: float) -> LogNormal:
+        return LogNormal(self.mean, scatter / sqrt(max(self.weight, LEAST_WEIGHT)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Fit:
     groups: Mapping[tuple[Size, Where], Group]
     scatter: float
 
-    def compared(self) -> list[Belief]:
+    def compared(self) -> list[LogNormal]:
         """Runs on several clusters held against those of the same size on one, by size."""
         by_size: dict[Size, list[Group]] = {}
         for (size, where), group in self.groups.items():
@@ -77,25 +77,25 @@ class Fit:
             found.append(self._slowdown(size, Group(mean, weight)))
         return found
 
-    def slowdowns(self, prior: Belief) -> Slowdowns:
+    def slowdowns(self, prior: LogNormal) -> Slowdowns:
         """By set of clusters: what is seen there, and what that of the application is by all that was seen."""
         anywhere = combine([prior, *self.compared()])
-        by_where: dict[Where, list[Belief]] = {}
+        by_where: dict[Where, list[LogNormal]] = {}
         for (size, where), group in self.groups.items():
             if where and (size, ALONE) in self.groups:
                 by_where.setdefault(where, []).append(self._slowdown(size, group))
         there = {where: combine(told) for where, told in by_where.items()}
         between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, FEW_SETS)
-        elsewhere = anywhere.times(Belief(0.0, between))
+        elsewhere = anywhere.times(LogNormal(0.0, between))
         return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
 
-    def _slowdown(self, size: Size, together: Group) -> Belief:
+    def _slowdown(self, size: Size, together: Group) -> LogNormal:
         alone = self.groups[size, ALONE]
-        return Belief(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
+        return LogNormal(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
 
     # Run times
 
-    def alone(self, size: Size, slowdowns: Slowdowns) -> Belief | None:
+    def alone(self, size: Size, slowdowns: Slowdowns) -> LogNormal | None:
         """On one cluster; of a size that never ran by the nearest one, and by how run times fall with nodes."""
         sizes = {size for size, _ in self.groups}
         if size in sizes or not sizes:
@@ -106,9 +106,9 @@ class Fit:
         power = _speed_up(list(known.items()))
         more = log(size.nodes / nearest.nodes)
         layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
-        return known[nearest].times(Belief(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
+        return known[nearest].times(LogNormal(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
 
-    def _alone(self, size: Size, slowdowns: Slowdowns) -> Belief:
+    def _alone(self, size: Size, slowdowns: Slowdowns) -> LogNormal:
         """A size that ran; where never on one cluster, as on several without the slowdown there."""
         group = self.groups.get((size, ALONE))
         if group is not None:
@@ -119,7 +119,7 @@ class Fit:
                 told.append(group.belief(self.scatter).over(slowdowns.on(where)))
         return combine(told)
 
-    def together(self, size: Size, where: Where, alone: Belief, slowdowns: Slowdowns) -> Belief:
+    def together(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
         """On several clusters: by runs of this size there, and by those on one, slowed down."""
         group = self.groups.get((size, where))
         told = [] if group is None else [group.belief(self.scatter)]
@@ -127,7 +127,7 @@ class Fit:
         return found if found.log >= alone.log else alone  # what looks faster on several clusters was luck
 
 
-def _speed_up(known: Sequence[tuple[Size, Belief]]) -> Belief:
+def _speed_up(known: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
     """The power of the nodes with which run times fall, as seen between sizes; not a logarithm, but as normal."""
     weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in known]
     total = sum(weights)
@@ -139,7 +139,7 @@ def _speed_up(known: Sequence[tuple[Size, Belief]]) -> Belief:
         w * (x - middle) * (level - belief.log) for w, x, (_, belief) in zip(weights, nodes, known, strict=True)
     )
     assumed = SPEED_UP_DEVIATION**-2
-    return Belief((assumed * SPEED_UP + products) / (assumed + squares), 1.0 / sqrt(assumed + squares))
+    return LogNormal((assumed * SPEED_UP + products) / (assumed + squares), 1.0 / sqrt(assumed + squares))
 
 
 def apart(one: Size, other: Size) -> float:
@@ -147,7 +147,7 @@ def apart(one: Size, other: Size) -> float:
     return abs(log(one.nodes / other.nodes)) + (one.per_node != other.per_node)
 
 
-def fit(groups: Groups, prior: Belief) -> Fit:
+def fit(groups: Groups, prior: LogNormal) -> Fit:
     """What the runs say; of those that were killed, how long they would have taken is estimated with the rest."""
     scatter = _scatter(groups.values())
     found = {key: _group(ran, scatter) for key, ran in groups.items()}

@@ -10,8 +10,8 @@ from koalapy.model.advice import Run, Size, run_of, size_of
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.placement.belief import Belief, combine, separate, spread_of
 from koalapy.placement.knowledge import BETWEEN_APPLICATIONS, RunTimes, Slowdowns, Where, assumed
+from koalapy.placement.log_normal import LogNormal, combine, separate, spread_of
 from koalapy.scheduling.advisor.estimating import ALONE, KNOWN_WITHIN, Fit, Ran, fit
 
 KEPT_RUNS = 50
@@ -39,7 +39,7 @@ class Seen:
     runs: int
     killed: int
     """Of the runs, before their end."""
-    seconds: Belief
+    seconds: LogNormal
 
 
 class Book:
@@ -50,7 +50,7 @@ class Book:
         self.alone_since = 0
         """Runs on one cluster since the last one on several."""
         self._fit: Fit | None = None
-        self._own: list[Belief] | None = None
+        self._own: list[LogNormal] | None = None
         self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
     def add(self, size: Size, where: Where, ran: Ran) -> None:
@@ -70,14 +70,14 @@ class Book:
         return self._fit
 
     @property
-    def own(self) -> Belief | None:
+    def own(self) -> LogNormal | None:
         """What its own runs alone say of its slowdown."""
         if self._own is None:
             told = self.fit.compared()
             self._own = [combine(told)] if told else []
         return self._own[0] if self._own else None
 
-    def slowdowns(self, prior: Belief) -> Slowdowns:
+    def slowdowns(self, prior: LogNormal) -> Slowdowns:
         known = {size for size, where in self.groups if where == ALONE}
         compared = [ran for (size, where), ran in self.groups.items() if where and size in known]
         killed = sum(run.killed for ran in compared for run in ran)
@@ -94,7 +94,7 @@ class Book:
         }
         return RunTimes(alone, seen)
 
-    def answer(self, size: Size, prior: Belief) -> tuple[Slowdowns, RunTimes]:
+    def answer(self, size: Size, prior: LogNormal) -> tuple[Slowdowns, RunTimes]:
         """Of a job of a size; asked again and again while it waits."""
         key = (size, prior)
         known = self._answers.get(key)
@@ -183,7 +183,7 @@ class Experience:
         found = times.alone if len(where) < 2 else times.on(where, slowdowns.on(where))
         return None if found is None else found.value / self._speed(clusters)
 
-    def _prior(self, application: str, communication: float | None) -> Belief:
+    def _prior(self, application: str, communication: float | None) -> LogNormal:
         """What is believed before its own runs: what it declares, or else what other applications do here."""
         if communication is not None:
             return assumed(communication)
@@ -197,15 +197,15 @@ class Experience:
 class Pool:
     """What the slowdowns of all applications say of one that is not known yet."""
 
-    def __init__(self, told: Mapping[str, Belief]) -> None:
+    def __init__(self, told: Mapping[str, LogNormal]) -> None:
         self._told = told
-        usual = Belief(assumed().log, BETWEEN_APPLICATIONS)
-        center = combine([usual, *(belief.times(Belief(0.0, BETWEEN_APPLICATIONS)) for belief in told.values())])
+        usual = LogNormal(assumed().log, BETWEEN_APPLICATIONS)
+        center = combine([usual, *(belief.times(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in told.values())])
         spread = spread_of(told.values(), center.log, BETWEEN_APPLICATIONS, FEW_APPLICATIONS)
-        self._between = Belief(0.0, max(LEAST_DIFFERENCE, spread))
+        self._between = LogNormal(0.0, max(LEAST_DIFFERENCE, spread))
         self._all = combine([usual, *(belief.times(self._between) for belief in told.values())])
 
-    def without(self, application: str) -> Belief:
+    def without(self, application: str) -> LogNormal:
         """Of an application, by all others."""
         own, found = self._told.get(application), self._all
         if own is not None:

@@ -1,4 +1,4 @@
-"""What is believed of a number that luck and inputs are mixed into: its logarithm is normal, known so and so well."""
+"""Estimates of numbers that luck and inputs are mixed into: the logarithm is normal, known so and so well."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from math import erf, exp, log, sqrt
 
 EIGHTY_PERCENT = 1.2816
 """Standard deviations to each side between which it lies with that probability."""
-LEAST = 1e-6
+MIN_DEVIATION = 1e-6
 """Nothing is known better than that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class LogNormal:
     """Of a positive number: the mean and the standard deviation of what its logarithm may be."""
 
     log: float
@@ -41,40 +41,40 @@ class Belief:
             return float(self.log < bound)
         return 0.5 * (1.0 + erf((bound - self.log) / (self.deviation * sqrt(2.0))))
 
-    def times(self, factor: "Belief") -> "Belief":
+    def times(self, factor: "LogNormal") -> "LogNormal":
         """The product with another number."""
-        return Belief(self.log + factor.log, sqrt(self.deviation**2 + factor.deviation**2))
+        return LogNormal(self.log + factor.log, sqrt(self.deviation**2 + factor.deviation**2))
 
-    def over(self, factor: "Belief") -> "Belief":
+    def over(self, factor: "LogNormal") -> "LogNormal":
         """The quotient by another number."""
-        return Belief(self.log - factor.log, sqrt(self.deviation**2 + factor.deviation**2))
+        return LogNormal(self.log - factor.log, sqrt(self.deviation**2 + factor.deviation**2))
 
 
-def combine(beliefs: Iterable[Belief]) -> Belief:
-    """Of several independent beliefs of one number, each by how sure it is; there is at least one."""
+def combine(estimates: Iterable[LogNormal]) -> LogNormal:
+    """Of several independent estimates of one number, each by how sure it is; there is at least one."""
     total = weights = 0.0
-    for belief in beliefs:
-        weight = 1.0 / max(belief.deviation, LEAST) ** 2
-        total += weight * belief.log
+    for estimate in estimates:
+        weight = 1.0 / max(estimate.deviation, MIN_DEVIATION) ** 2
+        total += weight * estimate.log
         weights += weight
-    return Belief(total / weights, 1.0 / sqrt(weights))
+    return LogNormal(total / weights, 1.0 / sqrt(weights))
 
 
-def separate(whole: Belief, part: Belief) -> Belief:
-    """What is left of a combined belief without one of those it was made of."""
-    weight = whole.deviation**-2 - max(part.deviation, LEAST) ** -2
-    log = (whole.log * whole.deviation**-2 - part.log * max(part.deviation, LEAST) ** -2) / weight
-    return Belief(log, weight**-0.5)
+def separate(whole: LogNormal, part: LogNormal) -> LogNormal:
+    """What is left of a combined estimate without one of those it was made of."""
+    weight = whole.deviation**-2 - max(part.deviation, MIN_DEVIATION) ** -2
+    log = (whole.log * whole.deviation**-2 - part.log * max(part.deviation, MIN_DEVIATION) ** -2) / weight
+    return LogNormal(log, weight**-0.5)
 
 
-def spread_of(told: Iterable[Belief], center: float, assumed: float, weight: float) -> float:
+def spread_of(numbers: Iterable[LogNormal], center: float, assumed: float, weight: float) -> float:
     """By how much numbers of one kind differ from each other, beside what is not known of each: a standard deviation.
 
     ``weight`` is of how many well known ones what is assumed counts for as much.
     """
     squares, total = weight * assumed**2, weight
-    for belief in told:
-        counts = assumed**2 / (assumed**2 + belief.deviation**2)
-        squares += counts * max(0.0, (belief.log - center) ** 2 - belief.deviation**2)
+    for number in numbers:
+        counts = assumed**2 / (assumed**2 + number.deviation**2)
+        squares += counts * max(0.0, (number.log - center) ** 2 - number.deviation**2)
         total += counts
     return sqrt(squares / total)

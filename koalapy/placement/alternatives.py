@@ -1,4 +1,4 @@
-"""The ways to run a job that the advisor compares: on one cluster now, on several now, on one cluster later."""
+"""What the advisor compares for a job: on one cluster now, on several now, on one cluster later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from koalapy.model.transfer import NONE, Transfer, transfer_to
 from koalapy.placement.close_to_files import CloseToFiles
 from koalapy.placement.communication_aware import CommunicationAware
 from koalapy.placement.flexible import ClusterMinimization
-from koalapy.placement.knowledge import Knowledge, Room
+from koalapy.placement.knowledge import Capacity, Knowledge
 from koalapy.placement.network import Weighing, near_to_all, network_of
 from koalapy.placement.policy import Policy
 from koalapy.placement.splitting import place_options
@@ -24,11 +24,11 @@ Choosing = FlexibleRequest | NonFixedRequest
 
 ASSUMED_BANDWIDTH = 100e6
 """Bytes per second of a link that was not measured."""
-UNKNOWN = 1.0
+UNKNOWN_RUN_TIME = 1.0
 """Seconds at speed 1 for which an unknown run time counts in comparisons."""
-MOSTLY = 0.85
+MIN_SHARE_ON_ONE = 0.85
 """The share of a job in one cluster from which on the others slow it down little (Jones, in sonmez-2010 IX)."""
-NUMBERS_TRIED = 3
+MAX_COUNTS_TRIED = 3
 """So many numbers of clusters are tried for given components, from the least on; then all clusters."""
 
 FCM, CA, WF, CTF = ClusterMinimization(), CommunicationAware(), WorstFit(), CloseToFiles()
@@ -37,7 +37,7 @@ NOTHING = Knowledge()
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Alternative:
     """An option, with where its components would go if it can be taken now."""
 
     option: Option
@@ -51,16 +51,16 @@ class Way:
     def cost(self) -> float:
         """Seconds to its end, for comparing."""
         option = self.option
-        run = UNKNOWN * option.slowdown / self.speed if option.run is None else option.run
+        run = UNKNOWN_RUN_TIME * option.slowdown / self.speed if option.run is None else option.run
         return (option.wait or 0.0) + option.transfer + run
 
 
 # On one cluster
 
 
-def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | None:
+def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
     """On the one cluster where it is over soonest; ties: the nearest nodes, then the fewest left idle."""
-    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN
+    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
     own = network_of(grid, BY_LATENCY).own if grid.links else {}
     best: tuple[tuple[float, float, int, ClusterName], ClusterView, float] | None = None
     for cluster in grid.by_idle:
@@ -78,16 +78,18 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | 
     placed = _components(request, grid, cluster)
     if placed is None:
         return None
-    way = _alone(cluster, 0.0, transfer, knowledge)
-    return replace(way, placement=Placement(placed, f"{cluster.name} alone holds it ({total} of {cluster.idle})"))
+    alternative = _alone(cluster, 0.0, transfer, knowledge)
+    return replace(
+        alternative, placement=Placement(placed, f"{cluster.name} alone holds it ({total} of {cluster.idle})")
+    )
 
 
 def _alone(
     cluster: ClusterView, wait: float | None, transfer: float, knowledge: Knowledge, blocked: float = 0.0
-) -> Way:
+) -> Alternative:
     run = knowledge.run_time(())
     seconds = None if run is None else run / cluster.speed
-    return Way(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
+    return Alternative(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
 
 
 def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tuple[PlacedComponent, ...] | None:
@@ -106,22 +108,22 @@ def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tupl
     return (PlacedComponent(request.total_size, cluster.name),)
 
 
-def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way | None:
+def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
     """On the one cluster where it would be over soonest after waiting for jobs of this scheduler to end.
 
     None where no cluster would have room even then. Where the wait is known nowhere, on the one whose last job to wait
     for has run for the shortest time.
     """
-    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN
+    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
     best: tuple[tuple[bool, float, float, ClusterName], ClusterView, float | None, float] | None = None
     for cluster in grid.by_idle:
-        room = knowledge.rooms.get(cluster.name)
-        if room is None or room.most < total:
+        capacity = knowledge.capacities.get(cluster.name)
+        if capacity is None or capacity.max_idle < total:
             continue
         transfer = _longest(cluster.name, wanted, grid)
         if transfer is None:
             continue
-        wait, blocked = _wait(room, cluster.idle, total)
+        wait, blocked = _wait(capacity, cluster.idle, total)
         cost = (wait or 0.0) + transfer + nominal / cluster.speed
         key = (wait is None, cost, blocked, cluster.name)
         if best is None or key < best[0]:
@@ -132,9 +134,9 @@ def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Way 
     return _alone(cluster, wait, transfer, knowledge, key[2])
 
 
-def _wait(room: Room, idle: int, wanted: int) -> tuple[float | None, float]:
+def _wait(capacity: Capacity, idle: int, wanted: int) -> tuple[float | None, float]:
     """Seconds until so many nodes are idle, if known; and how long the last job in the way has run."""
-    for release in room.releases:
+    for release in capacity.releases:
         idle += release.nodes
         if idle >= wanted:
             return release.seconds, release.age
@@ -144,13 +146,13 @@ def _wait(room: Room, idle: int, wanted: int) -> tuple[float | None, float]:
 # On several
 
 
-def together_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Way] | Refusal:
+def together_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Alternative] | Refusal:
     """Splits over clusters, the best first; or why there is none."""
     answers = _splits(request, grid)
     if isinstance(answers, Refusal):
         return answers
-    ways = [_together(request, placement, grid, knowledge) for placement in answers]
-    return sorted(ways, key=lambda way: (way.cost, len(way.option.clusters), not _mostly_on_one(way)))
+    alternatives = [_together(request, placement, grid, knowledge) for placement in answers]
+    return sorted(alternatives, key=lambda each: (each.cost, len(each.option.clusters), not _mostly_on_one(each)))
 
 
 def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
@@ -183,11 +185,11 @@ def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Ref
     answer = policy.place(request, grid)
     if isinstance(answer, Refusal) and policy is CTF and _all_can_be_brought(request, grid):
         answer = WF.place(request, grid)  # only bandwidths are not known: transfers are begun all the same
-    found = [placement for placement in (near, few, answer) if isinstance(placement, Placement)]
+    placements = [placement for placement in (near, few, answer) if isinstance(placement, Placement)]
     if near is not None:
-        found = [placement for placement in found if _are_linked(placement, grid)]
+        placements = [placement for placement in placements if _are_linked(placement, grid)]
     different: dict[tuple[PlacedComponent, ...], Placement] = {}
-    for placement in found:
+    for placement in placements:
         different.setdefault(placement.components, placement)
     return list(different.values()) or (answer if isinstance(answer, Refusal) else [answer])
 
@@ -197,7 +199,7 @@ def _on_few(
 ) -> Placement | None:
     """On the first of the clusters, as few as will do."""
     least = _least(request.total_size, clusters)
-    for number in range(least, min(least + NUMBERS_TRIED, len(clusters) + 1)):
+    for number in range(least, min(least + MAX_COUNTS_TRIED, len(clusters) + 1)):
         answer = policy.place(request, grid.only(frozenset(cluster.name for cluster in clusters[:number])))
         if isinstance(answer, Placement):
             return answer
@@ -213,8 +215,8 @@ def _near(grid: GridView) -> list[list[ClusterView]]:
         network = network_of(grid, BY_LATENCY)
         ordered = network.together(grid.by_idle)
         names = [cluster.name for cluster in ordered]
-        found = dict.fromkeys(frozenset(near_to_all([name, *names], network.near)) for name in names)
-        return [[cluster for cluster in ordered if cluster.name in inside] for inside in found]
+        near_sets = dict.fromkeys(frozenset(near_to_all([name, *names], network.near)) for name in names)
+        return [[cluster for cluster in ordered if cluster.name in inside] for inside in near_sets]
 
     return grid.once(("near ones",), sets)
 
@@ -239,7 +241,7 @@ def _all_can_be_brought(request: NonFixedRequest, grid: GridView) -> bool:
     return all(_longest(cluster.name, wanted, grid) is not None for cluster in grid.by_idle)
 
 
-def _together(request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge) -> Way:
+def _together(request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge) -> Alternative:
     names = tuple(sorted({component.cluster for component in placement.components}))
     slowest = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
     run = knowledge.run_time(names)
@@ -247,15 +249,17 @@ def _together(request: Choosing, placement: Placement, grid: GridView, knowledge
     if isinstance(request, FlexibleRequest) and knowledge.inputs:
         transfer = max(_longest(name, [knowledge.inputs], grid) or 0.0 for name in names)
     slowdown = knowledge.slowdown(names)
-    return Way(Option(names, slowdown, 0.0, transfer, None if run is None else run / slowest), slowest, placement)
+    return Alternative(
+        Option(names, slowdown, 0.0, transfer, None if run is None else run / slowest), slowest, placement
+    )
 
 
-def _mostly_on_one(way: Way) -> bool:
-    placement = way.placement
+def _mostly_on_one(alternative: Alternative) -> bool:
+    placement = alternative.placement
     if placement is None:
         return True
-    most = max(placement.nodes_on(name) for name in way.option.clusters)
-    return most >= MOSTLY * placement.total_size
+    most = max(placement.nodes_on(name) for name in alternative.option.clusters)
+    return most >= MIN_SHARE_ON_ONE * placement.total_size
 
 
 # Inputs
