@@ -8,26 +8,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from koalapy.api.guard import AGENTS, UPLOADS
 from koalapy.api.problems import problem
 
-BODY_WITHIN = 60.0
+BODY_TIMEOUT = 60.0
 """Seconds; large ones, for which there is a route of their own, may take as long as they go on."""
 
 
 class Admission:
     """Answers 503 to a user's request beyond so many at a time, and 408 to a body that does not come to its end."""
 
-    def __init__(self, app: ASGIApp, most: int, body_within: float = BODY_WITHIN) -> None:
+    def __init__(self, app: ASGIApp, max_requests: int, body_timeout: float = BODY_TIMEOUT) -> None:
         self._app = app
-        self._most = most
-        self._body_within = body_within
+        self._max_requests = max_requests
+        self._body_within = body_timeout
         self._served = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(AGENTS):
             await self._app(scope, receive, send)
             return
-        if self._served >= self._most:
-            said = f"{self._served} requests are being served, and no more are at a time"
-            await problem(503, said, hint="try again", headers={"Retry-After": "1"})(scope, receive, send)
+        if self._served >= self._max_requests:
+            detail = f"{self._served} requests are being served, and no more are at a time"
+            await problem(503, detail, hint="try again", headers={"Retry-After": "1"})(scope, receive, send)
             return
         self._served += 1
         try:

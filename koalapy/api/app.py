@@ -8,15 +8,17 @@ from fastapi.openapi.utils import get_openapi
 
 from koalapy import __version__
 from koalapy.api.admission import Admission
-from koalapy.api.clusters import clusters_router, health_router
+from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
 from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
 from koalapy.api.fields import Problem
 from koalapy.api.guard import Guard
+from koalapy.api.health import health_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
 from koalapy.api.problems import declared, install
+from koalapy.service.health import HealthMonitor
 from koalapy.service.jobs import Jobs
 
 TAGS = [
@@ -31,11 +33,12 @@ TAGS = [
 
 
 def create_app(
-    service: Jobs,
+    jobs: Jobs,
+    health: HealthMonitor,
     tokens: Sequence[str],
     routers: Sequence[APIRouter] = (),
     hosts: Hosts | None = None,
-    most_requests: int = 1000,
+    max_requests: int = 1000,
 ) -> FastAPI:
     """The application: requests must show one of the ``tokens``, and name one of the ``hosts``."""
     app = FastAPI(
@@ -47,19 +50,19 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(jobs_router(service), prefix="/api/v1")
-    app.include_router(events_router(service), prefix="/api/v1")
-    app.include_router(explain_router(service), prefix="/api/v1")
-    app.include_router(clusters_router(service), prefix="/api/v1")
-    app.include_router(health_router(service))
-    app.include_router(health_router(service, operation="api_health", ready="api_ready"), prefix="/api/v1")
+    app.include_router(jobs_router(jobs), prefix="/api/v1")
+    app.include_router(events_router(jobs), prefix="/api/v1")
+    app.include_router(explain_router(jobs), prefix="/api/v1")
+    app.include_router(clusters_router(jobs), prefix="/api/v1")
+    app.include_router(health_router(health))
+    app.include_router(health_router(health, operation="api_health", ready="api_ready"), prefix="/api/v1")
     for router in routers:
         app.include_router(router)
     _describe(app)
     app.include_router(docs_router(app.openapi))
     install(app)
     app.add_middleware(Guard, tokens=tokens, hosts=hosts or Hosts())
-    app.add_middleware(Admission, most=most_requests)
+    app.add_middleware(Admission, max_requests=max_requests)
     return app
 
 

@@ -1,6 +1,6 @@
-"""The routes of clusters, policies and the daemon's health."""
+"""The routes of clusters, how they were used, and policies."""
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
 
@@ -8,7 +8,6 @@ from koalapy.api import fields
 from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import FINAL_STATES, Priority
 from koalapy.ports import ClusterRecord
 from koalapy.service import jobs
@@ -111,33 +110,6 @@ class PolicyList(Output):
     policies: list[PolicyView]
 
 
-class DiskView(Output):
-    """Room on a disk in bytes, and how many files more may be made there, where that has a limit."""
-
-    what: str
-    path: str
-    free: int
-    size: int
-    files: int | None
-
-
-class Health(Output):
-    """Jobs are counted as they are stored: whoever looks at one after that sees nothing older."""
-
-    status: Literal["ok", "degraded"]
-    ready: bool
-    """Whether jobs and actions are taken: not while the database takes nothing."""
-    problems: list[str]
-    """What is wrong with the daemon itself."""
-    disks: list[DiskView]
-    """Where the daemon writes."""
-    version: str
-    epoch: int
-    queued: int
-    active: int
-    clusters: dict[str, str]
-
-
 def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
     usage, span = metrics.usage, metrics.end - metrics.start
     return {
@@ -238,38 +210,5 @@ def clusters_router(service: Jobs) -> APIRouter:
     async def policies() -> Any:
         """The placement policies."""
         return {"policies": service.policies()}
-
-    return router
-
-
-def health_router(service: Jobs, operation: str = "health", ready: str = "ready") -> APIRouter:
-    """The daemon's health; ``operation`` and ``ready`` are the names of its operations in OpenAPI."""
-    router = APIRouter()
-
-    @router.get(
-        "/healthz",
-        response_model=Health,
-        tags=["health"],
-        operation_id=operation,
-        responses=declared(401) if operation != "health" else None,
-    )
-    async def healthz() -> Any:
-        """Whether the daemon is well; ``degraded`` when something is wrong with it, or a cluster is neither usable nor
-        drained."""
-        return service.health()
-
-    @router.get(
-        "/readyz",
-        response_model=Health,
-        tags=["health"],
-        operation_id=ready,
-        responses=declared(*([401] if operation != "health" else []), 503),
-    )
-    async def readyz() -> Any:
-        """The same, with 503 while no jobs and actions are taken."""
-        health = service.health()
-        if not health["ready"]:
-            raise StoreUnavailable("; ".join(cast(list[str], health["problems"])), hint="GET /healthz tells more")
-        return health
 
     return router

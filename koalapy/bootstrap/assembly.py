@@ -36,14 +36,13 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import LEARNED_FROM, Advisor
 from koalapy.service.bundles import Bundles
-from koalapy.service.connections import OF_USE, Connections
+from koalapy.service.connections import FILES_WANTED, Connections
 from koalapy.service.daemon import Daemon
-from koalapy.service.disks import LOOK_EVERY as LOOK_AT_DISKS_EVERY
-from koalapy.service.disks import DiskWatch
 from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 from koalapy.service.engine import Engine, Item
 from koalapy.service.files import Files
+from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, TransferFeedback
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
@@ -72,7 +71,7 @@ class Services:
     results: Results
     network: Network
     advisor: Advisor
-    disks: DiskWatch
+    health: HealthMonitor
     retention: Retention
 
 
@@ -101,15 +100,15 @@ async def run(
     hub.number_above(services.jobs.number_above)
     hub.feedback = TransferFeedback(services.network.transferred, services.files.spoiled)
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
-    connections = Connections(raise_limit(OF_USE))
+    connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
     with _user_tokens(settings, data_dir, listener) as users:
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
-        app = create_app(services.jobs, users, routers, hosts, most_requests=connections.most_requests)
+        app = create_app(services.jobs, services.health, users, routers, hosts, connections.max_requests)
         services.network.start()
         try:
-            await services.disks.look()
+            await services.health.look_at_disks()
             duties = _duties(settings, services, engine)
             await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
         finally:
@@ -314,11 +313,11 @@ def _services(
         attempts=jobs.attempts,
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
-    jobs.disks = disks = DiskWatch(_own_folders(data_dir), settings.disks)
+    health = HealthMonitor(engine, _own_folders(data_dir), settings.disks)
     advisor = Advisor(engine.scheduler.experience, stores.advice)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
-    return Services(jobs, bundles, files, results, network, advisor, disks, retention)
+    return Services(jobs, bundles, files, results, network, advisor, health, retention)
 
 
 def _own_folders(data_dir: Path) -> dict[str, Path]:
@@ -331,7 +330,7 @@ def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty
     )
     return [
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
-        Duty("disks", LOOK_AT_DISKS_EVERY, services.disks.look),
+        Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
         Duty("network", LOOK_EVERY, services.network.measure_what_is_due),
     ]
 

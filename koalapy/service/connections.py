@@ -4,33 +4,33 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST = 4096
+MAX_CONNECTIONS = 4096
 """HTTP connections, where the system allows so many."""
-SPARE = 64
+RESERVED = 64
 """Connections of these that no request of a user's may keep busy: for those that come, and for agents."""
 OWN_FILES = 256
 """Files that the daemon needs for itself: its database, its embedded agents, the agents' WebSockets."""
-OF_USE = 2 * MOST + OWN_FILES
+FILES_WANTED = 2 * MAX_CONNECTIONS + OWN_FILES
 """Open files; programs of embedded clusters inherit the limit."""
-HEADERS_WITHIN = 20.0
+HEADERS_TIMEOUT = 20.0
 """Seconds from the beginning of a connection, or from the last answer, until a request's headers are complete."""
 
 
 class Connections:
     """The HTTP connections: when there are too many, one that waits for a request makes way, the oldest first."""
 
-    def __init__(self, files: int, headers_within: float = HEADERS_WITHIN) -> None:
+    def __init__(self, files: int, headers_timeout: float = HEADERS_TIMEOUT) -> None:
         # A request may have a file open beside its connection.
-        self.most = min(MOST, max(2 * SPARE, (files - OWN_FILES) // 2))
-        self.headers_within = headers_within
+        self.max_open = min(MAX_CONNECTIONS, max(2 * RESERVED, (files - OWN_FILES) // 2))
+        self.headers_timeout = headers_timeout
         self._open: set[Connection] = set()
         self._waiting: dict[Connection, asyncio.TimerHandle] = {}
         """Those without a request, and when they are closed; in the order in which they began to wait."""
 
     @property
-    def most_requests(self) -> int:
+    def max_requests(self) -> int:
         """Requests of users at a time."""
-        return self.most - SPARE
+        return self.max_open - RESERVED
 
     def protocol(self) -> type["Connection"]:
         """What uvicorn makes for each connection."""
@@ -43,13 +43,13 @@ class Connections:
     def opened(self, connection: "Connection") -> None:
         self._open.add(connection)
         self.waits(connection)
-        if len(self._open) > self.most:
+        if len(self._open) > self.max_open:
             self._close(next(iter(self._waiting)))
 
     def waits(self, connection: "Connection") -> None:
         """It has no request, or not the whole head of one: it may have until the deadline."""
         if connection in self._open and connection not in self._waiting:
-            self._waiting[connection] = connection.loop.call_later(self.headers_within, self._close, connection)
+            self._waiting[connection] = connection.loop.call_later(self.headers_timeout, self._close, connection)
 
     def works(self, connection: "Connection") -> None:
         if timer := self._waiting.pop(connection, None):

@@ -16,7 +16,7 @@ import structlog
 
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
-from koalapy.model.job import Job, JobId, parse_token
+from koalapy.model.job import Job, JobId, JobState, parse_token
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import Inventory
 from koalapy.model.request import ClusterName
@@ -26,7 +26,6 @@ from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.database import SLOW, Database
 from koalapy.service.outbox import Outbox
-from koalapy.service.tally import Tally
 from koalapy.service.wire import Plans, message
 
 log = structlog.get_logger()
@@ -103,8 +102,8 @@ class Engine:
         self.clock = clock or steady_clock()
         self.draining = False
         self.database = Database()
-        self.stored = Tally(scheduler.jobs())
-        """The jobs as they are stored, which those who ask next may look at; the scheduler is ahead of it."""
+        self._stored = {job.id: job.state for job in scheduler.jobs()}
+        """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in scheduler.grid.clusters()}
         self._describe = describe
@@ -131,6 +130,16 @@ class Engine:
         item.committed = asyncio.get_running_loop().create_future()
         self.post(item)
         await item.committed
+
+    @property
+    def stored_queued(self) -> int:
+        """Jobs that wait, by what is stored: whoever looks at one after that sees nothing older."""
+        return sum(state is JobState.QUEUED for state in self._stored.values())
+
+    @property
+    def stored_active(self) -> int:
+        """The same of those that are placed, and not over."""
+        return sum(state.is_active for state in self._stored.values())
 
     def check_cluster(self, name: ClusterName, field: str = "") -> None:
         """As that of the model, of all clusters that there are."""
@@ -296,7 +305,11 @@ class Engine:
         self._items = deque(kept)
 
     def _finish(self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]) -> None:
-        self.stored.update(batch.jobs.values())
+        for job in batch.jobs.values():
+            if job.state.is_final:
+                self._stored.pop(job.id, None)
+            else:
+                self._stored[job.id] = job.state
         self.outbox.add(batch.outbox)
         # A cluster that has just told its inventory is sent everything by ``greet``.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}
@@ -312,8 +325,8 @@ class Engine:
             for cluster in sorted(effects.confirm):
                 self.dispatcher.confirm(cluster)
             self.dispatcher.jobs_wait_for(self.scheduler.awaited_clusters())
-        for job in effects.jobs if self._watchers else ():
-            self.changed(job)
+        for ident in effects.jobs if self._watchers else ():
+            self.changed(ident)
 
     def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
         if self.dispatcher is not None:

@@ -3,9 +3,8 @@
 import asyncio
 import getpass
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from koalapy import __version__
 from koalapy.model.digest import digest_of, has_digest
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
@@ -23,11 +22,10 @@ from koalapy.scheduling.events import (
     JobReleased,
     JobSubmitted,
 )
+from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.service.agent_memory import MAX_JOBS_AHEAD
 from koalapy.service.database import asked
-from koalapy.service.disks import DiskWatch
 from koalapy.service.engine import RETRY_PAUSE, Engine, Item
-from koalapy.service.explain import dry_run, explain_job
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs
 from koalapy.validation.size import check_size
@@ -95,7 +93,6 @@ class Jobs:
         self._outputs = outputs
         self._next_job = next_job
         self._describe = describe
-        self.disks: DiskWatch | None = None
         self._keys = IdempotencyKeys(store)
         self._submitting: set[asyncio.Task[tuple[JobRecord, bool]]] = set()
 
@@ -257,18 +254,22 @@ class Jobs:
 
     async def explain(self, job: JobId) -> Explanation:
         """Why a job waits, is where it is, or how it ended."""
-        return await explain_job(self._engine, self._store, (await self.get(job)).job)
+        known = (await self.get(job)).job
+        timeline = await asked(self._store.timeline, job)
+        scheduler = self._engine.scheduler
+        return explain(scheduler, scheduler.job(job) or known, timeline, self._engine.clock())
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
-        return dry_run(self._engine, await self._checked(spec))
+        spec = await self._checked(spec)
+        self._engine.scheduler.admit()
+        return explain_submission(self._engine.scheduler, spec, self._engine.clock())
 
     async def metrics(self, since: float) -> Metrics:
         """Of the last ``since`` seconds."""
         now = self._engine.clock()
         usage = await asked(self._store.usage, now - since, now)
-        stored = self._engine.stored
-        return Metrics(now - since, now, usage, self.clusters(), stored.queued, stored.active)
+        return Metrics(now - since, now, usage, self.clusters(), self._engine.stored_queued, self._engine.stored_active)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         """The job as soon as it is final, or as it is after ``timeout`` seconds."""
@@ -353,23 +354,6 @@ class Jobs:
     def policies(self) -> Sequence[dict[str, object]]:
         """``name``, ``serves`` (request types), ``summary`` of each policy."""
         return self._engine.scheduler.policies.describe()
-
-    def health(self) -> dict[str, object]:
-        states = {cluster.name: str(cluster.state) for cluster in self._engine.scheduler.grid.clusters()}
-        database = self._engine.database.problem
-        problems = [*([database] if database else []), *(self.disks.problems if self.disks else ())]
-        fine = not problems and all(state in ("usable", "drained") for state in states.values())
-        return {
-            "status": "ok" if fine else "degraded",
-            "ready": not database,
-            "problems": problems,
-            "disks": [asdict(disk) for disk in self.disks.disks] if self.disks else [],
-            "version": __version__,
-            "epoch": self._engine.epoch,
-            "queued": self._engine.stored.queued,
-            "active": self._engine.stored.active,
-            "clusters": states,
-        }
 
 
 def _no_job(job: JobId) -> NotFoundError:

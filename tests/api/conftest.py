@@ -17,6 +17,7 @@ from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.network import network_router
 from koalapy.model.advice import Run, Size
 from koalapy.model.cluster import Link
+from koalapy.model.disk import DiskLimits
 from koalapy.model.measurement import Measuring
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
@@ -29,6 +30,7 @@ from koalapy.service.advisor import Advisor
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
 from koalapy.service.files import Files
+from koalapy.service.health import HealthMonitor
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
 from koalapy.service.network import Network
@@ -119,7 +121,7 @@ async def serving(
         agent_files_router(bundles, results, AGENT_TOKENS),
         advisor_router(Advisor(experience, SqlAdvice(database))),
     ]
-    app = create_app(jobs, tokens or [TOKEN], routers)
+    app = create_app(jobs, HealthMonitor(engine, {}, DiskLimits()), tokens or [TOKEN], routers)
     shown = {} if tokens else {"Authorization": f"Bearer {TOKEN}"}
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:

@@ -13,9 +13,9 @@ from tests.api.conftest import AGENT_TOKENS, Open
 Body = dict[str, Any]
 
 
-def admitted(api: Any, most: int = 100, body_within: float = 0.1) -> httpx2.AsyncClient:
+def admitted(api: Any, most: int = 100, body_timeout: float = 0.1) -> httpx2.AsyncClient:
     """The same daemon behind bounds of the test's own."""
-    app = Admission(api._transport.app, most, body_within)
+    app = Admission(api._transport.app, most, body_timeout)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=api.base_url, headers=api.headers)
 
 

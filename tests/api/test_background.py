@@ -36,7 +36,7 @@ class Questions:
 
 def client(questions: Questions, allowed: bool) -> httpx2.AsyncClient:
     service = MemoryService()
-    app = create_app(service, [TOKEN], [background_router(service, questions, allowed)])
+    app = create_app(service, service, [TOKEN], [background_router(service, questions, allowed)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers)
 

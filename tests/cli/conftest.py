@@ -65,7 +65,7 @@ class Server:
             advisor_router(self.advisor.advisor),
             files_router(self.files, self.bundles, self.results),
         ]
-        app = create_app(self.service, self.tokens, routers)
+        app = create_app(self.service, self.service, self.tokens, routers)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
         # Connections that come before the server is ready wait in the listener's queue.

@@ -12,6 +12,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, Jo
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
+from koalapy.service.health import HealthReport
 from koalapy.service.jobs import ActionResult, JobChange, JobRecord, Metrics
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
@@ -208,18 +209,8 @@ class MemoryService:
     def policies(self) -> Sequence[dict[str, object]]:
         return []
 
-    def health(self) -> dict[str, object]:
-        return {
-            "status": "ok",
-            "ready": True,
-            "problems": [],
-            "disks": [],
-            "version": "0",
-            "epoch": 1,
-            "queued": 0,
-            "active": 0,
-            "clusters": {},
-        }
+    def report(self) -> HealthReport:
+        return HealthReport("ok", True, [], [], "0", 1, 0, 0, {})
 
 
 def _over(job: Job, state: JobState, code: int | None) -> Job:

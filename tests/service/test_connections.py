@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from koalapy.service.connections import OWN_FILES, SPARE, Connections
+from koalapy.service.connections import OWN_FILES, RESERVED, Connections
 from koalapy.service.daemon import HttpServer
 
 GOOD = b"GET /good HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -62,9 +62,9 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 
 async def test_idle_and_half_requests_make_way_for_those_that_come() -> None:
     connections = Connections(OWN_FILES)
-    assert connections.most == 2 * SPARE
+    assert connections.max_open == 2 * RESERVED
     async with serving(connections) as port, connect(f"ws://127.0.0.1:{port}/agent") as agent:
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4 * connections.most)]
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4 * connections.max_open)]
         for number, (_, writer) in enumerate(held):
             with contextlib.suppress(ConnectionError):
                 writer.write(HALVES[number % len(HALVES)])
@@ -72,14 +72,14 @@ async def test_idle_and_half_requests_make_way_for_those_that_come() -> None:
         assert b"200 OK" in await answer_to(port)
         await agent.send("still here")
         assert await agent.recv() == "still here"
-        assert [await closed(reader) for reader, _ in held[: connections.most]] == [b""] * connections.most
+        assert [await closed(reader) for reader, _ in held[: connections.max_open]] == [b""] * connections.max_open
         for _, writer in held:
             writer.close()
 
 
 @pytest.mark.parametrize("half", [*HALVES, GOOD[:-2], GOOD * 2 + b"GET"], ids=range(6))
 async def test_what_does_not_become_a_request_is_closed(half: bytes) -> None:
-    async with serving(Connections(20_000, headers_within=0.2)) as port:
+    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(half)
         assert (await closed(reader)).count(b"200 OK") == half.count(GOOD)
@@ -87,7 +87,7 @@ async def test_what_does_not_become_a_request_is_closed(half: bytes) -> None:
 
 
 async def test_a_trickle_is_not_waited_for() -> None:
-    async with serving(Connections(20_000, headers_within=0.2)) as port:
+    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /good HTTP/1.1\r\n")
         ended = asyncio.create_task(closed(reader))
@@ -101,7 +101,7 @@ async def test_a_trickle_is_not_waited_for() -> None:
 
 
 async def test_who_sends_on_after_an_early_answer_is_not_waited_for() -> None:
-    async with serving(Connections(20_000, headers_within=0.2)) as port:
+    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /good HTTP/1.1\r\nHost: here\r\nContent-Length: 1000000\r\n\r\n")
         assert b"200 OK" in await reader.readuntil(b"ok")
@@ -116,11 +116,11 @@ async def test_who_sends_on_after_an_early_answer_is_not_waited_for() -> None:
 
 async def test_a_request_that_is_served_is_not_closed() -> None:
     """However long its body takes, and however many others come; a kept connection may be used again."""
-    connections = Connections(OWN_FILES, headers_within=0.2)
+    connections = Connections(OWN_FILES, headers_timeout=0.2)
     async with serving(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /body HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\nab")
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * connections.most)]
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * connections.max_open)]
         for other, _ in idle:
             await closed(other)  # all had their time
         writer.write(b"cd")
