@@ -29,7 +29,7 @@ from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
 
-LONGEST_TEXT = 1024 * 1024
+MAX_TEXT_LENGTH = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
 Secret = Annotated[str, AfterValidator(checked_token)]
 
@@ -142,7 +142,7 @@ class Settings(BaseSettings):
     """Everything a daemon or an agent is told."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", frozen=True, str_max_length=LONGEST_TEXT
+        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", frozen=True, str_max_length=MAX_TEXT_LENGTH
     )
 
     database: str | None = None

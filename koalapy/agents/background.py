@@ -21,21 +21,21 @@ from koalapy.model.errors import SiteError, SiteRejected
 
 log = structlog.get_logger()
 
-NAME = "local-"
-LONGEST = 600.0
+NAME_PREFIX = "local-"
+MAX_SECONDS = 600.0
 """Seconds that one such job may run."""
-MOST_AT_ONCE = 100
+MAX_CONCURRENT_JOBS = 100
 """How many of them may be under way."""
-WAITED = 3600.0
+MAX_QUEUED_SECONDS = 3600.0
 """Seconds that one may have waited for its nodes, for which it is remembered beyond its time."""
-ALLOWANCE = 60.0
+WALLTIME_ALLOWANCE = 60.0
 """Seconds beyond its time after which the resource manager is to end one."""
-KEPT = 24 * 3600.0
+FOLDER_RETENTION = 24 * 3600.0
 """Seconds for which a folder is kept at most: a job may wait for long before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class BackgroundJob:
     """One such job: its number in the resource manager, and until when it could run had it started at once."""
 
     job: str
@@ -48,9 +48,9 @@ class Background:
     def __init__(self, lrm: Lrm, kind: str, directory: Path) -> None:
         """``kind``, by name, of the resource manager; ``directory`` is where its jobs have their folders."""
         self._lrm, self._kind, self._directory = lrm, kind, directory
-        self._started: dict[str, Started] = {}
-        self._handing = asyncio.Lock()
-        """Who hands in, or ends: what is on its way to the resource manager must be counted, and ended, too."""
+        self._started: dict[str, BackgroundJob] = {}
+        self._submitting = asyncio.Lock()
+        """Who submits, or ends: what is on its way to the resource manager must be counted, and ended, too."""
 
     async def start(self, payload: Mapping[str, object]) -> dict[str, object]:
         """Have ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
@@ -61,15 +61,17 @@ class Background:
                 hint=f"use the kind {' or '.join(seeing)}",
             )
         nodes, seconds = _nodes(payload.get("nodes")), _seconds(payload.get("seconds"))
-        async with self._handing:
+        async with self._submitting:
             return await self._start(nodes, seconds)
 
     async def _start(self, nodes: int, seconds: float) -> dict[str, object]:
         self._forget_ended()
         now = time.monotonic()
-        if sum(one.until > now for one in self._started.values()) >= MOST_AT_ONCE:
-            raise SiteRejected(f"{MOST_AT_ONCE} background jobs are under way already", hint="wait for some to end")
-        name = f"{NAME}{uuid4().hex[:12]}"
+        if sum(one.until > now for one in self._started.values()) >= MAX_CONCURRENT_JOBS:
+            raise SiteRejected(
+                f"{MAX_CONCURRENT_JOBS} background jobs are under way already", hint="wait for some to end"
+            )
+        name = f"{NAME_PREFIX}{uuid4().hex[:12]}"
         folder = self._directory / name
         self._clean()
         folder.mkdir(parents=True, mode=0o700)
@@ -80,16 +82,16 @@ class Background:
             environment={},
             workdir=folder,
             output=folder / "output",
-            walltime=seconds + ALLOWANCE,
+            walltime=seconds + WALLTIME_ALLOWANCE,
         )
         job = await self._lrm.submit(submission)
-        self._started[name] = Started(job, time.monotonic() + seconds)
+        self._started[name] = BackgroundJob(job, time.monotonic() + seconds)
         log.info("background started", action="background", name=name, nodes=nodes, seconds=seconds)
         return {"name": name, "lrm_job": job}
 
     async def stop(self, payload: Mapping[str, object]) -> dict[str, object]:
         """End whatever was started here and has not ended; how many jobs were told to."""
-        async with self._handing:
+        async with self._submitting:
             return {"stopped": await self._stop()}
 
     async def _stop(self) -> int:
@@ -110,13 +112,13 @@ class Background:
     def _forget_ended(self) -> None:
         """Resource managers remember ended jobs for long: what must have ended is not asked about for ever."""
         now = time.monotonic()
-        self._started = {name: one for name, one in self._started.items() if one.until + WAITED > now}
+        self._started = {name: one for name, one in self._started.items() if one.until + MAX_QUEUED_SECONDS > now}
 
     def _clean(self) -> None:
         """Remove the folders of jobs that are long gone."""
         with contextlib.suppress(OSError):
             for folder in self._directory.iterdir():
-                if folder.name not in self._started and folder.stat().st_mtime + KEPT < time.time():
+                if folder.name not in self._started and folder.stat().st_mtime + FOLDER_RETENTION < time.time():
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -128,8 +130,8 @@ def _nodes(value: object) -> int:
 
 def _seconds(value: object) -> float:
     given = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    if not given or not 0 < value <= LONGEST:  # type: ignore[operator]
+    if not given or not 0 < value <= MAX_SECONDS:  # type: ignore[operator]
         raise SiteRejected(
-            f"seconds is {value!r}", field="seconds", value=value, hint=f"give more than 0 and up to {LONGEST:g}"
+            f"seconds is {value!r}", field="seconds", value=value, hint=f"give more than 0 and up to {MAX_SECONDS:g}"
         )
     return float(value)  # type: ignore[arg-type]

@@ -222,7 +222,7 @@ class LrmJobs:
             self._looking = False
             self._looked_at = time.monotonic()
             self._took = self._looked_at - began
-        self._health.takes_no_jobs(snapshot.trouble)
+        self._health.takes_no_jobs(snapshot.submit_error)
         self._last = snapshot
         self._compare(snapshot, began)
         self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]

@@ -27,9 +27,9 @@ from koalapy.open_files import raise_limit
 from koalapy.private import private_directory
 from koalapy.settings import ClusterSection, Settings, load
 
-PREDECESSOR_ENDS_WITHIN = 10.0
+PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
-FILES = 65_536
+MAX_OPEN_FILES = 65_536
 """Open files that an agent asks for: one for each runner, and what transfers and commands need."""
 
 
@@ -39,7 +39,7 @@ def agent(cluster: str, url: str, config: Path | None, directory: Path, token: s
     ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
     """
     configure_logging(logging.WARNING if embedded else logging.INFO)
-    raise_limit(FILES)
+    raise_limit(MAX_OPEN_FILES)
     if embedded:
         token, settings = take_handover()
     else:
@@ -48,7 +48,7 @@ def agent(cluster: str, url: str, config: Path | None, directory: Path, token: s
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url))
-    with lock_directory(directory, PREDECESSOR_ENDS_WITHIN if embedded else 0.0):
+    with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
         if section.lrm.on_this_host and not section.replica_directories:
             replica_directory(directory).mkdir(exist_ok=True)
         lrm = own.lrm.make(own)
@@ -170,7 +170,7 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
 def check(cluster: str, url: str, config: Path | None, directory: Path, token: str) -> list[Finding]:
     """What the agent of a cluster would find here, in order; a wrong configuration is a ``UsageError``."""
     # Imported here: nobody else needs an HTTP client.
-    from koalapy.agents.check import Expected, check_cluster
+    from koalapy.agents.check.cluster import Expected, check_cluster
 
     configure_logging(logging.CRITICAL)
     settings = load(config)

@@ -10,7 +10,7 @@ from typing import Any
 
 from koalapy.settings import Settings
 
-GRACE = 10.0
+EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to end in good order when its daemon is gone."""
 STDIN = 0
 
@@ -28,21 +28,21 @@ def take_handover() -> tuple[str, Settings]:
 
     From now on this process ends when the daemon does, however that happens: nobody else holds the pipe's other end.
     """
-    said = b""
-    while not said.endswith(b"\n"):
+    line = b""
+    while not line.endswith(b"\n"):
         piece = os.read(STDIN, 1 << 16)
         if not piece:
             raise SystemExit(0)
-        said += piece
+        line += piece
     # Nothing that is started from here may have the pipe.
     pipe = os.dup(STDIN)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STDIN)
     os.close(nothing)
     threading.Thread(target=_end_with, args=(pipe,), name="handover", daemon=True).start()
-    told = json.loads(said)
-    os.umask(told["umask"])
-    return told["token"], Settings(clusters=told["clusters"])
+    handover = json.loads(line)
+    os.umask(handover["umask"])
+    return handover["token"], Settings(clusters=handover["clusters"])
 
 
 def _end_with(pipe: int) -> None:
@@ -51,5 +51,5 @@ def _end_with(pipe: int) -> None:
         while os.read(pipe, 1):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
+    time.sleep(EXIT_TIMEOUT)
     os._exit(1)

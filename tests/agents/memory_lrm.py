@@ -22,7 +22,7 @@ class MemoryLrm:
         """Whether a submission that is refused is taken all the same, once somebody has looked for it."""
         self.answering = asyncio.Event()
         self.answering.set()
-        self.trouble = ""
+        self.submit_error = ""
         self.background = self.down = 0
         self.takes = 0.0
         """Seconds of a look."""
@@ -84,7 +84,7 @@ class MemoryLrm:
         self._check()
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
         idle = 2 - held - self.background - self.down
-        return LrmSnapshot(2, idle, self.background, self.down, tuple(self.jobs.values()), self.trouble)
+        return LrmSnapshot(2, idle, self.background, self.down, tuple(self.jobs.values()), self.submit_error)
 
     async def check(self) -> Sequence[Finding]:
         return []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.background import LONGEST, MOST_AT_ONCE, Background
+from koalapy.agents.background import MAX_CONCURRENT_JOBS, MAX_SECONDS, Background
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.port import LrmSnapshot, LrmSubmission
@@ -65,7 +65,7 @@ async def test_a_strange_number_of_nodes_is_refused(tmp_path: Path, nodes: objec
     assert refused.value.field == "nodes"
 
 
-@pytest.mark.parametrize("seconds", [0, -1, LONGEST + 1, float("nan"), float("inf"), True, "2", None])
+@pytest.mark.parametrize("seconds", [0, -1, MAX_SECONDS + 1, float("nan"), float("inf"), True, "2", None])
 async def test_a_strange_time_is_refused(tmp_path: Path, seconds: object) -> None:
     with pytest.raises(SiteRejected) as refused:
         await Background(MemoryLrm(), "local", tmp_path).start({"nodes": 1, "seconds": seconds})
@@ -81,11 +81,11 @@ async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
     lrm = MemoryLrm()
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")
-    for _ in range(MOST_AT_ONCE):
+    for _ in range(MAX_CONCURRENT_JOBS):
         await background.start({"nodes": 1, "seconds": 600})
     with pytest.raises(SiteRejected, match="under way already"):
         await background.start({"nodes": 1, "seconds": 600})
-    assert await background.stop({}) == {"stopped": MOST_AT_ONCE}
+    assert await background.stop({}) == {"stopped": MAX_CONCURRENT_JOBS}
 
 
 class SlowLrm(MemoryLrm):
@@ -124,10 +124,12 @@ async def test_many_at_once_are_no_more_than_there_may_be(tmp_path: Path) -> Non
     lrm = SlowLrm()
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")
-    starting = [asyncio.create_task(background.start({"nodes": 1, "seconds": 600})) for _ in range(MOST_AT_ONCE + 3)]
+    starting = [
+        asyncio.create_task(background.start({"nodes": 1, "seconds": 600})) for _ in range(MAX_CONCURRENT_JOBS + 3)
+    ]
     for _ in range(5):
         await asyncio.sleep(0)
     lrm.go_on.set()
     answers = await asyncio.gather(*starting, return_exceptions=True)
     assert sum(isinstance(answer, SiteRejected) for answer in answers) == 3
-    assert len(lrm.jobs) == MOST_AT_ONCE
+    assert len(lrm.jobs) == MAX_CONCURRENT_JOBS

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import check_node
-from koalapy.agents.check import Expected, check_cluster
-from koalapy.agents.check_files import file_system
-from koalapy.agents.check_node import WHAT
+from koalapy.agents.check import node as check_node
+from koalapy.agents.check.cluster import Expected, check_cluster
+from koalapy.agents.check.files import file_system
+from koalapy.agents.check.node import CHECKED
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.agents.settings import AgentSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -179,9 +179,9 @@ class Node(MemoryLrm):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_node, "WITHIN", 0.05)
-    monkeypatch.setattr(check_node, "ARRIVES_WITHIN", 0.05)
-    monkeypatch.setattr(check_node, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(check_node, "NODE_TIMEOUT", 0.05)
+    monkeypatch.setattr(check_node, "OUTPUT_TIMEOUT", 0.05)
+    monkeypatch.setattr(check_node, "POLL_INTERVAL", 0.01)
 
 
 VERSION = ".".join(map(str, sys.version_info[:3]))
@@ -191,9 +191,9 @@ OTHER_PYTHON = "set clusters.north.python to a Python 3.9 or newer that the node
 async def test_the_runner_is_tried_on_a_node_under_the_python_there(settings: AgentSettings, tmp_path: Path) -> None:
     node = Node(sys.executable)
     before = sorted(os.walk(tmp_path))
-    seen = await found(settings, WHAT, lrm=node)
+    seen = await found(settings, CHECKED, lrm=node)
     host = socket.gethostname()
-    assert seen == Finding(WHAT, True, f"{VERSION} ({settings.python} on {host}), which runs the runner")
+    assert seen == Finding(CHECKED, True, f"{VERSION} ({settings.python} on {host}), which runs the runner")
     (given,) = node.given
     assert (given.nodes, given.environment) == (1, settings.environment)
     assert sorted(os.walk(tmp_path)) == before
@@ -217,23 +217,23 @@ async def test_a_node_on_which_it_does_not_run(
     settings: AgentSettings, bin_: Path, text: str, problem: str, hint: str
 ) -> None:
     """Nothing was tried there: what the head node's Python could do was taken for what the nodes' can."""
-    seen = await found(settings, WHAT, lrm=Node(str(program(bin_ / "python", text))))
-    assert seen == Finding(WHAT, False, problem.replace("PYTHON", settings.python), hint)
+    seen = await found(settings, CHECKED, lrm=Node(str(program(bin_ / "python", text))))
+    assert seen == Finding(CHECKED, False, problem.replace("PYTHON", settings.python), hint)
 
 
 async def test_an_embedded_clusters_nodes_are_this_host(settings: AgentSettings, bin_: Path) -> None:
     node = Node(sys.executable)
     local = replace(settings, kind="local")
-    expected = Finding(WHAT, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
-    assert await found(local, WHAT, lrm=node) == expected
+    expected = Finding(CHECKED, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
+    assert await found(local, CHECKED, lrm=node) == expected
     assert node.given == []
-    seen = await found(replace(local, python="/nowhere"), WHAT)
+    seen = await found(replace(local, python="/nowhere"), CHECKED)
     assert (seen.ok, seen.found) == (False, "cannot run /nowhere: No such file or directory")
 
 
 async def test_where_no_node_is_free_it_is_tried_here_which_is_said(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
-    seen = await found(settings, WHAT, lrm=lrm)
+    seen = await found(settings, CHECKED, lrm=lrm)
     assert seen.ok
     assert seen.found.endswith("on this host), which runs the runner; no node was free within 0.05 s to try it on")
     assert seen.hint == "look again when there is one"
@@ -243,7 +243,7 @@ async def test_where_no_node_is_free_it_is_tried_here_which_is_said(settings: Ag
 async def test_a_resource_manager_that_does_not_take_the_trial(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
     lrm.refusal = SiteRejected("no account", hint="set one")
-    assert await found(settings, WHAT, lrm=lrm) == Finding(WHAT, False, "no account", "set one")
+    assert await found(settings, CHECKED, lrm=lrm) == Finding(CHECKED, False, "no account", "set one")
 
 
 async def test_a_directory_that_can_be_made_is_not_made(settings: AgentSettings, tmp_path: Path) -> None:

@@ -158,11 +158,11 @@ async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
 async def test_what_takes_no_jobs_says_so_before_it_is_given_any(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    lrm.trouble = "the DRMAA library cannot be loaded"
+    lrm.submit_error = "the DRMAA library cannot be loaded"
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, lrm.trouble))
+        await daemon.until(lambda: counts(daemon) == (2, 2, lrm.submit_error))
         assert daemon.inventories == [[]], "what runs there is known all the same"
-        lrm.trouble = ""
+        lrm.submit_error = ""
         lrm.changed.set()
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.open_files import PASSING
 
-_PIECE = 65_536
-PATIENCE = 30.0
+_CHUNK = 65_536
+COMMAND_TIMEOUT = 30.0
 """Seconds that a command has to answer."""
 
 
@@ -25,7 +25,7 @@ class Answer:
     errors: str
 
     @property
-    def complaint(self) -> str:
+    def error_line(self) -> str:
         """The first line that says something, for people."""
         lines = [line.strip() for line in (self.errors or self.output.decode(errors="replace")).splitlines()]
         return next((line for line in lines if line), f"exit code {self.code}")
@@ -34,23 +34,23 @@ class Answer:
 async def run(
     *argv: str,
     environment: Mapping[str, str] | None = None,
-    given: bytes = b"",
-    patience: float = PATIENCE,
-    longest: int | None = None,
+    stdin: bytes = b"",
+    timeout: float = COMMAND_TIMEOUT,
+    max_output: int | None = None,
 ) -> Answer:
-    """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` after patience.
+    """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` when it is late.
 
     A command that was given up is killed; what it asked for may have been done all the same. One that says more than
-    ``longest`` bytes is killed, too, and its output is a little longer than that.
+    ``max_output`` bytes is killed, too, and its output is a little longer than that.
     """
     loop = asyncio.get_running_loop()
     try:
         transport, protocol = await loop.subprocess_exec(
-            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_PIECE, loop=loop),
+            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
             *argv,
             env=None if environment is None else dict(environment),
             start_new_session=True,
-            stdin=asyncio.subprocess.PIPE if given else asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -64,13 +64,13 @@ async def run(
         ) from error
     process = asyncio.subprocess.Process(transport, protocol, loop)
     try:
-        async with asyncio.timeout(patience):
-            if longest is None:
-                output, errors = await process.communicate(given or None)
+        async with asyncio.timeout(timeout):
+            if max_output is None:
+                output, errors = await process.communicate(stdin or None)
             else:
-                output, errors = await _beginning(process, longest)
+                output, errors = await _limited(process, max_output)
     except TimeoutError as error:
-        raise SiteUnavailable(f"{argv[0]} did not answer within {patience:g} s") from error
+        raise SiteUnavailable(f"{argv[0]} did not answer within {timeout:g} s") from error
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -81,28 +81,28 @@ async def run(
     return Answer(process.returncode or 0, output, errors.decode(errors="replace"))
 
 
-async def _beginning(process: asyncio.subprocess.Process, longest: int) -> tuple[bytes, bytes]:
-    """What a command says, but not much more than ``longest`` bytes of it."""
+async def _limited(process: asyncio.subprocess.Process, max_output: int) -> tuple[bytes, bytes]:
+    """What a command says, but not much more than ``max_output`` bytes of it."""
     assert process.stdout is not None
     assert process.stderr is not None
-    complaining = asyncio.create_task(process.stderr.read())
+    reading_errors = asyncio.create_task(process.stderr.read())
     try:
         pieces, size = [], 0
-        while size <= longest and (piece := await process.stdout.read(_PIECE)):
+        while size <= max_output and (piece := await process.stdout.read(_CHUNK)):
             pieces.append(piece)
             size += len(piece)
-        if size > longest:
+        if size > max_output:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             return b"".join(pieces), b""
-        errors = await complaining
+        errors = await reading_errors
         await process.wait()
         return b"".join(pieces), errors
     finally:
-        complaining.cancel()
+        reading_errors.cancel()
 
 
-def words(text: str) -> Sequence[str]:
+def split_options(text: str) -> Sequence[str]:
     """Options from the configuration as a shell would split them; ``SiteRejected`` when it could not."""
     try:
         return shlex.split(text)

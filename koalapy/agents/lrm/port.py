@@ -53,8 +53,8 @@ class LrmSnapshot:
     background: int
     down: int
     jobs: tuple[LrmJob, ...]
-    trouble: str = ""
-    """Why no job can be handed in though all this is known; empty when one can, as far as that shows."""
+    submit_error: str = ""
+    """Why no job can be submitted though all this is known; empty when one can, as far as that shows."""
     notices: tuple[str, ...] = ()
     """What people should know beside the counts."""
 
@@ -96,7 +96,7 @@ class Lrm(Protocol):
         """Let go of connections; jobs go on."""
 
     async def submit(self, submission: LrmSubmission) -> str:
-        """Hand in one LRM job and return its id."""
+        """Submit one LRM job and return its id."""
         ...
 
     async def find(self, name: str) -> str | None:
@@ -136,18 +136,18 @@ class JobControl(Protocol):
         """Let go of what is held; jobs go on."""
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        """Hand in ``script`` under the submission's name, working directory and output file; the job's id.
+        """Submit ``script`` under the submission's name, working directory and output file; the job's id.
 
         ``native`` are all further options (nodes, walltime, partition or queue and so on), one word each, as the
-        resource manager's own command for handing in takes them.
+        resource manager's own command for submitting takes them.
         """
         ...
 
     async def cancel(self, job: str) -> None:
         """End a job and everything it started; one that has ended or is not known is no error."""
 
-    async def trouble(self) -> str:
-        """Why no job could be handed in now, in one line; empty when nothing is known to be in the way. Cheap."""
+    async def submit_error(self) -> str:
+        """Why no job could be submitted now, in one line; empty when nothing is known to be in the way. Cheap."""
         ...
 
     async def check(self) -> Sequence[Finding]:

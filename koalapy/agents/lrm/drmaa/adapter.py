@@ -1,14 +1,14 @@
-"""Any resource manager with a DRMAA 1.0 library: jobs are handed in, watched and ended through it alone."""
+"""Any resource manager with a DRMAA 1.0 library: jobs are submitted, watched and ended through it alone."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from koalapy.agents.lrm.commands import words
+from koalapy.agents.lrm.commands import split_options
 from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, Ending
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
-from koalapy.agents.lrm.drmaa.jobs import Book, Entry
+from koalapy.agents.lrm.drmaa.jobs import Entry, JobTable
 from koalapy.agents.lrm.drmaa.process import Unanswered
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -17,9 +17,9 @@ from koalapy.agents.lrm.slurm.commands import time_limit
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected
 
-GRACE = 5.0
+EXIT_CODE_TIMEOUT = 5.0
 """Seconds in which an ended job's exit code may still arrive."""
-ENDED_SHOWN = 60.0
+ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
 
 
@@ -31,15 +31,15 @@ class DrmaaLrm:
     """Knows of no jobs but ours: whatever they do not hold counts as idle."""
 
     def __init__(self, settings: SiteSettings, control: DrmaaControl, directory: Path) -> None:
-        """In ``directory`` the names and ids of jobs handed in are written down."""
+        """In ``directory`` the names and ids of jobs submitted are written down."""
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         self._polling = Polling(settings.poll_interval)
-        self._book = Book(directory / "drmaa-jobs.json")
+        self._table = JobTable(directory / "drmaa-jobs.json")
         self._gone: dict[str, float] = {}
         """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
 
     async def open(self) -> None:
-        await asyncio.to_thread(self._book.load)
+        await asyncio.to_thread(self._table.load)
         self._control.on_ended(self._polling.soon)
         await self._control.open()
 
@@ -59,20 +59,20 @@ class DrmaaLrm:
         native = self._native(submission)
         script = await asyncio.to_thread(write_script, submission, self._fanout)
         # Written down first: after a crash in between, nobody may hand it in a second time.
-        await asyncio.to_thread(self._book.intend, submission.name, submission.nodes)
+        await asyncio.to_thread(self._table.intend, submission.name, submission.nodes)
         try:
             job = await self._control.submit(script, submission, native)
         except Unanswered:
             raise
         except SiteError:
-            await asyncio.to_thread(self._book.forget, submission.name)
+            await asyncio.to_thread(self._table.forget, submission.name)
             raise
-        await asyncio.to_thread(self._book.handed_in, submission.name, job)
+        await asyncio.to_thread(self._table.submitted, submission.name, job)
         self._polling.soon()
         return job
 
     async def find(self, name: str) -> str | None:
-        entry = self._book.entries.get(name)
+        entry = self._table.entries.get(name)
         if entry is not None and entry.job is None:
             raise SiteRejected(
                 f"whether {name} was handed in is not known: the DRMAA library failed while it was asked to",
@@ -82,10 +82,10 @@ class DrmaaLrm:
         return entry.job if entry else None
 
     async def settling_time(self) -> float:
-        return 0.0  # what was not answered is never handed in again: it is not known by its name
+        return 0.0  # what was not answered is never submitted again: it is not known by its name
 
     async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
-        known = next((each for each in self._book.entries.values() if each.job == job), None)
+        known = next((each for each in self._table.entries.values() if each.job == job), None)
         if known is None or known.ended:
             return
         if known.name != name:
@@ -95,18 +95,18 @@ class DrmaaLrm:
         self._polling.soon()
 
     async def snapshot(self) -> LrmSnapshot:
-        asked = {entry.job: entry for entry in self._book.entries.values() if entry.job and not entry.ended}
+        asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
         states = await self._control.status(list(asked)) if asked else {}
         shown = [self._job(asked[job], state) for job, state in states.items()]
         running = sum(e.nodes for e, job in zip(asked.values(), shown, strict=True) if job.state in _HOLDING)
         over = [each for each in shown if each.state is LrmJobState.ENDED]
         if over:
-            await asyncio.to_thread(self._book.ended, over, time.time())
-        earlier = [e.as_job() for e in self._book.entries.values() if e.ended > time.time() - ENDED_SHOWN]
+            await asyncio.to_thread(self._table.ended, over, time.time())
+        earlier = [e.as_job() for e in self._table.entries.values() if e.ended > time.time() - ENDED_RETENTION]
         jobs = {each.id: each for each in (*earlier, *shown)}
         total = self._settings.nodes
-        trouble = await self._control.trouble()
-        return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()), trouble)
+        submit_error = await self._control.submit_error()
+        return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()), submit_error)
 
     async def check(self) -> Sequence[Finding]:
         return [
@@ -127,7 +127,7 @@ class DrmaaLrm:
         # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.
         limit = time_limit(seconds) if self._fanout == "srun" else str(max(1, round(seconds)))
         text = text.replace("{walltime}", limit)
-        return list(words(text.replace("{nodes}", str(submission.nodes))))
+        return list(split_options(text.replace("{nodes}", str(submission.nodes))))
 
     def _job(self, entry: Entry, word: str) -> LrmJob:
         """As it is now; one that has ended is given a moment for its exit code to arrive."""
@@ -140,7 +140,7 @@ class DrmaaLrm:
             self._gone.pop(entry.job, None)
             return LrmJob(entry.job, entry.name, state)
         since = self._gone.setdefault(entry.job, time.monotonic())
-        if ending is None and time.monotonic() < since + GRACE:
+        if ending is None and time.monotonic() < since + EXIT_CODE_TIMEOUT:
             self._polling.soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING)
         self._gone.pop(entry.job, None)

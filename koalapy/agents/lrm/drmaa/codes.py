@@ -81,27 +81,27 @@ class Ending:
 
 def error_of(name: str, text: str) -> SiteError:
     """The site's error for one of the package's exceptions, in one line."""
-    said = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
-    kind, told = ERRORS.get(name, SiteUnavailable), f"DRMAA: {said or name}"
+    line = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
+    kind, message = ERRORS.get(name, SiteUnavailable), f"DRMAA: {line or name}"
     # Grid Engine calls a user's limit something to be tried later, as it does a master that is busy.
-    if kind is SiteRejected or fault_of(told) == "limit":
-        return SiteRejected(told, value=name, fault=fault_of(told))
-    return kind(told, value=name)
+    if kind is SiteRejected or fault_of(message) == "limit":
+        return SiteRejected(message, value=name, fault=fault_of(message))
+    return kind(message, value=name)
 
 
-def fault_of(told: str) -> Fault:
+def fault_of(message: str) -> Fault:
     """Of the words of a refused submission, which are those of the resource manager behind the library."""
-    return slurm_refusals.known_fault(told) or sge_refusals.known_fault(told) or "job"
+    return slurm_refusals.known_fault(message) or sge_refusals.known_fault(message) or "job"
 
 
 def start_error(name: str, text: str, library: str | None) -> SiteError:
     """Why there is no session, by what the worker process said as it ended."""
-    said = " ".join(text.split())
+    line = " ".join(text.split())
     if name == "package":
-        return SiteRejected(f"the DRMAA package is missing: {said}", hint="pip install 'koalapy[drmaa]'", fault="site")
+        return SiteRejected(f"the DRMAA package is missing: {line}", hint="pip install 'koalapy[drmaa]'", fault="site")
     if name == "library":
         return SiteRejected(
-            f"the DRMAA library {library or 'libdrmaa'} cannot be loaded: {said}",
+            f"the DRMAA library {library or 'libdrmaa'} cannot be loaded: {line}",
             hint="install it (Debian for Grid Engine: gridengine-drmaa1.0) and set the cluster's library to its path",
             fault="site",
         )

@@ -1,4 +1,4 @@
-"""The one DRMAA session that an agent has: jobs are handed in and ended through it, and it tells of their ends."""
+"""The one DRMAA session that an agent has: jobs are submitted and ended through it, and it tells of their ends."""
 
 import asyncio
 import os
@@ -12,37 +12,44 @@ from koalapy.agents.lrm.drmaa.process import DrmaaProcess
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
 
-PATIENCE = 30.0
+REQUEST_TIMEOUT = 30.0
 """Seconds that the library has to answer."""
-LOOK_EVERY = 30.0
+RETRY_INTERVAL = 30.0
 """Seconds between two tries to load a library that cannot be loaded."""
-LOOK_WITHIN = 1.0
+START_WAIT = 1.0
 """Seconds for which its answer is waited for; what it says later is told later."""
-_ENDINGS_KEPT = 1000
-_LIKELY = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
+_MAX_RETAINED_ENDINGS = 1000
+_DEFAULT_LIBRARIES = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
 
 
 class DrmaaControl:
     """Implements ``JobControl`` over the one session that an agent has."""
 
     def __init__(
-        self, library: str | None, *, contact: str = "", environment: Mapping[str, str] = {}, patience: float = PATIENCE
+        self,
+        library: str | None,
+        *,
+        contact: str = "",
+        environment: Mapping[str, str] = {},
+        timeout: float = REQUEST_TIMEOUT,
     ) -> None:
-        self.library = library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _LIKELY), None)
-        self._process = DrmaaProcess(self.library, contact, environment, self._ended, patience)
+        self.library = (
+            library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _DEFAULT_LIBRARIES), None)
+        )
+        self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeout)
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, Ending] = {}
         self._order: deque[str] = deque()
-        self._trouble = ""
-        self._look_at = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._error = ""
+        self._retry_at = 0.0
+        self._starting: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Nothing is done before the first request: a library that fails now may work later."""
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
         await self._process.close()
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
@@ -76,23 +83,23 @@ class DrmaaControl:
         """What the library has told of the end of a job of this session."""
         return self._endings.get(job)
 
-    async def trouble(self) -> str:
+    async def submit_error(self) -> str:
         """Whether there can be a session at all, as far as that is known: a library may take its time to tell."""
-        if self._looking is None and time.monotonic() >= self._look_at:
-            self._looking = asyncio.create_task(self._look())
-        if self._looking is not None:
-            done, _ = await asyncio.wait((self._looking,), timeout=LOOK_WITHIN)
-            self._looking = None if done else self._looking
-        return self._trouble
+        if self._starting is None and time.monotonic() >= self._retry_at:
+            self._starting = asyncio.create_task(self._start())
+        if self._starting is not None:
+            done, _ = await asyncio.wait((self._starting,), timeout=START_WAIT)
+            self._starting = None if done else self._starting
+        return self._error
 
-    async def _look(self) -> None:
+    async def _start(self) -> None:
         try:
             await self._process.about()
-            self._trouble = ""
+            self._error = ""
         except SiteError as error:
-            self._trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+            self._error = f"{error.message}; {error.hint}" if error.hint else error.message
             if isinstance(error, SiteRejected):
-                self._look_at = time.monotonic() + LOOK_EVERY
+                self._retry_at = time.monotonic() + RETRY_INTERVAL
 
     async def check(self) -> Sequence[Finding]:
         try:
@@ -106,7 +113,7 @@ class DrmaaControl:
     def _ended(self, ending: Ending) -> None:
         self._endings[ending.job] = ending
         self._order.append(ending.job)
-        if len(self._order) > _ENDINGS_KEPT:
+        if len(self._order) > _MAX_RETAINED_ENDINGS:
             self._endings.pop(self._order.popleft(), None)
         for listener in self._listeners:
             listener()

@@ -1,4 +1,4 @@
-"""The names and ids of jobs handed in through DRMAA, which itself remembers neither: a small file of JSON."""
+"""The names and ids of jobs submitted through DRMAA, which itself remembers neither: a small file of JSON."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.model.errors import SiteUnavailable
 
-_KEPT = 7 * 86400.0
+_RETENTION = 7 * 86400.0
 """Seconds for which an ended job is remembered."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One job; ``job`` is None from before it is handed in until that is answered, ``ended`` the time of its end."""
+    """One job; ``job`` is None from before it is submitted until that is answered, ``ended`` the time of its end."""
 
     name: str
     nodes: int
@@ -33,7 +33,7 @@ class Entry:
         return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason)
 
 
-class Book:
+class JobTable:
     """Every method that changes something has written it when it returns; they raise ``SiteUnavailable``."""
 
     def __init__(self, path: Path) -> None:
@@ -42,8 +42,8 @@ class Book:
 
     def load(self) -> None:
         try:
-            told = json.loads(self._path.read_bytes())
-            self.entries = {name: Entry(**fields) for name, fields in told.items()}
+            stored = json.loads(self._path.read_bytes())
+            self.entries = {name: Entry(**fields) for name, fields in stored.items()}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -53,7 +53,7 @@ class Book:
         self.entries[name] = Entry(name, nodes)
         self._write()
 
-    def handed_in(self, name: str, job: str) -> None:
+    def submitted(self, name: str, job: str) -> None:
         self.entries[name].job = job
         self._write()
 
@@ -68,7 +68,7 @@ class Book:
         self._write()
 
     def _write(self) -> None:
-        limit = time.time() - _KEPT
+        limit = time.time() - _RETENTION
         self.entries = {name: each for name, each in self.entries.items() if not 0 < each.ended < limit}
         fresh = self._path.with_suffix(".new")
         try:

@@ -17,16 +17,16 @@ from koalapy.agents.lrm.drmaa.codes import Ending, error_of, start_error
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
-LEAVE_WITHIN = 8.0
+EXIT_TIMEOUT = 8.0
 """Seconds that a worker has to end by itself; it sees to it itself within 5."""
-PAUSES = (1.0, 60.0)
+RESTART_DELAYS = (1.0, 60.0)
 """Seconds before a worker that was lost is started anew: at first, and at most. Each loss may leave the resource
 manager with a client that it believes in for minutes, and it takes only so many."""
-REFUSED_PAUSE = 2.0
+REFUSED_DELAY = 2.0
 """Seconds before a session is asked for again that was refused in words: that leaves nothing behind."""
 _STATIC_TLS = "glibc.rtld.optional_static_tls=4096"
 """Libraries linked with jemalloc, as Grid Engine's is, ask for more of it than a running process has by default."""
-_LONGEST_LINE = 16 << 20
+_MAX_LINE = 16 << 20
 
 
 class Unanswered(SiteUnavailable):
@@ -42,26 +42,26 @@ class DrmaaProcess:
         contact: str,
         environment: Mapping[str, str],
         ended: Callable[[Ending], None],
-        patience: float,
+        timeout: float,
     ) -> None:
-        self._library, self._contact, self._ended, self._patience = library, contact, ended, patience
+        self._library, self._contact, self._ended, self._timeout = library, contact, ended, timeout
         self._environment = _environment(library, environment)
         self._session: _Session | None = None
         self._starting = asyncio.Lock()
         self._closed = False
         self._pause = 0.0
         self._not_before = 0.0
-        self._why = ""
+        self._reason = ""
 
     async def request(self, operation: str, **fields: object) -> Any:
         """Raises ``SiteError``; ``Unanswered`` when it may have been done all the same."""
         session = await self._started()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 answer = await session.request(operation, fields)
         except TimeoutError as error:
             session.kill()
-            raise Unanswered(f"the DRMAA library did not answer within {self._patience:g} s") from error
+            raise Unanswered(f"the DRMAA library did not answer within {self._timeout:g} s") from error
         if "error" in answer:
             raise error_of(answer["error"], answer["text"])
         return answer["reply"]
@@ -86,17 +86,17 @@ class DrmaaProcess:
                 self._lost(self._session)
             if self._session is None:
                 if (left := self._not_before - time.monotonic()) > 0:
-                    raise SiteUnavailable(f"{self._why}; it is started anew in {left:.0f} s")
+                    raise SiteUnavailable(f"{self._reason}; it is started anew in {left:.0f} s")
                 self._session = await self._start()
             return self._session
 
     def _lost(self, session: "_Session") -> None:
         self._session = None
-        first, most = PAUSES
+        first, longest = RESTART_DELAYS
         lived = session.ended_at - session.began
-        self._pause = first if lived > most else min(most, max(first, 2 * self._pause))
+        self._pause = first if lived > longest else min(longest, max(first, 2 * self._pause))
         self._not_before = session.ended_at + self._pause
-        self._why = session.epitaph
+        self._reason = session.end_reason
 
     async def _start(self) -> "_Session":
         # Neither the working directory nor the script's own folder on the search path: modules named drmaa are there.
@@ -107,7 +107,7 @@ class DrmaaProcess:
                 env=self._environment,
                 cwd="/",
                 start_new_session=True,
-                limit=_LONGEST_LINE,
+                limit=_MAX_LINE,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -116,7 +116,7 @@ class DrmaaProcess:
             raise SiteUnavailable(f"cannot run {sys.executable} now: {problem.strerror}") from problem
         session = _Session(process, self._ended)
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 await session.greeted.wait()
         except TimeoutError:
             session.kill()
@@ -128,12 +128,12 @@ class DrmaaProcess:
         await session.over()
         if session.refusal is not None:
             error = start_error(*session.refusal, self._library)
-            self._not_before, self._why = time.monotonic() + REFUSED_PAUSE, error.message
+            self._not_before, self._reason = time.monotonic() + REFUSED_DELAY, error.message
             if isinstance(error, SiteRejected):
                 self._not_before = 0.0
             raise error
         self._lost(session)
-        raise SiteUnavailable(self._why)
+        raise SiteUnavailable(self._reason)
 
 
 class _Session:
@@ -148,7 +148,7 @@ class _Session:
         self.greeted = asyncio.Event()
         self._asked = 0
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._said: deque[str] = deque(maxlen=1)
+        self._errors: deque[str] = deque(maxlen=1)
         self._killed = False
         self._listening = asyncio.create_task(self._listen())
 
@@ -157,7 +157,7 @@ class _Session:
         return not self._listening.done() and not self._killed
 
     @property
-    def epitaph(self) -> str:
+    def end_reason(self) -> str:
         code = self._process.returncode
         if self._killed:
             how = "hung and was killed"
@@ -165,7 +165,7 @@ class _Session:
             how = f"was ended by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        return f"the DRMAA library's process {how}" + (f" ({self._said[0]})" if self._said else "")
+        return f"the DRMAA library's process {how}" + (f" ({self._errors[0]})" if self._errors else "")
 
     async def request(self, operation: str, fields: Mapping[str, object]) -> dict[str, Any]:
         self._asked += 1
@@ -193,29 +193,29 @@ class _Session:
         """Have it leave the session in good order, or kill it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        await asyncio.wait([self._listening], timeout=LEAVE_WITHIN)
+        await asyncio.wait([self._listening], timeout=EXIT_TIMEOUT)
         if not self._listening.done():
             self.kill()
         await self.over()
 
     async def _listen(self) -> None:
         assert self._process.stdout is not None
-        complaints = asyncio.create_task(self._keep_complaints())
+        errors = asyncio.create_task(self._read_errors())
         try:
             while line := await self._process.stdout.readline():
-                self._take(json.loads(line))
+                self._receive(json.loads(line))
         except (ValueError, OSError):  # a line cut off
             self.kill()
         finally:
-            await complaints
+            await errors
             await self._process.wait()
             self.ended_at = time.monotonic()
             self.greeted.set()
             for reply in self._replies.values():
                 if not reply.done():
-                    reply.set_exception(Unanswered(self.epitaph))
+                    reply.set_exception(Unanswered(self.end_reason))
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         if "ended" in message:
             self._ended(Ending.from_notice(message["ended"]))
         elif "hello" in message:
@@ -226,12 +226,12 @@ class _Session:
         elif (reply := self._replies.get(message["id"])) and not reply.done():
             reply.set_result(message)
 
-    async def _keep_complaints(self) -> None:
+    async def _read_errors(self) -> None:
         assert self._process.stderr is not None
         with contextlib.suppress(ValueError, OSError):
             async for line in self._process.stderr:
                 if text := line.decode(errors="replace").strip():
-                    self._said.append(text[:200])
+                    self._errors.append(text[:200])
 
 
 def _environment(library: str | None, given: Mapping[str, str]) -> dict[str, str]:

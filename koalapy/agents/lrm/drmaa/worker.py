@@ -21,11 +21,11 @@ import threading
 import time
 from typing import Any
 
-LEAVE_WITHIN = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds for an orderly end of the session once there is nobody to work for."""
-LOOK_EVERY = 0.1
+POLL_INTERVAL = 0.1
 """Seconds between two questions to the library whether a job has ended, while there are any."""
-SHARE = 10
+POLL_COST_FACTOR = 10
 """How many times as long as such a look took, the next one is waited for at least."""
 _PR_SET_PDEATHSIG = 1
 
@@ -35,7 +35,7 @@ class NoUsage(Exception):
 
 
 class Worker:
-    """The session and the jobs handed in through it that have not ended."""
+    """The session and the jobs submitted through it that have not ended."""
 
     def __init__(self, drmaa: Any, out: int) -> None:
         self._drmaa = drmaa
@@ -48,14 +48,14 @@ class Worker:
         self._session.initialize(contact or None)
         try:
             self.send({"hello": self._about()})
-            look_at = 0.0
+            next_poll = 0.0
             while True:
-                if self._jobs and (began := time.monotonic()) >= look_at:
-                    self._tell_ended()
+                if self._jobs and (began := time.monotonic()) >= next_poll:
+                    self._report_ended()
                     ended = time.monotonic()
-                    look_at = ended + max(LOOK_EVERY, SHARE * (ended - began))
+                    next_poll = ended + max(POLL_INTERVAL, POLL_COST_FACTOR * (ended - began))
                 try:
-                    request = requests.get(timeout=max(0.0, look_at - time.monotonic()) if self._jobs else None)
+                    request = requests.get(timeout=max(0.0, next_poll - time.monotonic()) if self._jobs else None)
                 except queue.Empty:
                     continue
                 if request is None:
@@ -115,7 +115,7 @@ class Worker:
                 states[job] = type(error).__name__
         return states
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
         """Each by its own id: an answer about any job would not name one of which no usage is known."""
         errors = self._drmaa.errors
         for job in list(self._jobs):
@@ -161,7 +161,7 @@ def read(requests: "queue.SimpleQueue[dict[str, Any] | None]", asked_to_end: int
         for line in lines:
             requests.put(json.loads(line))
     requests.put(None)
-    threading.Event().wait(LEAVE_WITHIN)
+    threading.Event().wait(EXIT_TIMEOUT)
     os._exit(1)  # the library hangs
 
 

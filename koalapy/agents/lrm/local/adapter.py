@@ -14,18 +14,18 @@ from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, Lr
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
-_ENDED_SHOWN = 10.0
+_ENDED_RETENTION = 10.0
 """Seconds for which an ended job stays in our snapshots; locald itself remembers the last 10,000."""
-SETTLING = 2.0
+SETTLING_TIME = 2.0
 """Seconds; locald does at once whatever it is sent."""
-PATIENCE = 30.0
+REQUEST_TIMEOUT = 30.0
 """Seconds that locald has to answer."""
-_RETRY_AFTER = 0.5
+_RETRY_DELAY = 0.5
 """Seconds before a locald that could not be reached is tried again."""
-_LONGEST_LINE = 64 << 20
+_MAX_LINE = 64 << 20
 START_FAILURES_FILE = "start-failures"
 """In the cluster's directory: a probability from 0 to 1 that counts instead of the configured one while it is there."""
-_FAIL = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
+_FAILING_COMMAND = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
 
 
 def make(settings: AgentSettings) -> "LocalLrm":
@@ -78,7 +78,7 @@ class LocalLrm:
         return found
 
     async def settling_time(self) -> float:
-        return SETTLING
+        return SETTLING_TIME
 
     async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         try:
@@ -109,7 +109,7 @@ class LocalLrm:
             if record["user"] != "grid" or not record["name"].startswith(self._prefix):
                 background += len(set(record["nodes"]) - down) if record["state"] == "running" else 0
             elif record["state"] == "ended":
-                self._ended[record["job"]] = (_job_of(record), time.monotonic() + _ENDED_SHOWN)
+                self._ended[record["job"]] = (_job_of(record), time.monotonic() + _ENDED_RETENTION)
             else:
                 jobs.append(_job_of(record))
         return LrmSnapshot(
@@ -130,7 +130,7 @@ class LocalLrm:
                 await self._connected()
             except SiteError:
                 self._changed.set()
-                await asyncio.sleep(_RETRY_AFTER)
+                await asyncio.sleep(_RETRY_DELAY)
                 continue
             if not self._closed:
                 yield
@@ -161,7 +161,7 @@ class LocalLrm:
             return self._link
 
     async def _connect(self) -> "_Link":
-        deadline = time.monotonic() + self.cluster.start_within
+        deadline = time.monotonic() + self.cluster.start_timeout
         while True:
             try:
                 if link := await self._greet():
@@ -178,16 +178,16 @@ class LocalLrm:
             link = _Link(*await self._dial(), self._changed)
             unfit.push_async_callback(link.close)
             hello = await link.request("hello")
-            if self.cluster.is_meant(hello):
+            if self.cluster.matches(hello):
                 await link.request("watch")
                 unfit.pop_all()
                 return link
             if not (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
-                self.cluster.refuse(hello)
+                self.cluster.raise_mismatch(hello)
         return None
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(self.cluster.socket_path(), limit=_LONGEST_LINE)
+        return await asyncio.open_unix_connection(self.cluster.socket_path(), limit=_MAX_LINE)
 
 
 class StartFailures:
@@ -208,7 +208,7 @@ class StartFailures:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """What is to be run in place of a runner: it, or something that takes its nodes and fails at once."""
-        return list(_FAIL if self._draws.random() < self.probability else argv)
+        return list(_FAILING_COMMAND if self._draws.random() < self.probability else argv)
 
 
 class _Link:
@@ -235,10 +235,10 @@ class _Link:
         reply = self._replies[id] = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(json.dumps({"op": operation, "id": id, **fields}).encode() + b"\n")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(REQUEST_TIMEOUT):
                 answer: dict[str, Any] = await reply
         except TimeoutError as error:
-            raise SiteUnavailable(f"locald did not answer within {PATIENCE:g} s") from error
+            raise SiteUnavailable(f"locald did not answer within {REQUEST_TIMEOUT:g} s") from error
         finally:
             self._replies.pop(id, None)
         if "error" in answer:

@@ -17,7 +17,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 _LOCALD = Path(__file__).with_name("locald.py")
 _CANNOT_RUN = 2
 _HELD_BY_ANOTHER = 3
-_PATIENCE = 30.0
+_REQUEST_TIMEOUT = 30.0
 """Seconds that locald has to answer."""
 
 
@@ -35,7 +35,7 @@ class LocalCluster:
     """Seconds without clients and jobs after which locald ends."""
     kill_grace: float = 1.0
     """Seconds between SIGTERM and SIGKILL."""
-    start_within: float = 15.0
+    start_timeout: float = 15.0
     """Seconds until a locald that does not answer is an error."""
 
     def start(self) -> None:
@@ -48,7 +48,7 @@ class LocalCluster:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=environment,
-                timeout=self.start_within,
+                timeout=self.start_timeout,
                 start_new_session=True,
                 check=False,
             )
@@ -66,11 +66,11 @@ class LocalCluster:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SiteUnavailable(f"cluster {self.name}: locald does not run: {error}") from error
 
-    def is_meant(self, hello: dict[str, Any]) -> bool:
+    def matches(self, hello: dict[str, Any]) -> bool:
         """Whether the locald that says so runs this cluster, and not one from before the settings were changed."""
         return (hello["cluster"], hello["nodes"]) == (self.name, self.nodes)
 
-    def refuse(self, hello: dict[str, Any]) -> NoReturn:
+    def raise_mismatch(self, hello: dict[str, Any]) -> NoReturn:
         """Raises ``SiteRejected``: the directory is in use by a cluster of other settings."""
         raise SiteRejected(
             f"cluster {self.name} of {self.nodes} nodes: {self.directory} is held by cluster {hello['cluster']} "
@@ -81,7 +81,7 @@ class LocalCluster:
 
     def connect(self) -> "LocalConnection":
         """A connection to its locald, which is started if it does not run. Raises ``SiteError``."""
-        deadline = time.monotonic() + self.start_within
+        deadline = time.monotonic() + self.start_timeout
         while True:
             try:
                 if connection := self._greet():
@@ -97,7 +97,7 @@ class LocalCluster:
 
         While it does not run they wait for its agent to start it: they do not know its network, nor how it is set.
         """
-        deadline = time.monotonic() + self.start_within
+        deadline = time.monotonic() + self.start_timeout
         while True:
             try:
                 with contextlib.ExitStack() as unfit:
@@ -128,11 +128,11 @@ class LocalCluster:
         with contextlib.ExitStack() as unfit:
             connection = unfit.enter_context(LocalConnection(self.socket_path()))
             hello = connection.request("hello")  # one that is dying still takes connections
-            if self.is_meant(hello):
+            if self.matches(hello):
                 unfit.pop_all()
                 return connection
             if not connection.request("shutdown", if_idle=True, if_alone=True)["shutdown"]:
-                self.refuse(hello)
+                self.raise_mismatch(hello)
             connection.wait_for_end()
         return None
 
@@ -179,7 +179,7 @@ class LocalConnection:
 
     def request(self, operation: str, **fields: object) -> dict[str, Any]:
         """Ask and wait for the reply, for so long as one may take. Raises ``SiteError``."""
-        self._socket.settimeout(_PATIENCE)
+        self._socket.settimeout(_REQUEST_TIMEOUT)
         try:
             self.send(operation, **fields)
             return self.receive()
@@ -214,7 +214,7 @@ class LocalConnection:
 
 def raise_error(reply: dict[str, Any]) -> NoReturn:
     """Raise the ``SiteError`` that a reply of locald stands for."""
-    kind, said = reply.get("kind"), str(reply["error"])
+    kind, message = reply.get("kind"), str(reply["error"])
     if kind == "unavailable":
-        raise SiteUnavailable(said, value=kind)
-    raise SiteRejected(said, value=kind, fault="limit" if kind == "limit" else "job")
+        raise SiteUnavailable(message, value=kind)
+    raise SiteRejected(message, value=kind, fault="limit" if kind == "limit" else "job")

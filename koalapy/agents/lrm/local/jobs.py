@@ -1,4 +1,4 @@
-"""The book of one local cluster: its nodes, its jobs and the queue; knows neither processes nor sockets."""
+"""What one local cluster has: its nodes, its jobs and the queue; knows neither processes nor sockets."""
 
 import math
 import os
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-KEPT = 10_000
+MAX_RETAINED_JOBS = 10_000
 """Ended jobs remembered."""
 
 
-class Rejected(Exception):
+class RequestRejected(Exception):
     """A request that cannot be; ``kind`` is ``rejected`` or, for what may work later, ``unavailable`` or ``limit``."""
 
     def __init__(self, message: str, kind: str = "rejected") -> None:
@@ -45,7 +45,7 @@ class Job:
     lost: bool = False
     reason: str = ""
     ended_seq: int = 0
-    """The book's ``seq`` when the job ended."""
+    """The table's ``seq`` when the job ended."""
 
     def record(self) -> dict[str, Any]:
         """What clients see of the job."""
@@ -62,7 +62,7 @@ class Job:
         }
 
 
-class Book:
+class JobTable:
     """Strict first come, first served over all users; nodes belong to one job at a time, lowest numbers first."""
 
     def __init__(self, nodes: list[Node], remembered: Iterable[Job] = ()) -> None:
@@ -84,7 +84,7 @@ class Book:
         return [*self.running.values(), *self.queue]
 
     def submit(self, request: dict[str, Any]) -> Job:
-        """Queue a job as a client describes it; raises ``Rejected`` naming the field that is wrong."""
+        """Queue a job as a client describes it; raises ``RequestRejected`` naming the field that is wrong."""
         job = _job_of(request, self._next_id, len(self.nodes))
         self._next_id += 1
         self._remember(job)
@@ -126,11 +126,11 @@ class Book:
         return [node for node in self.nodes if node.job is None and node.state == "up"]
 
     def node(self, name: object) -> Node:
-        """A node by name or address; raises ``Rejected``."""
+        """A node by name or address; raises ``RequestRejected``."""
         for node in self.nodes:
             if name in (node.name, node.address):
                 return node
-        raise Rejected(f"node: there is no {name!r}; nodes are {self.nodes[0].name} to {self.nodes[-1].name}")
+        raise RequestRejected(f"node: there is no {name!r}; nodes are {self.nodes[0].name} to {self.nodes[-1].name}")
 
     def job(self, id: object) -> Job | None:
         return self._known.get(int(id)) if isinstance(id, str) and id.isdecimal() else None
@@ -140,7 +140,7 @@ class Book:
         return self._newest.get(name)
 
     def ended_since(self, seq: int) -> list[Job]:
-        """Jobs that ended after the book stood at ``seq``, latest first."""
+        """Jobs that ended after the table stood at ``seq``, latest first."""
         found = []
         for job in reversed(self._ended):
             if job.ended_seq <= seq:
@@ -161,27 +161,27 @@ class Book:
         job.ended_seq = self.seq
         job.argv, job.env = [], {}
         self._ended.append(job)
-        if len(self._ended) > KEPT:
+        if len(self._ended) > MAX_RETAINED_JOBS:
             oldest = self._ended.popleft()
             del self._known[oldest.id]
             if self._newest.get(oldest.name) is oldest:
                 del self._newest[oldest.name]
 
 
-def _job_of(request: dict[str, Any], id: int, most_nodes: int) -> Job:
+def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> Job:
     size = request.get("nodes")
     if type(size) is not int or size < 1:
-        raise Rejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
-    if size > most_nodes:
-        raise Rejected(f"nodes: {size} asked for, the cluster has {most_nodes}", "limit")
+        raise RequestRejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
+    if size > max_nodes:
+        raise RequestRejected(f"nodes: {size} asked for, the cluster has {max_nodes}", "limit")
     argv = request.get("argv")
     if not isinstance(argv, list) or not argv:
-        raise Rejected("argv: a list of at least one string is needed")
+        raise RequestRejected("argv: a list of at least one string is needed")
     env = request.get("env", {})
     if not isinstance(env, dict):
-        raise Rejected("env: an object of strings is needed")
+        raise RequestRejected("env: an object of strings is needed")
     if any(not key or "=" in key for key in env):
-        raise Rejected("env: a name is empty or contains '='")
+        raise RequestRejected("env: a name is empty or contains '='")
     return Job(
         id=id,
         name=_text("name", request.get("name")),
@@ -197,20 +197,20 @@ def _job_of(request: dict[str, Any], id: int, most_nodes: int) -> Job:
 
 def _text(name: str, value: object, *, empty: bool = False) -> str:
     if not isinstance(value, str) or not (value or empty):
-        raise Rejected(f"{name}: a string is needed, not {value!r}")
+        raise RequestRejected(f"{name}: a string is needed, not {value!r}")
     try:
         encoded = os.fsencode(value)
     except UnicodeEncodeError as error:
-        raise Rejected(f"{name}: {error}") from error
+        raise RequestRejected(f"{name}: {error}") from error
     if b"\0" in encoded:
-        raise Rejected(f"{name}: contains a NUL character")
+        raise RequestRejected(f"{name}: contains a NUL character")
     return value
 
 
 def _directory(name: str, value: object) -> str:
     path = _text(name, value)
     if not os.path.isabs(path) or not os.path.isdir(path):
-        raise Rejected(f"{name}: {path!r} is no absolute path of a directory")
+        raise RequestRejected(f"{name}: {path!r} is no absolute path of a directory")
     return path
 
 
@@ -224,5 +224,5 @@ def _walltime(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise Rejected(f"walltime: a positive number of seconds is needed, not {value!r}")
+        raise RequestRejected(f"walltime: a positive number of seconds is needed, not {value!r}")
     return float(value)

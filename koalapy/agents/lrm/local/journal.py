@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from koalapy.agents.lrm.local.jobs import KEPT, Job
+from koalapy.agents.lrm.local.jobs import MAX_RETAINED_JOBS, Job
 
-_MOST_LINES = 6 * KEPT
+_MAX_LINES = 6 * MAX_RETAINED_JOBS
 
 
 class Journal:
@@ -34,7 +34,7 @@ class Journal:
         for job in jobs.values():
             if job.state != "ended":
                 job.lost, job.reason = True, "the cluster's resource manager was killed"
-        return list(jobs.values())[-KEPT:]
+        return list(jobs.values())[-MAX_RETAINED_JOBS:]
 
     def submitted(self, job: Job) -> None:
         """Raises ``OSError``."""
@@ -49,7 +49,7 @@ class Journal:
     @property
     def is_long(self) -> bool:
         """Time to write it anew."""
-        return self._lines > _MOST_LINES
+        return self._lines > _MAX_LINES
 
     def rewrite(self, jobs: Iterable[Job]) -> None:
         """Replace the file by what is still remembered; raises ``OSError``."""

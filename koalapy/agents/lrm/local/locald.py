@@ -21,7 +21,7 @@ from pathlib import Path
 if __name__ == "__main__":  # -I leaves out the directory of our own package
     sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from koalapy.agents.lrm.local.jobs import Book, Node
+from koalapy.agents.lrm.local.jobs import JobTable, Node
 from koalapy.agents.lrm.local.journal import Journal
 from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, kill_marked
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
@@ -30,9 +30,9 @@ from koalapy.agents.lrm.local.spawn import Preloaded, PreloadError, Spawner
 
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3
-MOST_NODES = 254
+MAX_NODES = 254
 """Addresses of the last octet."""
-_LONGEST_SOCKET_PATH = 107
+_MAX_SOCKET_PATH = 107
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
         _start_again(mark_ending)
     os.umask(0o077)
     directory.mkdir(parents=True, exist_ok=True)
-    lock = _take(directory / "locald.pid")
+    lock = _lock(directory / "locald.pid")
     if lock is None:
         return HELD_BY_ANOTHER
     try:
@@ -57,11 +57,11 @@ def main() -> int:
 def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock: int) -> int:
     deadlines = Deadlines()
     journal = Journal(directory / "locald.jobs")
-    book = Book(_nodes(options), journal.load())
-    journal.rewrite(book.remembered())
+    jobs = JobTable(_nodes(options), journal.load())
+    journal.rewrite(jobs.remembered())
     listener, path = _listen(directory)
     facts = {"cluster": options.cluster, "nodes": options.nodes}
-    server = Server(book, deadlines, journal, listener, facts=facts, linger=options.linger)
+    server = Server(jobs, deadlines, journal, listener, facts=facts, linger=options.linger)
 
     def release() -> None:
         server.release()
@@ -69,11 +69,11 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
 
     spawner = Spawner(Preloaded(options.preload) if options.preload else None, release)
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
-    runs = Runs(book, spawner, deadlines, mark_ending=mark_ending, base_env=base_env)
+    runs = Runs(jobs, spawner, deadlines, mark_ending=mark_ending, base_env=base_env)
     runs.kill_grace = options.kill_grace
     pid = os.fork()
     if pid:
-        _tell(directory, lock, {"socket": path, "pid": pid})
+        _publish(directory, lock, {"socket": path, "pid": pid})
         return 0
     _detach(directory / "locald.log")
     adopt_orphans()
@@ -94,14 +94,14 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="locald", description="The resource manager of one embedded cluster.")
     parser.add_argument("--dir", type=Path, required=True, help="where its socket, lock and log are")
     parser.add_argument("--cluster", required=True, help="name of the cluster")
-    parser.add_argument("--nodes", type=int, required=True, help=f"number of nodes, at most {MOST_NODES}")
+    parser.add_argument("--nodes", type=int, required=True, help=f"number of nodes, at most {MAX_NODES}")
     parser.add_argument("--network", required=True, help="first three octets of the nodes' addresses: 127.0.1")
     parser.add_argument("--preload", help="Python file whose main(args) is run without starting an interpreter")
     parser.add_argument("--linger", type=float, default=30.0, help="seconds without clients and jobs before it ends")
     parser.add_argument("--kill-grace", type=float, default=1.0, help="seconds between SIGTERM and SIGKILL")
     options = parser.parse_args()
-    if not 1 <= options.nodes <= MOST_NODES:
-        parser.error(f"--nodes: 1 to {MOST_NODES}, not {options.nodes}")
+    if not 1 <= options.nodes <= MAX_NODES:
+        parser.error(f"--nodes: 1 to {MAX_NODES}, not {options.nodes}")
     if not re.fullmatch(r"127(\.(25[0-5]|2[0-4]\d|1?\d?\d)){2}", options.network):
         parser.error(f"--network: three octets, the first of them 127, not {options.network!r}")
     return options
@@ -118,7 +118,7 @@ def _nodes(options: argparse.Namespace) -> list[Node]:
     return [Node(f"{options.cluster}-{k}", f"{options.network}.{k}") for k in range(1, options.nodes + 1)]
 
 
-def _take(path: Path) -> int | None:
+def _lock(path: Path) -> int | None:
     """The locked file, held as long as it stays open; None when another process holds it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -130,7 +130,7 @@ def _take(path: Path) -> int | None:
 
 def _listen(directory: Path) -> tuple[socket.socket, str]:
     path = str(directory / "locald.sock")
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         path = os.path.join(tempfile.mkdtemp(prefix="locald-"), "locald.sock")
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -141,7 +141,7 @@ def _listen(directory: Path) -> tuple[socket.socket, str]:
     return listener, path
 
 
-def _tell(directory: Path, lock: int, facts: dict[str, object]) -> None:
+def _publish(directory: Path, lock: int, facts: dict[str, object]) -> None:
     os.ftruncate(lock, 0)
     os.write(lock, f"{facts['pid']}\n".encode())
     fresh = directory / "locald.json.new"

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
 
-_LOOK_EVERY = 0.1
+_POLL_INTERVAL = 0.1
 """Seconds between two looks at the output file."""
 
 
@@ -56,7 +56,7 @@ def _follow(cluster: LocalCluster, connection: LocalConnection, job: str, name: 
     interrupted = False
     while True:
         try:
-            while not select.select([connection], [], [], _LOOK_EVERY)[0]:
+            while not select.select([connection], [], [], _POLL_INTERVAL)[0]:
                 _show(shown)
             record = connection.receive()
             _show(shown)

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 
-from koalapy.agents.lrm.local.jobs import Book, Job, Node
+from koalapy.agents.lrm.local.jobs import Job, JobTable, Node
 from koalapy.agents.lrm.local.processes import MARK, Adopted, mark_of, send, trees_of
 from koalapy.agents.lrm.local.spawn import Spawner
 
@@ -59,9 +59,9 @@ class Runs:
     """Starts, watches and ends the processes of jobs; a job is over when no process of it is left on any node."""
 
     def __init__(
-        self, book: Book, spawner: Spawner, deadlines: Deadlines, *, mark_ending: str, base_env: Mapping[str, str]
+        self, jobs: JobTable, spawner: Spawner, deadlines: Deadlines, *, mark_ending: str, base_env: Mapping[str, str]
     ) -> None:
-        self._book = book
+        self._jobs = jobs
         self._spawner = spawner
         self._deadlines = deadlines
         self._mark_ending = mark_ending
@@ -117,7 +117,7 @@ class Runs:
         """The node breaks: kill what runs there."""
         run = self._runs.get(node)
         if run is not None:
-            self._book.mark_lost(run.job, f"node {node.name}: down")
+            self._jobs.mark_lost(run.job, f"node {node.name}: down")
             self._end(run, signal.SIGKILL)
             self._sweep()
 
@@ -154,7 +154,7 @@ class Runs:
         if not job.exit_code:
             job.exit_code = code
         if lost:
-            self._book.mark_lost(job, lost)
+            self._jobs.mark_lost(job, lost)
 
     def _end(self, run: Run, how: signal.Signals) -> None:
         run.stage = how
@@ -189,7 +189,7 @@ class Runs:
                     run.signalled.update(new)
                     send(trees_of(new), run.stage)
             elif not run.alive:
-                self._let_go(run)
+                self._release(run)
 
     def _orphans_of(self, ending: list[Run]) -> dict[Run, list[int]]:
         found: defaultdict[Run, list[int]] = defaultdict(list)
@@ -216,10 +216,10 @@ class Runs:
         by_session = next((run for run in self._runs.values() if run.pid == session), None)
         return by_session or next((run for run in ending if not run.alive), None)
 
-    def _let_go(self, run: Run) -> None:
+    def _release(self, run: Run) -> None:
         self._deadlines.drop(run)
         del self._runs[run.node]
         job = run.job
         if not any(node in self._runs for node in job.nodes):
             self._deadlines.drop(job)
-            self._book.end(job)
+            self._jobs.end(job)

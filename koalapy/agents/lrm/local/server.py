@@ -10,18 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from koalapy.agents.lrm.local.jobs import Book, Job, Rejected
+from koalapy.agents.lrm.local.jobs import Job, JobTable, RequestRejected
 from koalapy.agents.lrm.local.journal import Journal
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
 
-_LONGEST_LINE = 4 << 20
-_MOST_UNSENT = 64 << 20
+_MAX_LINE = 4 << 20
+_MAX_UNSENT = 64 << 20
 _BUSY_READING = 1 << 16
 """Bytes not yet read by a client that make its notices of change wait."""
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_PAUSE = 0.5
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+_ACCEPT_RETRY_DELAY = 0.5
 """Seconds until somebody is let in again for whom there was no room."""
-_NOTICE_GAP = 0.01
+_NOTICE_INTERVAL = 0.01
 """Seconds between two notices of change."""
 
 
@@ -34,8 +34,8 @@ class Client:
         self.received = bytearray()
         self.unsent = bytearray()
         self.watching = False
-        self.told = 0
-        """The book's ``seq`` of which this client has been told."""
+        self.notified = 0
+        """The table's ``seq`` of which this client has been notified."""
 
     def receive(self) -> list[bytes] | None:
         """Whole lines that have arrived; None when the client is gone or its line is too long."""
@@ -46,7 +46,7 @@ class Client:
         except OSError:
             return None
         self.received += data
-        if not data or len(self.received) > _LONGEST_LINE:
+        if not data or len(self.received) > _MAX_LINE:
             return None
         *lines, rest = self.received.split(b"\n")
         self.received = rest
@@ -61,7 +61,7 @@ class Client:
             while self.unsent:
                 del self.unsent[: self.connection.send(self.unsent)]
         except BlockingIOError:
-            return len(self.unsent) <= _MOST_UNSENT
+            return len(self.unsent) <= _MAX_UNSENT
         except OSError:
             return False
         return True
@@ -74,7 +74,7 @@ class Server:
 
     def __init__(
         self,
-        book: Book,
+        jobs: JobTable,
         deadlines: Deadlines,
         journal: Journal,
         listener: socket.socket,
@@ -82,7 +82,7 @@ class Server:
         facts: dict[str, Any],
         linger: float,
     ) -> None:
-        self._book = book
+        self._jobs = jobs
         self._deadlines = deadlines
         self._journal = journal
         self._listener = listener
@@ -90,7 +90,7 @@ class Server:
         self._linger = linger
         self._clients: set[Client] = set()
         self._waiting: defaultdict[Job, list[tuple[Client, Any]]] = defaultdict(list)
-        self._journalled = book.seq
+        self._journalled = jobs.seq
         self._stopping = self._done = self._terminated = False
         self._operations: dict[str, Callable[[Client, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._hello,
@@ -154,9 +154,9 @@ class Server:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:  # gone again, or no file descriptor left for it
-            if error.errno in _NO_ROOM:  # it would be tried all the time
+            if error.errno in _NO_RESOURCES:  # it would be tried all the time
                 self._selector.unregister(self._listener)
-                self._deadlines.set("listen", _PAUSE, self._listen)
+                self._deadlines.set("listen", _ACCEPT_RETRY_DELAY, self._listen)
             return
         client = Client(connection)
         self._clients.add(client)
@@ -181,9 +181,9 @@ class Server:
         try:
             request = json.loads(line)
             if not isinstance(request, dict) or request.get("op") not in list(self._operations):
-                raise Rejected(f"op: an object with one of {', '.join(self._operations)} is needed")
+                raise RequestRejected(f"op: an object with one of {', '.join(self._operations)} is needed")
             reply = self._operations[request["op"]](client, request)
-        except Rejected as error:
+        except RequestRejected as error:
             reply = {"error": str(error), "kind": error.kind}
         except (ValueError, RecursionError) as error:
             reply = {"error": f"no JSON: {error}", "kind": "rejected"}
@@ -196,39 +196,39 @@ class Server:
 
     def _submit(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         if self._stopping:
-            raise Rejected("the cluster is shutting down", "unavailable")
-        job = self._book.submit(request)
+            raise RequestRejected("the cluster is shutting down", "unavailable")
+        job = self._jobs.submit(request)
         try:
             self._journal.submitted(job)
         except OSError as error:
-            self._book.end(job)
-            raise Rejected(f"the journal cannot be written: {error}", "unavailable") from error
+            self._jobs.end(job)
+            raise RequestRejected(f"the journal cannot be written: {error}", "unavailable") from error
         return {"job": str(job.id)}
 
     def _cancel(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._book.job(request.get("job"))
+        job = self._jobs.job(request.get("job"))
         if job is None:
-            raise Rejected(f"job: there is no {request.get('job')!r}", "unknown")
+            raise RequestRejected(f"job: there is no {request.get('job')!r}", "unknown")
         if job.name != request.get("name"):
-            raise Rejected(f"name: job {job.id} is not {request.get('name')!r}")
+            raise RequestRejected(f"name: job {job.id} is not {request.get('name')!r}")
         self._end_job(job, "cancelled")
         return {"state": job.state}
 
     def _end_job(self, job: Job, reason: str) -> None:
         if job.state == "queued":
             job.reason = reason
-            self._book.end(job)
+            self._jobs.end(job)
         elif job.state == "running":
             self._runs.stop(job, reason)
 
     def _find(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
         name = request.get("name")
-        job = self._book.newest(name) if isinstance(name, str) else self._book.job(request.get("job"))
+        job = self._jobs.newest(name) if isinstance(name, str) else self._jobs.job(request.get("job"))
         return {"job": None} if job is None else job.record()
 
     def _wait(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
         """Answered when the job has ended."""
-        job = self._book.job(request.get("job"))
+        job = self._jobs.job(request.get("job"))
         if job is None or job.state == "ended":
             return {"job": None} if job is None else job.record()
         self._waiting[job].append((client, request.get("id")))
@@ -238,36 +238,36 @@ class Server:
         """All active jobs, and those that ended after ``ended_since`` with names of ``ended_prefix``."""
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
-            raise Rejected("ended_since: a whole number; ended_prefix: a string")
-        ended = (job for job in self._book.ended_since(since) if job.name.startswith(prefix))
-        nodes = self._book.nodes
+            raise RequestRejected("ended_since: a whole number; ended_prefix: a string")
+        ended = (job for job in self._jobs.ended_since(since) if job.name.startswith(prefix))
+        nodes = self._jobs.nodes
         return {
-            "seq": self._book.seq,
+            "seq": self._jobs.seq,
             "total": len(nodes),
-            "idle": len(self._book.idle_nodes()),
+            "idle": len(self._jobs.idle_nodes()),
             "out": {node.address: node.state for node in nodes if node.state != "up"},
-            "jobs": [job.record() for job in (*self._book.active, *ended)],
+            "jobs": [job.record() for job in (*self._jobs.active, *ended)],
         }
 
     def _watch(self, client: Client, _: dict[str, Any]) -> dict[str, Any]:
         client.watching = True
-        client.told = self._book.seq
-        return {"seq": client.told}
+        client.notified = self._jobs.seq
+        return {"seq": client.notified}
 
     def _node(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
-        node = self._book.node(request.get("node"))
+        node = self._jobs.node(request.get("node"))
         states = {"drain": "drain", "down": "down", "resume": "up"}
         wanted = request.get("state")
         if not isinstance(wanted, str) or wanted not in states:
-            raise Rejected(f"state: one of {', '.join(states)}, not {wanted!r}")
+            raise RequestRejected(f"state: one of {', '.join(states)}, not {wanted!r}")
         node.state = states[wanted]
-        self._book.seq += 1
+        self._jobs.seq += 1
         if wanted == "down":
             self._runs.fail_node(node)
         return {"node": node.name, "state": node.state}
 
     def _shutdown(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
-        active = len(self._book.active)
+        active = len(self._jobs.active)
         shared = bool(request.get("if_alone")) and len(self._clients) > 1
         if (request.get("if_idle") and active) or shared:
             return {"shutdown": False, "jobs": active}
@@ -276,19 +276,19 @@ class Server:
 
     def _stop_everything(self) -> None:
         self._stopping = True
-        for job in [*self._book.queue, *self._book.running.values()]:
+        for job in [*self._jobs.queue, *self._jobs.running.values()]:
             self._end_job(job, "the cluster is shut down")
 
     def _advance(self) -> None:
         """Everything that follows from what has just happened."""
-        while not self._stopping and (job := self._book.start_next()):
+        while not self._stopping and (job := self._jobs.start_next()):
             self._runs.start(job)
         self._write_ends()
-        self._tell_watchers()
+        self._notify_watchers()
         for client in list(self._clients):
             self._flush(client)
-        self._done = self._done or (self._stopping and not self._book.active)
-        if self._clients or self._book.active:
+        self._done = self._done or (self._stopping and not self._jobs.active)
+        if self._clients or self._jobs.active:
             self._deadlines.drop("linger")
         elif "linger" not in self._deadlines:
             self._deadlines.set("linger", self._linger, self._on_linger)
@@ -297,26 +297,26 @@ class Server:
         self._done = True
 
     def _write_ends(self) -> None:
-        for job in reversed(self._book.ended_since(self._journalled)):
+        for job in reversed(self._jobs.ended_since(self._journalled)):
             self._journal.ended(job)
             for client, id in self._waiting.pop(job, ()):
                 client.send({"id": id, **job.record()})
-        self._journalled = self._book.seq
+        self._journalled = self._jobs.seq
         if self._journal.is_long:
             with suppress(OSError):  # it merely stays long
-                self._journal.rewrite(self._book.remembered())
+                self._journal.rewrite(self._jobs.remembered())
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         if "notice" in self._deadlines:
             return
-        seq = self._book.seq
-        unaware = [client for client in self._clients if client.watching and client.told != seq]
+        seq = self._jobs.seq
+        unaware = [client for client in self._clients if client.watching and client.notified != seq]
         for client in unaware:
             if len(client.unsent) < _BUSY_READING:
-                client.told = seq
+                client.notified = seq
                 client.send({"changed": seq})
         if unaware:
-            self._deadlines.set("notice", _NOTICE_GAP, lambda: None)
+            self._deadlines.set("notice", _NOTICE_INTERVAL, lambda: None)
 
     def _flush(self, client: Client) -> None:
         if not client.flush():

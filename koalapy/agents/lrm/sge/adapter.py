@@ -1,4 +1,4 @@
-"""Grid Engine as agents see it: jobs are handed in and ended by ``JobControl``, watched with ``qstat``."""
+"""Grid Engine as agents see it: jobs are submitted and ended by ``JobControl``, watched with ``qstat``."""
 
 import asyncio
 import math
@@ -9,26 +9,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 
-from koalapy.agents.lrm.commands import words
+from koalapy.agents.lrm.commands import split_options
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.sge.check import findings
 from koalapy.agents.lrm.sge.commands import Layout, SgeCommands, read_layout
-from koalapy.agents.lrm.sge.endings import Settling
-from koalapy.agents.lrm.sge.jobs import Ledger, active_job, unreachable_hosts
-from koalapy.agents.lrm.sge.qstat import Instance, Job, Look, read_look
+from koalapy.agents.lrm.sge.endings import EndResolver
+from koalapy.agents.lrm.sge.jobs import TrackedJobs, active_job, unreachable_hosts
+from koalapy.agents.lrm.sge.qstat import Instance, Job, Listing, read_listing
 from koalapy.agents.lrm.sge.refusals import fault_of
-from koalapy.agents.lrm.sge.states import DELETED, Standing, is_broken, job_state, standing
+from koalapy.agents.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
-LAYOUT_HOLDS = 60.0
+LAYOUT_MAX_AGE = 60.0
 """Seconds after which parallel environment and queues are looked at again."""
-TROUBLE_PATIENCE = 5.0
-"""Seconds for which a look waits to hear why a job will not start."""
-SETTLING = 10.0
+JOB_ERROR_TIMEOUT = 5.0
+"""Seconds for which a snapshot waits to hear why a job will not start."""
+SETTLING_TIME = 10.0
 """Seconds after which the master has taken what it was sent, or has lost it."""
 
 
@@ -40,11 +40,11 @@ class SgeLrm:
     """Our jobs are those of our own user whose names begin with ``prefix``; all other used slots are background."""
 
     def __init__(self, settings: SiteSettings, control: JobControl, prefix: str = JOB_PREFIX) -> None:
-        self._settings, self._control, self._extra = settings, control, words(settings.native_specification)
+        self._settings, self._control, self._extra = settings, control, split_options(settings.native_specification)
         self._commands = SgeCommands()
         self._polling = Polling(settings.poll_interval)
-        self._ledger = Ledger(prefix, pwd.getpwuid(os.geteuid()).pw_name)
-        self._settling = Settling(self._commands, self._ledger, control, self._polling.soon)
+        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name)
+        self._resolver = EndResolver(self._commands, self._jobs, control, self._polling.soon)
         self._layout: Layout | None = None
         self._layout_read = 0.0
         self._looked = False
@@ -56,7 +56,7 @@ class SgeLrm:
 
     async def close(self) -> None:
         self._polling.close()
-        await self._settling.close()
+        await self._resolver.close()
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
@@ -73,23 +73,23 @@ class SgeLrm:
         try:
             job = await self._control.submit(script, submission, self._native(submission, layout))
         except SiteRejected as error:
-            raise _explained(error) from error
-        if submission.name.startswith(self._ledger.prefix):
-            self._ledger.handed_in(job, submission.name)
+            raise _with_hint(error) from error
+        if submission.name.startswith(self._jobs.prefix):
+            self._jobs.submitted(job, submission.name)
         self._polling.soon()
         return job
 
     async def find(self, name: str) -> str | None:
-        if (known := self._ledger.find(name)) is not None:
+        if (known := self._jobs.find(name)) is not None:
             return known
         found = [job for job in await self._own_jobs("prsz") if job.name == name]
         if found:
             return max(found, key=lambda job: (job_state(job.state) is not LrmJobState.ENDED, int(job.id))).id
-        records = await self._commands.accounting(self._ledger.owner, name)
+        records = await self._commands.accounting(self._jobs.owner, name)
         return records[-1].job if records else None
 
     async def settling_time(self) -> float:
-        return SETTLING
+        return SETTLING_TIME
 
     async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
         found = next((each for each in await self._own_jobs("prs") if each.id == job), None)
@@ -97,8 +97,8 @@ class SgeLrm:
             return
         if found.name != name:
             raise SiteRejected(f"job {job} is {found.name}, not {name}: left alone", value=job)
-        if job in self._ledger.known:
-            self._ledger.known[job].cancelled = True
+        if job in self._jobs.known:
+            self._jobs.known[job].cancelled = True
         if DELETED in found.state:
             # The word that it is deleted never reached its hosts, or theirs never came back.
             await self._commands.delete_by_force(job)
@@ -111,15 +111,15 @@ class SgeLrm:
         began = time.monotonic()
         # At first also what has ended lately: some of it may be ours, from before a restart.
         which = "prs" if self._looked else "prsz"
-        look = await self._look(which)
-        ended = self._ledger.see(look, began)
+        listing = await self._list(which)
+        ended = self._jobs.see(listing, began)
         self._looked = True
-        await self._settling.settle(ended)
-        silent = unreachable_hosts(look)
-        shown = [await self._active(job, silent) for job in self._ledger.active(look)]
-        jobs = (*shown, *self._ledger.unsettled(), *self._ledger.ended())
+        await self._resolver.resolve(ended)
+        silent = unreachable_hosts(listing)
+        shown = [await self._active(job, silent) for job in self._jobs.active(listing)]
+        jobs = (*shown, *self._jobs.unsettled(), *self._jobs.ended())
         held = {node for job in shown if job.state is LrmJobState.RUNNING for node in job.nodes}
-        return replace(counted(look, layout, held, jobs), trouble=await self._control.trouble())
+        return replace(snapshot_of(listing, layout, held, jobs), submit_error=await self._control.submit_error())
 
     async def check(self) -> Sequence[Finding]:
         return [
@@ -145,41 +145,41 @@ class SgeLrm:
 
     async def _current_layout(self) -> Layout:
         now = time.monotonic()
-        if self._layout is None or now > self._layout_read + LAYOUT_HOLDS:
+        if self._layout is None or now > self._layout_read + LAYOUT_MAX_AGE:
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)
             self._layout_read = now
         return self._layout
 
-    async def _look(self, which: str) -> Look:
+    async def _list(self, which: str) -> Listing:
         # Only our own user's jobs: the slots of all others are counted all the same.
-        arguments = ("-f", "-g", "t", "-s", which, "-u", self._ledger.owner, "-xml")
-        return read_look(await self._commands.ask("qstat", *arguments))
+        arguments = ("-f", "-g", "t", "-s", which, "-u", self._jobs.owner, "-xml")
+        return read_listing(await self._commands.ask("qstat", *arguments))
 
     async def _own_jobs(self, which: str) -> Sequence[Job]:
-        return read_look(await self._commands.ask("qstat", "-s", which, "-u", self._ledger.owner, "-xml")).jobs
+        return read_listing(await self._commands.ask("qstat", "-s", which, "-u", self._jobs.owner, "-xml")).jobs
 
     async def _active(self, job: Job, silent: Collection[str]) -> LrmJob:
-        known = self._ledger.known[job.id]
-        if is_broken(job.state) and not known.trouble:
-            known.trouble = await self._trouble(job.id)
+        known = self._jobs.known[job.id]
+        if is_broken(job.state) and not known.error:
+            known.error = await self._job_error(job.id)
         return active_job(job, known, silent)
 
-    async def _trouble(self, job: str) -> str:
+    async def _job_error(self, job: str) -> str:
         """Why a job is in an error state, in Grid Engine's words; empty while it does not say."""
         try:
-            answer = await self._commands.run("qstat", "-j", job, patience=TROUBLE_PATIENCE)
+            answer = await self._commands.run("qstat", "-j", job, timeout=JOB_ERROR_TIMEOUT)
         except SiteUnavailable:
             return ""
         lines = answer.output.decode(errors="replace").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("error reason")), "")
 
 
-def counted(look: Look, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...]) -> LrmSnapshot:
+def snapshot_of(listing: Listing, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...]) -> LrmSnapshot:
     """Nodes by what they are to us; each is one thing."""
     usable: dict[str, list[Instance]] = {}
     used: set[str] = set()
-    for each in look.instances:
+    for each in listing.instances:
         if (each.queue, each.host) in layout.instances:
             usable.setdefault(each.host, []).append(each)
         if each.used or each.reserved:
@@ -192,27 +192,29 @@ def counted(look: Look, layout: Layout, held: Collection[str], jobs: tuple[LrmJo
     return LrmSnapshot(len(usable), counts["idle"], counts["busy"], counts["down"], jobs)
 
 
-def _best(instances: Sequence[Instance], slots: int) -> Standing:
+def _best(instances: Sequence[Instance], slots: int) -> NodeState:
     """What a host is to a job: Grid Engine takes its slots from one of its queues, or from several together."""
-    total: Counter[Standing] = Counter()
+    total: Counter[NodeState] = Counter()
     for each in instances:
-        total[standing(each.states)] += each.total
+        total[queue_state(each.states)] += each.total
     if total["idle"] >= slots:
         return "idle"
     return "busy" if total["idle"] + total["busy"] >= slots else "down"
 
 
-def _explained(error: SiteRejected) -> SiteRejected:
+def _with_hint(error: SiteRejected) -> SiteRejected:
     """With the way out, where Grid Engine's words leave it open."""
-    said, hint = error.message, error.hint
-    if "parallel environment" in said:
+    message, hint = error.message, error.hint
+    if "parallel environment" in message:
         hint = "set the cluster's parallel_environment to one of qconf -spl"
-    elif "unknown queue" in said:
+    elif "unknown queue" in message:
         hint = "set the cluster's queue to one of qconf -sql"
-    elif "no suitable queues" in said:
+    elif "no suitable queues" in message:
         hint = "see whether queue, parallel environment and native_specification go together (qsub -w v)"
-    elif "unknown resource" in said or "option" in said:
+    elif "unknown resource" in message or "option" in message:
         hint = "correct the cluster's native_specification"
-    elif "not allowed to submit" in said or "no submit host" in said or "submit host" in said:
+    elif "not allowed to submit" in message or "no submit host" in message or "submit host" in message:
         hint = "make this host a submit host (qconf -as)"
-    return SiteRejected(said, field=error.field, value=error.value, hint=hint, fault=error.fault or fault_of(said))
+    return SiteRejected(
+        message, field=error.field, value=error.value, hint=hint, fault=error.fault or fault_of(message)
+    )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from koalapy.agents.lrm.port import Finding
 from koalapy.agents.lrm.sge.commands import SgeCommands, parallel_environment, read_layout
-from koalapy.agents.lrm.sge.qstat import read_look
-from koalapy.agents.lrm.sge.states import standing
+from koalapy.agents.lrm.sge.qstat import read_listing
+from koalapy.agents.lrm.sge.states import queue_state
 from koalapy.model.errors import SiteError
 
 
@@ -36,8 +36,8 @@ def _root() -> Finding:
 
 async def _master(commands: SgeCommands) -> Finding:
     await commands.ask("qconf", "-sql")
-    said = (await commands.run("qstat", "-help")).output.decode(errors="replace").split("\n")[0].strip()
-    return Finding("master", True, f"answers; {said}")
+    version = (await commands.run("qstat", "-help")).output.decode(errors="replace").split("\n")[0].strip()
+    return Finding("master", True, f"answers; {version}")
 
 
 async def _submit_host(commands: SgeCommands) -> Finding:
@@ -62,17 +62,17 @@ async def _nodes(commands: SgeCommands, environment: str, queue: str | None) -> 
     layout = await read_layout(commands, environment, queue)
     queues = sorted({name for name, _ in layout.instances})
     found = [Finding("queues", True, ", ".join(queues))]
-    look = read_look(await commands.ask("qstat", "-f", "-u", "nobody", "-xml"))
-    instances = [each for each in look.instances if (each.queue, each.host) in layout.instances]
+    listing = read_listing(await commands.ask("qstat", "-f", "-u", "nobody", "-xml"))
+    instances = [each for each in listing.instances if (each.queue, each.host) in layout.instances]
     if odd := [each for each in instances if each.total != layout.slots]:
         example = f"{odd[0].queue}@{odd[0].host} has {odd[0].total} slots, jobs take {layout.slots}"
         hint = f"give them {layout.slots} slots, or a parallel environment of their own"
         found.append(Finding("whole nodes", False, f"{len(odd)} queue instances would be shared: {example}", hint))
     else:
         found.append(Finding("whole nodes", True, f"{layout.slots} slots each"))
-    down = {each.host: each.states for each in instances if standing(each.states) == "down"}
+    down = {each.host: each.states for each in instances if queue_state(each.states) == "down"}
     words = ", ".join(f"{host} ({states})" for host, states in sorted(down.items())[:5])
     total = len(layout.hosts)
-    said = f"{total}, of which {len(down)} are down: {words}" if down else f"{total}, all up"
-    found.append(Finding("nodes", len(down) < total, said, "see qstat -f -explain acE" if down else ""))
+    state = f"{total}, of which {len(down)} are down: {words}" if down else f"{total}, all up"
+    found.append(Finding("nodes", len(down) < total, state, "see qstat -f -explain acE" if down else ""))
     return found

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import PATIENCE, Answer, run
+from koalapy.agents.lrm.commands import COMMAND_TIMEOUT, Answer, run
 from koalapy.agents.lrm.sge.states import Record, read_accounting
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
-FORCING = 90.0
+FORCED_DELETE_TIMEOUT = 90.0
 """Seconds that ``qdel -f`` may take: it waits for the hosts first, as long as it takes to give them up."""
-ACCOUNTING_PATIENCE = 60.0
+QACCT_TIMEOUT = 60.0
 """Seconds that ``qacct`` may take: it reads the accounting of all that ever ran."""
 _OUT_OF_REACH = re.compile(r"commlib|qmaster|communication|cannot connect|can't connect|timeout", re.IGNORECASE)
 
@@ -27,7 +27,7 @@ class SgeCommands:
         self._environment = inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}
 
     async def find(self) -> None:
-        """Look where the programs are. Raises ``SiteRejected`` when there are none."""
+        """Find where the programs are. Raises ``SiteRejected`` when there are none."""
         found = shutil.which("qstat")
         if found is None:
             raise SiteRejected(
@@ -39,42 +39,42 @@ class SgeCommands:
         root = os.environ.get("SGE_ROOT", "")
         if root and not await asyncio.to_thread(_is_program, found):
             try:
-                told = (await run(f"{root}/util/arch")).output.decode(errors="replace").strip()
+                architecture = (await run(f"{root}/util/arch")).output.decode(errors="replace").strip()
             except SiteRejected:  # then the wrapper it is
                 return
-            folder = f"{root}/bin/{told}"
+            folder = f"{root}/bin/{architecture}"
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
                 self._folder = folder
 
-    async def run(self, command: str, *arguments: str, patience: float = PATIENCE) -> Answer:
+    async def run(self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> Answer:
         """An answer whatever its exit code, unless the master is out of reach (``SiteUnavailable``)."""
         if self._folder is None:
             await self.find()
-        answer = await run(f"{self._folder}/{command}", *arguments, environment=self._environment, patience=patience)
-        if answer.code != 0 and _OUT_OF_REACH.search(answer.complaint):
-            raise SiteUnavailable(f"{command}: {answer.complaint}")
+        answer = await run(f"{self._folder}/{command}", *arguments, environment=self._environment, timeout=timeout)
+        if answer.code != 0 and _OUT_OF_REACH.search(answer.error_line):
+            raise SiteUnavailable(f"{command}: {answer.error_line}")
         return answer
 
     async def ask(self, command: str, *arguments: str) -> bytes:
         """An answer; anything else is ``SiteUnavailable``."""
         answer = await self.run(command, *arguments)
         if answer.code != 0:
-            raise SiteUnavailable(f"{command}: {answer.complaint}")
+            raise SiteUnavailable(f"{command}: {answer.error_line}")
         return answer.output
 
     async def delete_by_force(self, job: str) -> None:
         """Have the master forget a job that it was told to delete; ``SiteRejected`` where that is a manager's right."""
-        answer = await self.run("qdel", "-f", job, patience=FORCING)
-        said = answer.output.decode(errors="replace") + answer.errors
+        answer = await self.run("qdel", "-f", job, timeout=FORCED_DELETE_TIMEOUT)
+        output = answer.output.decode(errors="replace") + answer.errors
         # It exits with 1 also when it has been done.
-        if answer.code != 0 and not re.search(r"registered|has forced|has deleted|does not exist", said):
+        if answer.code != 0 and not re.search(r"registered|has forced|has deleted|does not exist", output):
             raise SiteRejected(
-                f"qdel -f: {answer.complaint}", hint="have a manager of Grid Engine do qdel -f", value=job
+                f"qdel -f: {answer.error_line}", hint="have a manager of Grid Engine do qdel -f", value=job
             )
 
     async def accounting(self, owner: str, what: str) -> Sequence[Record]:
         """What is written of a job (by id or name), oldest first; nothing where there is no accounting yet."""
-        answer = await self.run("qacct", "-o", owner, "-j", what, patience=ACCOUNTING_PATIENCE)
+        answer = await self.run("qacct", "-o", owner, "-j", what, timeout=QACCT_TIMEOUT)
         if answer.code != 0:
             return []
         found = read_accounting(answer.output.decode(errors="replace"))

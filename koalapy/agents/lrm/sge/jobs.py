@@ -1,19 +1,19 @@
-"""Our jobs in Grid Engine from one look to the next: it forgets a job at once when that ends."""
+"""Our jobs in Grid Engine from one listing to the next: it forgets a job at once when that ends."""
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
-from koalapy.agents.lrm.sge.qstat import Job, Look
+from koalapy.agents.lrm.sge.qstat import Job, Listing
 from koalapy.agents.lrm.sge.states import DELETED, HELD, SUSPENDED, UNREACHABLE, End, is_broken, job_state
 
-ENDED_SHOWN = 60.0
+ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
 
 
 @dataclass(slots=True)
-class Known:
+class TrackedJob:
     """A job of ours that has not been settled as ended; times are monotonic seconds."""
 
     id: str
@@ -28,36 +28,36 @@ class Known:
     """When the accounting was last asked about it, and had answered or was given up."""
     unanswered_since: float | None = None
     """Since when the accounting is asked about it and has not answered once."""
-    trouble: str = ""
+    error: str = ""
     """Why it will not start, once asked for."""
 
 
 @dataclass(slots=True)
-class Ledger:
+class TrackedJobs:
     """Our jobs are those whose names begin with ``prefix``, of our own user."""
 
     prefix: str
     owner: str
-    known: dict[str, Known] = field(default_factory=dict)
+    known: dict[str, TrackedJob] = field(default_factory=dict)
     _ended: dict[str, tuple[LrmJob, float]] = field(default_factory=dict)
 
-    def handed_in(self, id: str, name: str) -> None:
-        self.known[id] = Known(id, name, time.monotonic())
+    def submitted(self, id: str, name: str) -> None:
+        self.known[id] = TrackedJob(id, name, time.monotonic())
 
-    def active(self, look: Look) -> list[Job]:
+    def active(self, listing: Listing) -> list[Job]:
         """Those of ours that have not ended."""
-        return [job for job in self._ours(look) if job_state(job.state) is not LrmJobState.ENDED]
+        return [job for job in self._ours(listing) if job_state(job.state) is not LrmJobState.ENDED]
 
-    def see(self, look: Look, began: float) -> list[Known]:
-        """Take in a look that began at that time; those that have ended since and are not settled."""
+    def see(self, listing: Listing, began: float) -> list[TrackedJob]:
+        """Take in a listing that began at that time; those that have ended since and are not settled."""
         present = set()
-        for job in self._ours(look):
+        for job in self._ours(listing):
             if job_state(job.state) is LrmJobState.ENDED:
                 if job.id not in self._ended:
                     # Its accounting is settled: nobody knows since when it has been over.
-                    self.known.setdefault(job.id, Known(job.id, job.name, 0.0, gone=0.0))
+                    self.known.setdefault(job.id, TrackedJob(job.id, job.name, 0.0, gone=0.0))
                 continue
-            known = self.known.setdefault(job.id, Known(job.id, job.name, began))
+            known = self.known.setdefault(job.id, TrackedJob(job.id, job.name, began))
             known.nodes, known.state, known.gone = job.hosts or known.nodes, job_state(job.state), None
             present.add(job.id)
         missing = [known for known in self.known.values() if known.id not in present and known.since < began]
@@ -65,14 +65,14 @@ class Ledger:
             known.gone = began if known.gone is None else known.gone
         return missing
 
-    def _ours(self, look: Look) -> list[Job]:
-        return [job for job in look.jobs if job.owner == self.owner and job.name.startswith(self.prefix)]
+    def _ours(self, listing: Listing) -> list[Job]:
+        return [job for job in listing.jobs if job.owner == self.owner and job.name.startswith(self.prefix)]
 
-    def settle(self, known: Known, end: End) -> None:
+    def end(self, known: TrackedJob, end: End) -> None:
         """It has ended so."""
         self.known.pop(known.id, None)
         job = LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, end.exit_code, end.lost, end.reason)
-        self._ended[known.id] = (job, time.monotonic() + ENDED_SHOWN)
+        self._ended[known.id] = (job, time.monotonic() + ENDED_RETENTION)
 
     def ended(self) -> list[LrmJob]:
         now = time.monotonic()
@@ -93,12 +93,12 @@ class Ledger:
         ]
 
 
-def active_job(job: Job, known: Known, unreachable: Iterable[str]) -> LrmJob:
+def active_job(job: Job, known: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
     """One that Grid Engine shows, as the port tells it."""
     state, reason, lost = job_state(job.state), "", False
     silent = sorted(set(job.hosts) & set(unreachable))
     if is_broken(job.state):
-        reason, lost = f"Grid Engine will not start it: {known.trouble or 'it is in an error state'}", True
+        reason, lost = f"Grid Engine will not start it: {known.error or 'it is in an error state'}", True
     elif silent:
         # Its processes run on, also after a restart of the qmaster, for which every host is silent at first: whether
         # the node is lost, its runner tells. Once deleted, it is only waited for that the host comes back.
@@ -113,5 +113,5 @@ def active_job(job: Job, known: Known, unreachable: Iterable[str]) -> LrmJob:
     return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason)
 
 
-def unreachable_hosts(look: Look) -> Sequence[str]:
-    return [each.host for each in look.instances if UNREACHABLE in each.states]
+def unreachable_hosts(listing: Listing) -> Sequence[str]:
+    return [each.host for each in listing.instances if UNREACHABLE in each.states]

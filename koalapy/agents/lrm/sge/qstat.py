@@ -31,14 +31,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Listing:
     """One answer."""
 
     instances: tuple[Instance, ...]
     jobs: tuple[Job, ...]
 
 
-def read_look(text: bytes) -> Look:
+def read_listing(text: bytes) -> Listing:
     """Read an answer; ``SiteUnavailable`` in one line when it is none."""
     try:
         root = Xml.fromstring(text)
@@ -48,7 +48,7 @@ def read_look(text: bytes) -> Look:
         raise SiteUnavailable(f"qstat's answer is not about queues and jobs: {_begin_of(text)}")
     instances = [_instance(each) for each in root.findall("./queue_info/Queue-List")]
     named = {(each.queue, each.host): each for each in instances}
-    return Look(tuple(named.values()), tuple(_jobs(root)))
+    return Listing(tuple(named.values()), tuple(_jobs(root)))
 
 
 def _instance(element: Xml.Element) -> Instance:

@@ -17,15 +17,15 @@ _SITE = re.compile(
 )
 
 
-def fault_of(told: str) -> Fault:
+def fault_of(message: str) -> Fault:
     """Of the words of a refused submission; unknown ones are taken to be about the job."""
-    return known_fault(told) or "job"
+    return known_fault(message) or "job"
 
 
-def known_fault(told: str) -> Fault | None:
+def known_fault(message: str) -> Fault | None:
     """Of the words of a refused submission; None when they are not known."""
-    if _JOB.search(told):
+    if _JOB.search(message):
         return "job"
-    if _LIMIT.search(told):
+    if _LIMIT.search(message):
         return "limit"
-    return "site" if _SITE.search(told) else None
+    return "site" if _SITE.search(message) else None

@@ -7,9 +7,9 @@ from typing import Literal
 
 from koalapy.agents.lrm.port import LrmJobState
 
-Standing = Literal["idle", "busy", "down"]
+NodeState = Literal["idle", "busy", "down"]
 
-QUEUE_STATES: Mapping[str, Standing] = {
+QUEUE_STATES: Mapping[str, NodeState] = {
     "a": "busy",  # load alarm: somebody's processes keep it busy, nothing is started there
     "A": "busy",  # load so high that jobs are suspended
     "S": "busy",  # suspended in favour of another queue's jobs
@@ -33,7 +33,7 @@ AFTER_START = 100
 """Code of failure: killed by a signal."""
 
 
-def standing(states: str) -> Standing:
+def queue_state(states: str) -> NodeState:
     """Of a queue on a host; a letter nobody knows means that it is out of order."""
     found = {QUEUE_STATES.get(letter, "down") for letter in states}
     return "down" if "down" in found else "busy" if "busy" in found else "idle"

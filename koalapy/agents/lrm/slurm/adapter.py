@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from koalapy.agents.lrm.commands import run, words
+from koalapy.agents.lrm.commands import run, split_options
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -19,34 +19,34 @@ from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_v
 from koalapy.agents.lrm.slurm.commands import (
     SlurmCommands,
     ask,
-    complaint,
     environment,
+    error_text,
     find_commands,
-    refuse,
+    raise_error,
     time_limit,
 )
 from koalapy.agents.lrm.slurm.hostlist import expand
 from koalapy.agents.lrm.slurm.offer import Offer, read_offer
-from koalapy.agents.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, words_of_waiting
-from koalapy.agents.lrm.slurm.states import Standing, is_starting, job_end, job_state, node_standing, node_starts
+from koalapy.agents.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, waiting_text
+from koalapy.agents.lrm.slurm.states import NodeState, is_starting, job_end, job_state, node_starts, node_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
-_LARGE_ANSWER = 1 << 20
+_MAX_JSON_ANSWER = 1 << 20
 """Bytes of JSON from squeue beyond which it is asked for columns: 0.2 ms of processor time each 3 kB, one job."""
 MESSAGE_TIMEOUT = 10.0
 RESUME_TIMEOUT = 60.0
 """Seconds; Slurm's own defaults."""
-OFFER_HOLDS = 10.0
+OFFER_MAX_AGE = 10.0
 """Seconds after which partitions and reservations are looked at again."""
-_LOOKS_TO_AGREE = 3
+_MAX_SNAPSHOT_TRIES = 3
 _MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
-_CANCELLED_KNOWN = 10_000
-_REMEMBERED = "now-14days"
+_MAX_RETAINED_CANCELLED = 10_000
+_ACCOUNTING_SINCE = "now-14days"
 """How far back accounting is searched for a job of ours."""
 
 
-class _Named(NamedTuple):
+class _JobLine(NamedTuple):
     """A job as squeue or sacct tell it in one line."""
 
     job: str
@@ -63,7 +63,7 @@ class SlurmLrm:
     """Our jobs are those of our own user whose names begin with ``prefix``; all others' are background."""
 
     def __init__(self, settings: SiteSettings, control: JobControl | None = None, prefix: str = JOB_PREFIX) -> None:
-        self._settings, self._extra = settings, words(settings.native_specification)
+        self._settings, self._extra = settings, split_options(settings.native_specification)
         self._prefix = prefix
         self._control: JobControl = control or SlurmCommands(self._options())
         self._offer: Offer | None = None
@@ -71,7 +71,7 @@ class SlurmLrm:
         self._polling = Polling(settings.poll_interval)
         self._columns = False
         """Whether squeue is asked for columns, because its JSON is too large."""
-        self._total = self._most = 0
+        self._total = self._largest = 0
         """Nodes that there were for us at the last look, and that one job could have of them."""
         self._boot_time: float | None = None
         self._cancelled: set[str] = set()
@@ -86,13 +86,13 @@ class SlurmLrm:
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
-        await self._refuse_too_many(submission)
+        await self._reject_too_many(submission)
         script = await asyncio.to_thread(write_script, submission, "srun")
         try:
             return await self._control.submit(script, submission, self._native(submission))
         except SiteUnavailable as error:
             # It may have been taken all the same; then a second one of that name must never be.
-            if (job := await self._find_after(error, submission.name)) is not None:
+            if (job := await self._find_unanswered(error, submission.name)) is not None:
                 return job
             raise
         finally:
@@ -115,9 +115,9 @@ class SlurmLrm:
             "squeue", "--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j", environment=environment()
         )
         if answer.code != 0:
-            if "invalid job id" in complaint("squeue", answer).lower():
+            if "invalid job id" in error_text("squeue", answer).lower():
                 return
-            refuse("squeue", answer)
+            raise_error("squeue", answer)
         for found in _lines(answer.output):
             if found.state is LrmJobState.ENDED:
                 continue
@@ -137,10 +137,10 @@ class SlurmLrm:
         if all(each.ok for each in found):
             try:
                 offer = await self._current_offer()
-                if offer.trouble:
-                    found.append(Finding("offer", False, offer.trouble, "correct the cluster's native_specification"))
+                if offer.error:
+                    found.append(Finding("offer", False, offer.error, "correct the cluster's native_specification"))
                 nodes = await self._nodes(offer)
-                found.append(check_nodes(nodes, standings(nodes, offer)))
+                found.append(check_nodes(nodes, node_states(nodes, offer)))
             except SiteError as error:
                 found.append(Finding("nodes", False, error.message, error.hint or "try sinfo --json by hand"))
             found += await self._control.check()
@@ -149,7 +149,7 @@ class SlurmLrm:
     async def snapshot(self) -> LrmSnapshot:
         """Nodes first, jobs then: what has started in between counts as ours, and after an end both are asked again."""
         offer = await self._current_offer()
-        for _ in range(_LOOKS_TO_AGREE):
+        for _ in range(_MAX_SNAPSHOT_TRIES):
             nodes = await self._nodes(offer)
             found = await self._jobs()
             jobs = [await self._job(job, nodes, offer) for job in found]
@@ -157,13 +157,13 @@ class SlurmLrm:
             agree, self._ended = ended <= self._ended, ended
             if agree:
                 break
-        if len(self._cancelled) > _CANCELLED_KNOWN:
+        if len(self._cancelled) > _MAX_RETAINED_CANCELLED:
             self._cancelled &= {job.id for job in jobs}
         if any(job.reason.startswith("Partition") for job in found):
             self._offer = None  # its limits may have changed
         wanted = sum(each.wants for each, job in zip(found, jobs, strict=True) if job.state is LrmJobState.QUEUED)
-        trouble = "; ".join(filter(None, (offer.trouble, await self._control.trouble())))
-        return replace(snapshot_of(nodes, jobs, offer, wanted), trouble=trouble)
+        error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
+        return replace(snapshot_of(nodes, jobs, offer, wanted), submit_error=error)
 
     def changes(self) -> AsyncIterator[None]:
         """Yields at once, then at a fixed rate, and after whatever we did ourselves."""
@@ -186,28 +186,28 @@ class SlurmLrm:
             options.append(f"--time={time_limit(submission.walltime)}")
         return [*options, *self._options()]
 
-    async def _refuse_too_many(self, submission: LrmSubmission) -> None:
+    async def _reject_too_many(self, submission: LrmSubmission) -> None:
         """Slurm itself may let a job wait for ever for nodes that do not exist, or that it never gives to one job."""
         offer = await self._current_offer()
-        if submission.nodes > self._most:
+        if submission.nodes > self._largest:
             await self._nodes(offer)
-        if submission.nodes > (most := min(self._total, self._most)):
-            gives = "has" if most == self._total else "gives a job at most"
+        if submission.nodes > (max_nodes := min(self._total, self._largest)):
+            gives = "has" if max_nodes == self._total else "gives a job at most"
             raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but {offer.where} {gives} {most}",
+                f"{submission.nodes} nodes asked for, but {offer.where} {gives} {max_nodes}",
                 field="size",
                 value=submission.nodes,
-                hint=f"ask for at most {most} nodes",
+                hint=f"ask for at most {max_nodes} nodes",
                 fault="limit",
             )
 
-    async def _find_after(self, error: SiteUnavailable, name: str) -> str | None:
+    async def _find_unanswered(self, error: SiteUnavailable, name: str) -> str | None:
         try:
             return await self.find(name)
         except SiteError:
             raise error from None
 
-    async def _accounted(self, name: str) -> list[_Named]:
+    async def _accounted(self, name: str) -> list[_JobLine]:
         """From Slurm's accounting; none where there is none."""
         try:
             answer = await run(
@@ -216,7 +216,7 @@ class SlurmLrm:
                 "--parsable2",
                 "--allocations",
                 f"--name={name}",
-                f"--starttime={_REMEMBERED}",
+                f"--starttime={_ACCOUNTING_SINCE}",
                 "--format=JobIDRaw,State,UID,JobName",
                 environment=environment(),
             )
@@ -226,7 +226,7 @@ class SlurmLrm:
 
     async def _current_offer(self) -> Offer:
         now = time.monotonic()
-        if self._offer is None or now > self._offer_read + OFFER_HOLDS:
+        if self._offer is None or now > self._offer_read + OFFER_MAX_AGE:
             self._offer = await read_offer(self._settings.partition, self._extra)
             self._offer_read = now
         return self._offer
@@ -238,7 +238,7 @@ class SlurmLrm:
         nodes = offer.ours(read_nodes(answer.output, names))
         if not nodes:
             raise SiteUnavailable(f"sinfo shows no nodes in {offer.where}", hint="set its partition")
-        self._total, self._most = len(nodes), offer.largest(nodes)
+        self._total, self._largest = len(nodes), offer.largest(nodes)
         return nodes
 
     async def _jobs(self) -> list[SlurmJob]:
@@ -252,11 +252,11 @@ class SlurmLrm:
     async def _whole_queue(self) -> list[SlurmJob] | None:
         """Everyone's jobs, as many releases tell them whoever is asked for; None, and not read, where they are many."""
         command = ("squeue", "--me", "--states=all", "--json")
-        answer = await run(*command, environment=environment(), longest=_LARGE_ANSWER)
-        if len(answer.output) > _LARGE_ANSWER:
+        answer = await run(*command, environment=environment(), max_output=_MAX_JSON_ANSWER)
+        if len(answer.output) > _MAX_JSON_ANSWER:
             return None
         if answer.code != 0:
-            refuse("squeue", answer)
+            raise_error("squeue", answer)
         return read_jobs(answer.output, self._prefix)
 
     async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
@@ -269,7 +269,7 @@ class SlurmLrm:
             reason = "Slurm makes its nodes ready"
         elif state is LrmJobState.QUEUED:
             refused = fault_of_waiting(job.reason, choice=len(offer.partitions) > 1)
-            reason = f"Slurm will not start it: {job.reason}" if refused else words_of_waiting(job.reason)
+            reason = f"Slurm will not start it: {job.reason}" if refused else waiting_text(job.reason)
             starting = _waits_for_a_start(job, nodes)
         takes = await self._longest_start() if starting else 0.0
         return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, refused=refused)
@@ -277,16 +277,17 @@ class SlurmLrm:
     async def _longest_start(self) -> float:
         """Seconds after which Slurm itself gives up a node that it has switched on."""
         if self._boot_time is None:
-            told = await _configured("ResumeTimeout", "BatchStartTimeout")
-            self._boot_time = max(told.get("ResumeTimeout", 0.0), RESUME_TIMEOUT) + told.get("BatchStartTimeout", 0.0)
+            timeouts = await _configured("ResumeTimeout", "BatchStartTimeout")
+            self._boot_time = max(timeouts.get("ResumeTimeout", 0.0), RESUME_TIMEOUT)
+            self._boot_time += timeouts.get("BatchStartTimeout", 0.0)
         return self._boot_time
 
 
 async def _configured(*names: str) -> dict[str, float]:
     """Numbers of Slurm's configuration, as far as it tells them."""
     with contextlib.suppress(SiteError):
-        told = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
-        lines = re.findall(r"^(\w+)\s*=\s*(\d+)", told, re.MULTILINE)
+        configured = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
+        lines = re.findall(r"^(\w+)\s*=\s*(\d+)", configured, re.MULTILINE)
         return {name: float(number) for name, number in lines if name in names}
     return {}
 
@@ -300,12 +301,11 @@ def _waits_for_a_start(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:
     return bool(missing) and missing <= {node.name for node in nodes if node_starts(node.words)}
 
 
-def standings(nodes: Sequence[SlurmNode], offer: Offer) -> list[Standing]:
+def node_states(nodes: Sequence[SlurmNode], offer: Offer) -> list[NodeState]:
     """What each node is to a job of ours."""
     up = {each.name for each in offer.partitions if each.up}
     return [
-        node_standing(node.words, reserved=offer.reserves(node.name)) if node.partitions & up else "down"
-        for node in nodes
+        node_state(node.words, reserved=offer.reserves(node.name)) if node.partitions & up else "down" for node in nodes
     ]
 
 
@@ -314,13 +314,17 @@ def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer
     our queued jobs ask for: what backfill keeps may be for them. Idle are as many as one job could have."""
     busy = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     held = {node for job in jobs if job.state in busy for node in job.nodes}
-    seen = [each for each in zip(nodes, standings(nodes, offer), strict=True) if each[0].name not in held]
-    free = [node for node, standing in seen if standing == "idle"]
-    planned = [node for node, standing in seen if standing == "planned"]
+    seen = [each for each in zip(nodes, node_states(nodes, offer), strict=True) if each[0].name not in held]
+    free = [node for node, state in seen if state == "idle"]
+    planned = [node for node, state in seen if state == "planned"]
     idle = offer.largest([*free, *planned[:wanted]])
-    down = sum(standing == "down" for _, standing in seen)
-    most = offer.largest(nodes)
-    limits = f"a job in {offer.where} gets at most {most} of its {len(nodes)} nodes" if 0 < most < len(nodes) else ""
+    down = sum(state == "down" for _, state in seen)
+    max_nodes = offer.largest(nodes)
+    limits = (
+        f"a job in {offer.where} gets at most {max_nodes} of its {len(nodes)} nodes"
+        if 0 < max_nodes < len(nodes)
+        else ""
+    )
     return LrmSnapshot(
         total=len(nodes),
         idle=idle,
@@ -331,7 +335,7 @@ def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer
     )
 
 
-def _lines(output: bytes) -> list[_Named]:
+def _lines(output: bytes) -> list[_JobLine]:
     """Lines of job, state, user and name."""
     found = []
     for line in output.decode(errors="replace").splitlines():
@@ -339,5 +343,5 @@ def _lines(output: bytes) -> list[_Named]:
         state, _, rest = rest.partition("|")
         user, _, name = rest.partition("|")
         if job.isdecimal() and user.isdecimal():
-            found.append(_Named(job, job_state(words_in([state])), int(user), name))
+            found.append(_JobLine(job, job_state(words_in([state])), int(user), name))
     return found

@@ -87,15 +87,15 @@ def _document(answer: bytes, command: str) -> Mapping[str, Any]:
         _not_understood(command, "it is no object")
     if problems := document.get("errors"):  # the exit code is 0 all the same
         hint = f"see that slurmctld runs and can be reached; try {command} --json by hand"
-        raise SiteUnavailable(f"{command}: {_complaint(problems)}", hint=hint)
+        raise SiteUnavailable(f"{command}: {_error_text(problems)}", hint=hint)
     return document
 
 
-def _complaint(problems: object) -> str:
+def _error_text(problems: object) -> str:
     first = problems[0] if isinstance(problems, list) else problems
     if isinstance(first, dict):
-        told = [first.get(key) for key in ("description", "error", "source")]
-        first = ": ".join(each for each in told if isinstance(each, str) and each) or first
+        texts = [first.get(key) for key in ("description", "error", "source")]
+        first = ": ".join(each for each in texts if isinstance(each, str) and each) or first
     return " ".join(str(first)[:200].split())
 
 

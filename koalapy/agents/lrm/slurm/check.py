@@ -7,23 +7,23 @@ from koalapy.agents.lrm.port import Finding
 from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.commands import ask
 from koalapy.agents.lrm.slurm.offer import partitions, split
-from koalapy.agents.lrm.slurm.states import Standing
+from koalapy.agents.lrm.slurm.states import NodeState
 from koalapy.model.errors import SiteError
 
-_OLDEST = (21, 8)
+_MIN_RELEASE = (21, 8)
 """Release since which squeue and sinfo speak JSON."""
 
 
 async def check_version() -> Finding:
     """Whether Slurm is new enough."""
     try:
-        told = (await ask("sinfo", "--version")).output.decode(errors="replace").strip()
+        version = (await ask("sinfo", "--version")).output.decode(errors="replace").strip()
     except SiteError as error:
         return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
-    found = re.search(r"(\d+)\.(\d+)", told)
-    if found is None or (int(found[1]), int(found[2])) < _OLDEST:
-        return Finding("Slurm", False, f"{told[:80]}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later")
-    return Finding("Slurm", True, told)
+    found = re.search(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < _MIN_RELEASE:
+        return Finding("Slurm", False, f"{version[:80]}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later")
+    return Finding("Slurm", True, version)
 
 
 async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
@@ -43,18 +43,18 @@ async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
     elif missing:
         yield Finding("partition", False, f"there is no partition {', '.join(missing)}", hint)
     elif not any(found[name].up for name in names):
-        told, name = ", ".join(names), names[0]
-        yield Finding("partition", False, f"{told} is not up", f"scontrol update PartitionName={name} State=UP")
+        hint = f"scontrol update PartitionName={names[0]} State=UP"
+        yield Finding("partition", False, f"{', '.join(names)} is not up", hint)
     else:
         closed = [name for name in names if not found[name].up]
-        said = f" ({', '.join(closed)} not up)" if closed else ""
-        yield Finding("partition", True, f"{', '.join(names)}{said}")
+        others = f" ({', '.join(closed)} not up)" if closed else ""
+        yield Finding("partition", True, f"{', '.join(names)}{others}")
 
 
-def check_nodes(nodes: Sequence[SlurmNode], standings: Sequence[Standing]) -> Finding:
+def check_nodes(nodes: Sequence[SlurmNode], node_states: Sequence[NodeState]) -> Finding:
     """How many there are, and what keeps some from working."""
-    down = [node for node, standing in zip(nodes, standings, strict=True) if standing == "down"]
-    idle = standings.count("idle")
+    down = [node for node, state in zip(nodes, node_states, strict=True) if state == "down"]
+    idle = node_states.count("idle")
     if not down:
         return Finding("nodes", bool(nodes), f"{len(nodes)}, {idle} idle", "" if nodes else "the partition has none")
     first = down[0]

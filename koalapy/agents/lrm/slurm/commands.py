@@ -1,4 +1,4 @@
-"""Slurm's own commands: what environment they get, what their complaints mean, and jobs handed in by ``sbatch``."""
+"""Slurm's own commands: what environment they get, what their complaints mean, and jobs submitted by ``sbatch``."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.slurm.refusals import fault_of
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
-_PASSES = re.compile(
+_TRANSIENT = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|reset|timed out)|connection failure"
     r"|Zero Bytes were transmitted|standby mode|Transport endpoint|try again|temporarily un|Incomplete message"
     r"|Munge|munge|authentication error|Insane message length|Unexpected message|I/O error|Broken pipe"
@@ -41,27 +41,27 @@ async def ask(*argv: str) -> Answer:
     """The answer of one of Slurm's commands that went well; ``SiteError`` else, with its own words."""
     answer = await run(*argv, environment=environment())
     if answer.code != 0:
-        refuse(argv[0], answer)
+        raise_error(argv[0], answer)
     return answer
 
 
-def refuse(command: str, answer: Answer) -> NoReturn:
+def raise_error(command: str, answer: Answer) -> NoReturn:
     """Raise what an answer that did not go well means."""
-    told = complaint(command, answer)
+    text = error_text(command, answer)
     if answer.code < 0:
         raise SiteUnavailable(f"{command} was killed by signal {-answer.code}")
-    if _PASSES.search(told):
-        raise SiteUnavailable(f"{command}: {told}", hint="see that slurmctld and munged run and can be reached")
-    lowered = told.lower()
+    if _TRANSIENT.search(text):
+        raise SiteUnavailable(f"{command}: {text}", hint="see that slurmctld and munged run and can be reached")
+    lowered = text.lower()
     hint = next((hint for word, hint in _HINTS if word in lowered), "")
-    raise SiteRejected(f"{command}: {told}", hint=hint, fault=fault_of(told))
+    raise SiteRejected(f"{command}: {text}", hint=hint, fault=fault_of(text))
 
 
-def complaint(command: str, answer: Answer) -> str:
+def error_text(command: str, answer: Answer) -> str:
     """All that a command had to say, in one line."""
     lines = (answer.errors or answer.output.decode(errors="replace")).splitlines()
-    said = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]
-    return "; ".join(dict.fromkeys(line for line in said if line)) or f"exit code {answer.code}"
+    texts = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]
+    return "; ".join(dict.fromkeys(line for line in texts if line)) or f"exit code {answer.code}"
 
 
 def time_limit(walltime: float) -> str:
@@ -83,7 +83,7 @@ def find_commands(*names: str) -> Finding:
 
 
 class SlurmCommands:
-    """Hands jobs in and ends them by ``sbatch`` and ``scancel``; ``trial`` are the options of a job for the check."""
+    """Submits jobs and ends them by ``sbatch`` and ``scancel``; ``trial`` are the options of a job for the check."""
 
     def __init__(self, trial: Sequence[str] = ()) -> None:
         self._trial = tuple(trial)
@@ -107,27 +107,27 @@ class SlurmCommands:
         )
         job = (answer.output.decode(errors="replace").split() or [""])[-1].partition(";")[0]
         if not job.isdecimal():
-            raise SiteUnavailable(f"sbatch answered what is no job number: {answer.complaint[:80]}")
+            raise SiteUnavailable(f"sbatch answered what is no job number: {answer.error_line[:80]}")
         return job
 
     async def cancel(self, job: str) -> None:
         answer = await run("scancel", job, environment=environment())
         if answer.code != 0 and not _UNKNOWN_JOB.search(answer.errors):
-            refuse("scancel", answer)
+            raise_error("scancel", answer)
 
-    async def trouble(self) -> str:
+    async def submit_error(self) -> str:
         found = find_commands("sbatch", "scancel")
         return "" if found.ok else f"{found.found}; {found.hint}"
 
     async def check(self) -> list[Finding]:
         found = find_commands("sbatch", "scancel")
-        return [found, await self._try()] if found.ok else [found]
+        return [found, await self._test_submission()] if found.ok else [found]
 
-    async def _try(self) -> Finding:
+    async def _test_submission(self) -> Finding:
         """What Slurm would say to a job of one node with our options."""
         what = "a job's options"
         try:
             answer = await ask("sbatch", "--test-only", "--nodes=1", *self._trial, "--wrap=true")
         except SiteError as error:
             return Finding(what, False, error.message, error.hint or "correct the cluster's partition and account")
-        return Finding(what, True, complaint("sbatch", answer).removeprefix("sbatch: "))
+        return Finding(what, True, error_text("sbatch", answer).removeprefix("sbatch: "))

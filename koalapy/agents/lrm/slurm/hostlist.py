@@ -6,7 +6,7 @@ _PART = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]+\])+")
 _LIST = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*")
 _PIECE = re.compile(r"\[([^\[\]]+)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_MOST = 100_000
+_MAX_NAMES = 100_000
 """Names beyond which the text is no list of a cluster's nodes."""
 
 
@@ -19,7 +19,7 @@ def expand(text: str) -> list[str]:
     names: list[str] = []
     for part in _PART.findall(text):
         names += _names(part)
-        if len(names) > _MOST:
+        if len(names) > _MAX_NAMES:
             raise _wrong(text)
     return names
 
@@ -29,7 +29,7 @@ def _names(part: str) -> list[str]:
     names = [""]
     for numbers, plain in _PIECE.findall(part):
         endings = _numbers(numbers) if numbers else [plain]
-        if len(names) * len(endings) > _MOST:
+        if len(names) * len(endings) > _MAX_NAMES:
             raise _wrong(part)
         names = [name + ending for name in names for ending in endings]
     return names
@@ -43,7 +43,7 @@ def _numbers(text: str) -> list[str]:
         if matched is None:
             raise _wrong(text)
         first, last = matched.group(1), matched.group(2) or matched.group(1)
-        if not 0 <= int(last) - int(first) < _MOST:
+        if not 0 <= int(last) - int(first) < _MAX_NAMES:
             raise _wrong(text)
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found

@@ -18,12 +18,12 @@ _WORD = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """``most`` nodes may a job have there; None without limit."""
+    """``max_nodes`` nodes may a job have there; None without limit."""
 
     name: str
     state: str = "UP"
     default: bool = False
-    most: int | None = None
+    max_nodes: int | None = None
 
     @property
     def up(self) -> bool:
@@ -50,7 +50,7 @@ class Offer:
     reservations: tuple[Reservation, ...] = ()
     constraint: str = ""
     excluded: frozenset[str] = frozenset()
-    trouble: str = ""
+    error: str = ""
     """Why no job of ours would start whatever is idle; empty when one would."""
 
     @property
@@ -77,7 +77,10 @@ class Offer:
     def largest(self, found: Collection[SlurmNode]) -> int:
         """Nodes that one job could have of these: it runs in one partition, within its limits."""
         counts = [
-            min(sum(each.name in node.partitions for node in found), len(found) if each.most is None else each.most)
+            min(
+                sum(each.name in node.partitions for node in found),
+                len(found) if each.max_nodes is None else each.max_nodes,
+            )
             for each in self.partitions
             if each.up
         ]
@@ -96,7 +99,7 @@ async def read_offer(wanted: str | None, options: Sequence[str]) -> Offer:
     reservations, missing = await _reservations(split(reserved)) if reserved else ((), "")
     excluded, wrong = _excluded(option(options, "--exclude", "-x") or "")
     constraint = option(options, "--constraint", "-C") or ""
-    return Offer(found, reservations, constraint, excluded, missing or wrong or _trouble(found, reservations))
+    return Offer(found, reservations, constraint, excluded, missing or wrong or _error(found, reservations))
 
 
 async def partitions() -> dict[str, Partition]:
@@ -111,12 +114,12 @@ def read_partitions(text: str) -> dict[str, Partition]:
     for line in text.splitlines():
         name, state, size, *_ = [*(word.strip() for word in line.split("|")), "", ""]
         if name:
-            most = size.rpartition("-")[2]
+            max_nodes = size.rpartition("-")[2]
             known = Partition(
                 name.rstrip("*"),
                 _AVAILABLE.get(state, state.upper()),
                 name.endswith("*"),
-                int(most) if most.isdecimal() else None,
+                int(max_nodes) if max_nodes.isdecimal() else None,
             )
             found[known.name] = known
     return found
@@ -173,11 +176,11 @@ async def _reservations(names: Sequence[str]) -> tuple[tuple[Reservation, ...], 
     except ValueError as error:
         return (), f"scontrol answered what cannot be understood: {error}"
     missing = [name for name in names if name not in known]
-    trouble = f"there is no reservation {listed(missing)}" if missing else ""
-    return tuple(known[name] for name in names if name in known), trouble
+    wrong = f"there is no reservation {listed(missing)}" if missing else ""
+    return tuple(known[name] for name in names if name in known), wrong
 
 
-def _trouble(found: Sequence[Partition], reservations: Sequence[Reservation]) -> str:
+def _error(found: Sequence[Partition], reservations: Sequence[Reservation]) -> str:
     if not any(each.up for each in found):
         return "; ".join(f"partition {each.name} is {each.state}" for each in found)
     if reservations and not any(each.active for each in reservations):

@@ -47,20 +47,20 @@ _WAITS_FOR = tuple(
 )
 
 
-def fault_of(told: str) -> Fault:
+def fault_of(text: str) -> Fault:
     """Of the words of a refused submission; unknown ones are taken to be about the job."""
-    return known_fault(told) or "job"
+    return known_fault(text) or "job"
 
 
-def known_fault(told: str) -> Fault | None:
+def known_fault(text: str) -> Fault | None:
     """Of the words of a refused submission; None when they are not known."""
     # What every refusal for a limit is wrapped in names everything that might be meant.
-    told = re.sub(r"Job violates accounting/QOS policy(\s*\([^)]*\))?", "", told)
-    if _JOB.search(told):
+    text = re.sub(r"Job violates accounting/QOS policy(\s*\([^)]*\))?", "", text)
+    if _JOB.search(text):
         return "job"
-    if _LIMIT.search(told):
+    if _LIMIT.search(text):
         return "limit"
-    return "site" if _SITE.search(told) else None
+    return "site" if _SITE.search(text) else None
 
 
 def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
@@ -69,7 +69,7 @@ def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
     return None if choice and reason.startswith("Partition") else _NEVER_STARTS.get(reason)
 
 
-def words_of_waiting(reason: str) -> str:
+def waiting_text(reason: str) -> str:
     """Why a job waits, for people; empty while Slurm has not said."""
     if reason in ("", "None", "WaitingForScheduling"):
         return ""

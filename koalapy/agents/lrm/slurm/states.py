@@ -6,7 +6,7 @@ from typing import Literal
 
 from koalapy.agents.lrm.port import LrmJobState
 
-Standing = Literal["idle", "planned", "busy", "down"]
+NodeState = Literal["idle", "planned", "busy", "down"]
 
 
 def _set(words: str) -> frozenset[str]:
@@ -93,7 +93,7 @@ def node_starts(words: AbstractSet[str]) -> bool:
     return bool(words & _NODE_STARTS)
 
 
-def node_standing(words: AbstractSet[str], *, reserved: bool = False) -> Standing:
+def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     """Of a node with these state words: idle when it would be given to a job now, planned when only to one for which
     the backfill scheduler keeps it, down when to none. ``reserved``: in a reservation of ours that has begun.
 

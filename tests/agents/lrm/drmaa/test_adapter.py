@@ -99,7 +99,7 @@ async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, library: F
 async def test_a_job_is_known_after_a_restart(
     monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, library: FakeLibrary, settings: SiteSettings, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(adapter, "GRACE", 0.0)
+    monkeypatch.setattr(adapter, "EXIT_CODE_TIMEOUT", 0.0)
     job = await lrm.submit(submission(tmp_path, walltime=1.0))
     await lrm.close()
     again = DrmaaLrm(settings, make_control(library), tmp_path)
@@ -128,7 +128,7 @@ async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, library: FakeLibrary, tmp
 async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
     monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(process, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
     library.will("runJob", "crash")
     with pytest.raises(SiteUnavailable):
         await lrm.submit(submission(tmp_path, walltime=1.0))

@@ -88,7 +88,7 @@ async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library
 async def test_a_library_that_dies_is_an_event(
     monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
 ) -> None:
-    monkeypatch.setattr(process, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
     library.will("runJob", how)
     with pytest.raises(Unanswered, match=said):
         await hand_in(control, tmp_path)
@@ -100,8 +100,8 @@ async def test_a_library_that_dies_is_an_event(
 async def test_a_library_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(process, "PAUSES", (0.1, 0.1))
-    control = make_control(library, patience=1.0)
+    monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
+    control = make_control(library, timeout=1.0)
     library.will("runJob", "hang")
     with pytest.raises(Unanswered, match="did not answer within 1 s"):
         await hand_in(control, tmp_path)
@@ -124,7 +124,7 @@ async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaC
 async def test_a_master_that_is_away_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(process, "REFUSED_PAUSE", 0.1)
+    monkeypatch.setattr(process, "REFUSED_DELAY", 0.1)
     library.will("initialize", "DrmCommunicationException")
     with pytest.raises(SiteUnavailable, match="DrmCommunicationException it is"):
         await hand_in(control, tmp_path)
@@ -216,37 +216,37 @@ async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(
 ) -> None:
     control = DrmaaControl("/nowhere/libdrmaa.so", environment={"PYTHONPATH": "/nowhere"})
     try:
-        told = await control.trouble()
+        told = await control.submit_error()
         assert "DRMAA" in told
         assert "; " in told, "with the way out"
         begun = library.pids()
-        assert await control.trouble() == told
+        assert await control.submit_error() == told
         assert library.pids() == begun, "no process is started for each look"
     finally:
         await control.close()
 
 
 async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library: FakeLibrary) -> None:
-    assert await control.trouble() == ""
-    assert await control.trouble() == ""
+    assert await control.submit_error() == ""
+    assert await control.submit_error() == ""
     assert len(library.pids()) == 1
 
 
 async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(
     library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drmaa_control, "LOOK_WITHIN", 0.05)
+    monkeypatch.setattr(drmaa_control, "START_WAIT", 0.05)
     library.will("initialize", "hang")
-    control = make_control(library, patience=1.0)
+    control = make_control(library, timeout=1.0)
     try:
-        assert await control.trouble() == "", "nothing is known yet"
+        assert await control.submit_error() == "", "nothing is known yet"
         async with asyncio.timeout(20):
-            while not (told := await control.trouble()):
+            while not (told := await control.submit_error()):
                 pass
         assert told
         library.will("initialize", "")
         async with asyncio.timeout(20):
-            while await control.trouble():  # noqa: ASYNC110
+            while await control.submit_error():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
     finally:
         await control.close()

@@ -168,7 +168,7 @@ async def test_local_run_waits_for_the_agent_to_start_the_cluster(make_cluster: 
 
 
 def test_a_user_of_a_cluster_that_nobody_starts_is_told_so(make_cluster: Callable[..., LocalCluster]) -> None:
-    cluster = make_cluster(start_within=0.1)
+    cluster = make_cluster(start_timeout=0.1)
     with pytest.raises(SiteUnavailable, match="locald does not") as told:
         run_locally(cluster, 1, ["true"], "alice", {}, Path("/"))
     assert "agent" in told.value.hint

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import cast
 
-from koalapy.agents.lrm.local.jobs import Book
+from koalapy.agents.lrm.local.jobs import JobTable
 from koalapy.agents.lrm.local.journal import Journal
 from koalapy.agents.lrm.local.runs import Deadlines
 from koalapy.agents.lrm.local.server import Server
@@ -23,9 +23,8 @@ def test_who_cannot_be_let_in_is_not_tried_all_the_time(tmp_path: Path) -> None:
     with Full(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
-        server = Server(
-            cast(Book, type("Empty", (), {"seq": 0})), deadlines, cast(Journal, None), listener, facts={}, linger=1.0
-        )
+        jobs = cast(JobTable, type("Empty", (), {"seq": 0}))
+        server = Server(jobs, deadlines, cast(Journal, None), listener, facts={}, linger=1.0)
         server._selector = selector
         server._listen()
         server._accept()

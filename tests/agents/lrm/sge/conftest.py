@@ -107,7 +107,7 @@ class RememberingControl:
     async def cancel(self, job: str) -> None:
         self.cancelled.append(job)
 
-    async def trouble(self) -> str:
+    async def submit_error(self) -> str:
         return self.told
 
     async def check(self) -> Sequence[Finding]:

@@ -151,7 +151,7 @@ async def test_an_end_of_which_nothing_is_said_is_waited_for_a_little(
     engine.shows("idle.xml")
     engine.accounts(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
     assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.RUNNING
-    monkeypatch.setattr(endings, "GRACE", 0.0)
+    monkeypatch.setattr(endings, "ACCOUNTING_DELAY", 0.0)
     over = await ended(lrm, "koala-m")
     assert (over.exit_code, over.lost, over.reason) == (None, False, "Grid Engine does not say how it ended")
 
@@ -178,7 +178,7 @@ async def test_an_accounting_that_never_answers_is_given_up(
     await lrm.snapshot()
     engine.hangs("qacct")
     engine.shows("idle.xml")
-    monkeypatch.setattr(endings, "SILENCE", 0.0)
+    monkeypatch.setattr(endings, "ACCOUNTING_TIMEOUT", 0.0)
     seen = await lrm.snapshot()
     over = {job.state for job in seen.jobs}
     assert over == {LrmJobState.ENDED}
@@ -326,7 +326,7 @@ async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
 
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(lrm: SgeLrm, control: RememberingControl) -> None:
     control.told = "there is no library"
-    assert (await lrm.snapshot()).trouble == "there is no library"
+    assert (await lrm.snapshot()).submit_error == "there is no library"
 
 
 async def test_a_refusal_says_whose_fault_it_is(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents.lrm.sge.adapter import counted
+from koalapy.agents.lrm.sge.adapter import snapshot_of
 from koalapy.agents.lrm.sge.commands import Layout
-from koalapy.agents.lrm.sge.qstat import Instance, Job, Look, read_look
+from koalapy.agents.lrm.sge.qstat import Instance, Job, Listing, read_listing
 from koalapy.model.errors import SiteUnavailable
 
 ANSWERS = Path(__file__).with_name("answers")
@@ -22,11 +22,11 @@ def read(name: str) -> bytes:
 
 
 def test_running_and_waiting_jobs() -> None:
-    look = read_look(read("busy.xml"))
-    assert [(each.queue, each.host, each.total, each.states) for each in look.instances] == [
+    listing = read_listing(read("busy.xml"))
+    assert [(each.queue, each.host, each.total, each.states) for each in listing.instances] == [
         ("all.q", node, 2, "") for node in NODES
     ]
-    jobs = {job.name: job for job in look.jobs}
+    jobs = {job.name: job for job in listing.jobs}
     assert sorted(jobs) == ["koala-h", "koala-m", "koala-q", "koala-x1", "koala-x2"]
     assert {name: (job.state, len(job.hosts), job.owner) for name, job in jobs.items()} == {
         "koala-h": ("hqw", 0, "koala"),
@@ -38,21 +38,21 @@ def test_running_and_waiting_jobs() -> None:
 
 
 def test_states_of_queues_and_jobs_in_trouble() -> None:
-    look = read_look(read("troubled.xml"))
-    assert look.instances == (
+    listing = read_listing(read("troubled.xml"))
+    assert listing.instances == (
         Instance("all.q", "h2-1", "d", 0, 0, 2),
         Instance("all.q", "h2-2", "", 1, 0, 2),
         Instance("all.q", "h2-3", "u", 0, 0, 2),
         Instance("all.q", "h2-4", "", 2, 0, 2),
     )
-    assert [(job.name, job.state, job.hosts) for job in look.jobs] == [
+    assert [(job.name, job.state, job.hosts) for job in listing.jobs] == [
         ("koala-sus", "s", ("h2-4",)),
         ("koala-err", "Eqw", ()),
     ]
 
 
 def test_nodes_in_trouble_are_counted() -> None:
-    seen = counted(read_look(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
+    seen = snapshot_of(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
 
 
@@ -73,7 +73,7 @@ def test_nodes_in_trouble_are_counted() -> None:
 )
 def test_nonsense_is_told_in_one_line(text: bytes) -> None:
     with pytest.raises(SiteUnavailable, match=r"^qstat") as raised:
-        read_look(text)
+        read_listing(text)
     assert "\n" not in raised.value.message
 
 
@@ -115,21 +115,21 @@ def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], w
     )
     answer = f"<job_info><queue_info>{text}</queue_info><job_info>{rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
     try:
-        look = read_look(answer.encode())
+        listing = read_listing(answer.encode())
     except SiteUnavailable as error:
         note = error.message
-        look = None
-    if look is None:
+        listing = None
+    if listing is None:
         assert len(note.splitlines()) == 1
         return
-    held = {host for job in look.jobs for host in job.hosts}
-    seen = counted(look, LAYOUT, held, ())
-    in_layout = {each.host for each in look.instances if (each.queue, each.host) in LAYOUT.instances}
+    held = {host for job in listing.jobs for host in job.hosts}
+    seen = snapshot_of(listing, LAYOUT, held, ())
+    in_layout = {each.host for each in listing.instances if (each.queue, each.host) in LAYOUT.instances}
     assert seen.total == len(in_layout)
     assert seen.idle + seen.background + seen.down + len(in_layout & held) == seen.total
     assert min(seen.idle, seen.background, seen.down) >= 0
-    assert len({job.id for job in look.jobs}) == len(look.jobs)
-    assert all(isinstance(job, Job) and job.id.isdecimal() for job in look.jobs)
+    assert len({job.id for job in listing.jobs}) == len(listing.jobs)
+    assert all(isinstance(job, Job) and job.id.isdecimal() for job in listing.jobs)
 
 
 HOSTS = st.sampled_from([*NODES, "elsewhere"])
@@ -150,7 +150,7 @@ INSTANCES = st.lists(
 @given(INSTANCES, st.sets(HOSTS))
 def test_every_node_is_one_thing(instances: list[Instance], held: set[str]) -> None:
     """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
-    seen = counted(Look(tuple(instances), ()), LAYOUT, held, ())
+    seen = snapshot_of(Listing(tuple(instances), ()), LAYOUT, held, ())
     hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}
     assert min(seen.idle, seen.background, seen.down) >= 0
     assert seen.total == len(hosts)

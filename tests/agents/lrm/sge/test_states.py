@@ -12,8 +12,8 @@ from koalapy.agents.lrm.sge.states import (
     end_of,
     is_broken,
     job_state,
+    queue_state,
     read_accounting,
-    standing,
 )
 
 from .test_qstat import ANSWERS
@@ -39,7 +39,7 @@ def test_every_word_that_qstats_manual_knows(words: str, state: LrmJobState) -> 
 
 def test_every_letter_of_a_queue() -> None:
     assert set("acouACDESdsP") == QUEUE_STATES.keys()
-    assert [standing(states) for states in ("", "a", "A", "aS", "au", "d", "?", "dE")] == [
+    assert [queue_state(states) for states in ("", "a", "A", "aS", "au", "d", "?", "dE")] == [
         "idle",
         "busy",
         "busy",

@@ -8,9 +8,9 @@ import pytest
 
 from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.agents.lrm.script import write_script
-from koalapy.agents.lrm.sge.adapter import counted
+from koalapy.agents.lrm.sge.adapter import snapshot_of
 from koalapy.agents.lrm.sge.commands import Layout
-from koalapy.agents.lrm.sge.qstat import Instance, Look
+from koalapy.agents.lrm.sge.qstat import Instance, Listing
 
 QUEUES = ("long.q", "short.q")
 
@@ -33,7 +33,7 @@ def test_a_host_is_counted_once(long: tuple[int, int, str], short: tuple[int, in
         for queue, (total, used, states) in zip(QUEUES, (long, short), strict=True)
     ]
     layout = Layout(2, frozenset((queue, "h1") for queue in QUEUES))
-    seen = counted(Look(tuple(instances), ()), layout, (), ())
+    seen = snapshot_of(Listing(tuple(instances), ()), layout, (), ())
     assert (seen.total, {name for name in ("idle", "background", "down") if getattr(seen, name)}) == (1, {expected})
 
 

@@ -328,7 +328,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.told: list[object] = []
-        self.trouble_told = ""
+        self.error_told = ""
 
     async def open(self) -> None:
         self.told.append("open")
@@ -343,8 +343,8 @@ class Recorded:
     async def cancel(self, job: str) -> None:
         self.told.append(job)
 
-    async def trouble(self) -> str:
-        return self.trouble_told
+    async def submit_error(self) -> str:
+        return self.error_told
 
     async def check(self) -> Sequence[Finding]:
         return [Finding("library", True, "there")]
@@ -385,15 +385,15 @@ async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str,
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
     control = Recorded()
     seen = SlurmLrm(SiteSettings(partition="main"), control=control)
-    assert (await seen.snapshot()).trouble == ""
-    control.trouble_told = "there is no library"
-    assert (await seen.snapshot()).trouble == "there is no library"
+    assert (await seen.snapshot()).submit_error == ""
+    control.error_told = "there is no library"
+    assert (await seen.snapshot()).submit_error == "there is no library"
 
 
 async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
-    assert (await lrm().snapshot()).trouble == ""
+    assert (await lrm().snapshot()).submit_error == ""
     (tmp_path / "bin" / "sbatch").unlink()
-    assert (await lrm().snapshot()).trouble.startswith("not found: sbatch; install Slurm's client commands")
+    assert (await lrm().snapshot()).submit_error.startswith("not found: sbatch; install Slurm's client commands")
 
 
 async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
@@ -416,7 +416,7 @@ async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path
 async def test_a_command_that_hangs_is_given_up_with_all_that_it_started(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands.run, "__kwdefaults__", {**commands.run.__kwdefaults__, "patience": 0.5})
+    monkeypatch.setattr(commands.run, "__kwdefaults__", {**commands.run.__kwdefaults__, "timeout": 0.5})
     started = tmp_path / "started"
     script = tmp_path / "bin" / "squeue"
     script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {started}\nwait\n")

@@ -97,4 +97,4 @@ async def test_a_job_that_is_larger_than_what_has_the_features_is_refused(slurm:
 async def test_an_exclusion_that_nobody_understands_is_told(slurm: FakeSlurm) -> None:
     shows(slurm, "22.05")
     found = await seen(slurm, "main", "--exclude=n[2-")
-    assert found.trouble.startswith("--exclude cannot be understood")
+    assert found.submit_error.startswith("--exclude cannot be understood")

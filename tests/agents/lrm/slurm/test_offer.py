@@ -84,24 +84,24 @@ async def test_reserved_nodes_are_for_those_who_ask_for_them(
     shows(slurm, STATES)
     slurm.says("scontrol", RESERVATIONS, when="show reservation*")
     found = await seen(slurm, "main", *options)
-    assert (counts(found), found.trouble) == (expected, "")
+    assert (counts(found), found.submit_error) == (expected, "")
 
 
 @pytest.mark.parametrize(
-    ("name", "trouble"),
+    ("name", "error"),
     [("later", "reservation later begins at 2026-11-22T06:24:06"), ("gone", "there is no reservation gone")],
 )
-async def test_a_reservation_that_gives_nothing_now_is_told(slurm: FakeSlurm, name: str, trouble: str) -> None:
+async def test_a_reservation_that_gives_nothing_now_is_told(slurm: FakeSlurm, name: str, error: str) -> None:
     shows(slurm, STATES)
     slurm.says("scontrol", RESERVATIONS, when="show reservation*")
-    assert (await seen(slurm, "main", f"--reservation={name}")).trouble == trouble
+    assert (await seen(slurm, "main", f"--reservation={name}")).submit_error == error
 
 
 async def test_a_partition_that_is_down_is_told_and_gives_nothing(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
     found = await seen(slurm, "shut")
-    assert (counts(found), found.trouble) == ((2, 0, 0, 2), "partition shut is DOWN")
+    assert (counts(found), found.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
 
 
 async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> None:
@@ -113,7 +113,7 @@ async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> N
     waits(slurm, "PartitionDown")
     await lrm.snapshot()
     found = await lrm.snapshot()
-    assert (found.idle, found.trouble) == (1, "")
+    assert (found.idle, found.submit_error) == (1, "")
 
 
 BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
@@ -249,7 +249,7 @@ def test_idle_is_never_more_than_one_job_could_have(
 ) -> None:
     nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
     up, most = limits
-    first = Partition("a", "UP" if up else "DOWN", most=most)
+    first = Partition("a", "UP" if up else "DOWN", max_nodes=most)
     found = snapshot_of(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
     within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
     assert found.idle <= max(min(within[0], most or len(nodes)) if up else 0, within[1])

@@ -8,7 +8,7 @@ from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.agents.lrm.slurm.adapter import snapshot_of
 from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.offer import Offer, Partition
-from koalapy.agents.lrm.slurm.states import job_end, job_state, node_standing
+from koalapy.agents.lrm.slurm.states import job_end, job_state, node_state
 
 # squeue(1), "JOB STATE CODES", and the state flags of later releases
 JOB_STATES = {
@@ -80,7 +80,7 @@ def test_what_we_cancelled_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "standing"),
+    ("words", "state"),
     [
         ("IDLE", "idle"),
         ("IDLE PLANNED", "planned"),
@@ -112,12 +112,12 @@ def test_what_we_cancelled_is_not_lost() -> None:
         ("", "down"),
     ],
 )
-def test_nodes(words: str, standing: str) -> None:
-    assert node_standing(set(words.split())) == standing
+def test_nodes(words: str, state: str) -> None:
+    assert node_state(set(words.split())) == state
 
 
 @pytest.mark.parametrize(
-    ("words", "standing"),
+    ("words", "state"),
     [
         ("IDLE RESERVED", "idle"),
         ("IDLE MAINTENANCE RESERVED", "idle"),
@@ -127,8 +127,8 @@ def test_nodes(words: str, standing: str) -> None:
         ("DOWN RESERVED", "down"),
     ],
 )
-def test_nodes_of_our_own_reservation(words: str, standing: str) -> None:
-    assert node_standing(set(words.split()), reserved=True) == standing
+def test_nodes_of_our_own_reservation(words: str, state: str) -> None:
+    assert node_state(set(words.split()), reserved=True) == state
 
 
 WORDS = ["ALLOCATED", "COMPLETING", "DOWN", "DRAIN", "IDLE", "MIXED", "NONSENSE", "PLANNED"]

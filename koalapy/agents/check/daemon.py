@@ -7,7 +7,7 @@ from koalapy.agents.settings import AgentSettings
 
 MISDIRECTED = 421
 """What the daemon answers those who call it by a name that is not its own."""
-PATIENCE = 10.0
+DAEMON_TIMEOUT = 10.0
 """Seconds that the daemon has to answer."""
 
 
@@ -15,8 +15,8 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
     url = settings.url.rstrip("/")
     try:
         # As the agent itself, which goes by no proxy.
-        async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False) as http:
-            health = _told(await http.get(f"{url}/healthz"))
+        async with httpx2.AsyncClient(timeout=DAEMON_TIMEOUT, trust_env=False) as http:
+            health = _object(await http.get(f"{url}/healthz"))
             if health.get("status") == MISDIRECTED and "detail" in health:
                 return [Finding("daemon", False, f"{url}: {health['detail']}", str(health.get("hint", "")))]
             if "version" not in health:
@@ -39,15 +39,15 @@ async def _check_token(http: httpx2.AsyncClient, settings: AgentSettings, *, own
     answer = await http.get(settings.endpoint.replace("ws", "http", 1), headers=headers)
     if answer.is_success:
         return Finding("agent's token", True, f"lets an agent of {settings.cluster} in")
-    problem = _told(answer)
-    said = str(problem.get("detail") or f"HTTP status {answer.status_code}")
-    return Finding("agent's token", False, said, str(problem.get("hint") or "see the daemon's configuration"))
+    problem = _object(answer)
+    message = str(problem.get("detail") or f"HTTP status {answer.status_code}")
+    return Finding("agent's token", False, message, str(problem.get("hint") or "see the daemon's configuration"))
 
 
-def _told(answer: httpx2.Response) -> dict[str, object]:
+def _object(answer: httpx2.Response) -> dict[str, object]:
     """The object that was answered; empty when it was none."""
     try:
-        told = answer.json()
+        body = answer.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return body if isinstance(body, dict) else {}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
-from koalapy.agents.check_daemon import check_daemon
-from koalapy.agents.check_files import check_files, shared_folder
-from koalapy.agents.check_node import check_runner
+from koalapy.agents.check.daemon import check_daemon
+from koalapy.agents.check.files import check_files, shared_folder
+from koalapy.agents.check.node import check_runner
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.lrm.script import MODULES
@@ -78,17 +78,17 @@ async def _check_mpi(settings: AgentSettings, expected: Expected) -> Finding:
         answer = await run("sh", "-c", "".join(lines), environment={**os.environ, **others})
     except SiteError as error:
         return Finding("Open MPI", False, error.message, error.hint)
-    told = answer.output.decode(errors="replace").splitlines()
-    version = re.search(r"\(Open MPI\) (\d+)[\w.]*", "\n".join(told[1:]))
+    output = answer.output.decode(errors="replace").splitlines()
+    version = re.search(r"\(Open MPI\) (\d+)[\w.]*", "\n".join(output[1:]))
     hint = f"install it, load a module with it, or set {where}.prefix to where it is"
     # Programs run on the nodes, and their head may have none; modules that do not give one here are worth a look.
-    if not told and not settings.lrm.on_this_host and not settings.modules:
+    if not output and not settings.lrm.on_this_host and not settings.modules:
         found = f"{_not_found(mpirun, answer.errors)} on this host, where it is not needed"
         return Finding("Open MPI", True, found, f"see that the nodes have it; if not, {hint}")
     if version is None:
-        found = f"{told[0]} is no Open MPI" if told else _not_found(mpirun, answer.errors)
+        found = f"{output[0]} is no Open MPI" if output else _not_found(mpirun, answer.errors)
         return Finding("Open MPI", False, found, hint)
-    found = f"{version[0].removeprefix('(Open MPI) ')} ({told[0]})"
+    found = f"{version[0].removeprefix('(Open MPI) ')} ({output[0]})"
     if int(version[1]) != expected.mpi_series:
         hint = f"set {where}.series to {version[1]}, or {where}.prefix to where series {expected.mpi_series} is"
         return Finding("Open MPI", False, f"{found}, but {where}.series is {expected.mpi_series}", hint)
@@ -117,8 +117,8 @@ async def _check_address(settings: AgentSettings) -> Finding:
     if not host:
         return Finding("runner address", False, f"no way from here leads to {settings.url}", hint)
     try:
-        told = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-        family, kind, _, _, address = told[0]
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = addresses[0]
         with socket.socket(family, kind) as listener:
             listener.bind(address)
     except OSError as error:

@@ -50,7 +50,7 @@ async def _check_rsync() -> Finding:
         return Finding("rsync", False, error.message, hint)
     version = re.search(r"version v?([\d.]+)", answer.output.decode(errors="replace"))
     if answer.code or version is None:
-        return Finding("rsync", False, f"{RSYNC} is none: {answer.complaint}", hint)
+        return Finding("rsync", False, f"{RSYNC} is none: {answer.error_line}", hint)
     return Finding("rsync", True, version[1])
 
 

@@ -14,8 +14,8 @@ from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.model.errors import SiteError
 
-WHAT = "Python on the nodes"
-OLDEST_PYTHON = (3, 9)
+CHECKED = "Python on the nodes"
+MIN_PYTHON = (3, 9)
 CODE = """\
 import sys
 sys.stdout.write("koala-python %d.%d.%d\\n" % sys.version_info[:3])
@@ -25,11 +25,11 @@ own = {"__name__": "__main__", "__file__": sys.argv[0], "__package__": None}
 exec(compile(open(sys.argv[0], "rb").read(), sys.argv[0], "exec"), own)
 """
 """For any Python: says which one it is before it tries the runner, which an old one cannot read."""
-WITHIN = 30.0
+NODE_TIMEOUT = 30.0
 """Seconds that a node may take to become free and to answer."""
-LOOK_EVERY = 0.5
+POLL_INTERVAL = 0.5
 WALLTIME = 60.0
-ARRIVES_WITHIN = 3.0
+OUTPUT_TIMEOUT = 3.0
 """Seconds after a job's end in which what it wrote comes through a shared file system."""
 
 
@@ -44,7 +44,7 @@ class Tried:
 
 async def check_runner(settings: AgentSettings, lrm: Lrm | None) -> Finding:
     """Tried on a node through ``lrm``; without one, or where no node is free, on this host, which it says."""
-    hint = f"set clusters.{settings.cluster}.python to a Python {_version(OLDEST_PYTHON)} or newer that the nodes have"
+    hint = f"set clusters.{settings.cluster}.python to a Python {_version(MIN_PYTHON)} or newer that the nodes have"
     try:
         if lrm is None:
             return _judge(settings, await _try_here(settings), "this host", hint)
@@ -52,12 +52,12 @@ async def check_runner(settings: AgentSettings, lrm: Lrm | None) -> Finding:
         if tried.ran:
             return _judge(settings, tried, tried.node or "a node", hint)
         here = _judge(settings, await _try_here(settings), "this host", hint)
-        no_node = f"no node was free within {WITHIN:g} s to try it on"
-        return Finding(WHAT, here.ok, f"{here.found}; {no_node}", here.hint or "look again when there is one")
+        no_node = f"no node was free within {NODE_TIMEOUT:g} s to try it on"
+        return Finding(CHECKED, here.ok, f"{here.found}; {no_node}", here.hint or "look again when there is one")
     except SiteError as error:
-        return Finding(WHAT, False, error.message, error.hint or hint)
+        return Finding(CHECKED, False, error.message, error.hint or hint)
     except OSError as error:
-        return Finding(WHAT, False, f"cannot try it: {error}", hint)
+        return Finding(CHECKED, False, f"cannot try it: {error}", hint)
 
 
 def _judge(settings: AgentSettings, tried: Tried, where: str, hint: str) -> Finding:
@@ -66,16 +66,16 @@ def _judge(settings: AgentSettings, tried: Tried, where: str, hint: str) -> Find
     lines = [line.strip() for line in tried.output.splitlines() if line.strip()]
     if version is None:
         return Finding(
-            WHAT, False, f"{settings.python} is none on {where}: {lines[-1] if lines else 'no answer'}", hint
+            CHECKED, False, f"{settings.python} is none on {where}: {lines[-1] if lines else 'no answer'}", hint
         )
-    told, where = version[0].split()[1], runs[1] if runs and where != "this host" else where
-    if (int(version[1]), int(version[2])) < OLDEST_PYTHON:
-        wanted = _version(OLDEST_PYTHON)
-        return Finding(WHAT, False, f"{settings.python} is {told} on {where}, older than {wanted}", hint)
+    version_text, where = version[0].split()[1], runs[1] if runs and where != "this host" else where
+    if (int(version[1]), int(version[2])) < MIN_PYTHON:
+        wanted = _version(MIN_PYTHON)
+        return Finding(CHECKED, False, f"{settings.python} is {version_text} on {where}, older than {wanted}", hint)
     if runs is None:
         hint = f"correct what it says, or {hint}"
-        return Finding(WHAT, False, f"the runner does not run on {where} under {told}: {lines[-1]}", hint)
-    return Finding(WHAT, True, f"{told} ({settings.python} on {where}), which runs the runner")
+        return Finding(CHECKED, False, f"the runner does not run on {where} under {version_text}: {lines[-1]}", hint)
+    return Finding(CHECKED, True, f"{version_text} ({settings.python} on {where}), which runs the runner")
 
 
 def _version(parts: tuple[int, ...]) -> str:
@@ -103,36 +103,36 @@ async def _try_there(settings: AgentSettings, lrm: Lrm) -> Tried:
             LrmSubmission(name, 1, _command(settings), settings.environment, folder, output, WALLTIME, settings.modules)
         )
         try:
-            node = await _end_of(lrm, job)
+            node = await _wait_for_end(lrm, job)
         finally:
             await lrm.cancel(job, name)
         if node is None:
             return Tried("", ran=False)
-        return Tried(await _written(output), node)
+        return Tried(await _wait_for_output(output), node)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _end_of(lrm: Lrm, job: str) -> str | None:
+async def _wait_for_end(lrm: Lrm, job: str) -> str | None:
     """Where it ran, as far as that is known, once it has ended; None when it does not in time."""
-    give_up, node, seen = time.monotonic() + WITHIN, "", False
+    give_up, node, seen = time.monotonic() + NODE_TIMEOUT, "", False
     while time.monotonic() < give_up:
         found = next((each for each in (await lrm.snapshot()).jobs if each.id == job), None)
         if found is not None:
             seen, node = True, next(iter(found.nodes), node)
         if (found is None and seen) or (found is not None and found.state is LrmJobState.ENDED):
             return node
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(POLL_INTERVAL)
     return None
 
 
-async def _written(output: Path) -> str:
-    give_up = time.monotonic() + ARRIVES_WITHIN
+async def _wait_for_output(output: Path) -> str:
+    give_up = time.monotonic() + OUTPUT_TIMEOUT
     while True:
         text = _text(output)
         if "koala-runner" in text or time.monotonic() > give_up:
             return text
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(POLL_INTERVAL)
 
 
 def _text(path: Path) -> str:
