@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -53,7 +53,7 @@ def has_digest(spec: JobSpec, digest: str) -> bool:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(each) for each in value]
     defaults = _defaults(value.__class__)
     if not defaults:
         return value
@@ -66,8 +66,11 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
-    """Of the fields of a class that has any."""
-    return tuple((one.name, one.default) for one in fields(kind)) if is_dataclass(kind) else ()
+    """Of the fields of a class that has any; a command had none when this form was made."""
+    if not is_dataclass(kind):
+        return ()
+    always = {"command"} if kind is JobSpec else set()
+    return tuple((each.name, MISSING if each.name in always else each.default) for each in fields(kind))
 
 
 def _digest_of_before(spec: JobSpec) -> str:

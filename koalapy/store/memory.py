@@ -282,7 +282,7 @@ class MemoryStore:
 
     def remove(self, jobs: Sequence[JobId]) -> None:
         with self._writing() as memory:
-            memory.last_job = max(memory.last_job, *jobs)
+            memory.last_job = max([memory.last_job, *jobs])
             for ident in jobs:
                 job = memory.jobs.pop(ident, None)
                 if job and (run := run_of(job)) is not None:

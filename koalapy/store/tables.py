@@ -147,7 +147,6 @@ components = Table(
     Column("claimed_at", Float),
     Column("ended_at", Float),
     Column("submitted_at", Float),
-    Column("file_site", Plain(100)),
     Column("sources", JSON, nullable=False, server_default="[]"),
     Column("transfer_time", Float, nullable=False, server_default="0"),
     Column("replaces", Integer),
@@ -221,16 +220,6 @@ clusters = Table(
     Column("drained_at", Float),
     Column("drained_by", Plain(200)),
     Column("drained_reason", PlainText()),
-)
-
-links = Table(
-    "links",
-    metadata,
-    Column("source", Plain(100), primary_key=True),
-    Column("target", Plain(100), primary_key=True),
-    Column("measured_at", Float, primary_key=True),
-    Column("latency", Float),
-    Column("bandwidth", Float),
 )
 
 queues = Table(

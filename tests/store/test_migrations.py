@@ -1,22 +1,32 @@
 """What migrations make of the rows that earlier versions left."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect
 
 from koalapy.model.advice import Run, Size
-from koalapy.model.job import Attempt, Component, ComponentState, JobSpec
-from koalapy.model.request import FlexibleRequest
+from koalapy.model.digest import digest_of, has_digest
+from koalapy.model.job import JobState, TimelineEntry, token_of
+from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.ports import Batch, JobFilter
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
+from koalapy.store.memory import Memory
 from koalapy.store.migrate import alembic_config, migrate
-from koalapy.store.sql import SqlStore
+from koalapy.store.opening import Stores, open_stores, stores_in_memory
+from koalapy.store.output import FileOutput
 from koalapy.store.tables import metadata
+from tests.store.former import REVISIONS, statements, world, write
 
+KEYS = ("key of 1", "key of 8", "key of 9")
 REQUEST = {"type": "flexible", "total_size": 3, "min_component_size": 1, "max_components": None, "split_options": []}
 FIXED = {
     "type": "fixed",
@@ -97,43 +107,102 @@ def test_migrations_can_be_taken_back(url: str) -> None:
         assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
 
 
-FIRST = """
-insert into jobs values (1, 'n', 'ada', 'low', '{"request": {"type": "flexible", "total_size": 3,
-    "min_component_size": 1, "max_components": null, "split_options": []}, "command": ["true"]}',
-    'running', '', null, 1, 1, 0, 1, 1, 100.0, 101.0, 102.0, null, null);
-insert into attempts values (1, 1, 101.0, 102.0, null, null, null, '');
-insert into components values (1, 1, 0, 'north', 3, 'claimed', null, '["a"]', '7', null, '', false, null, 102.0, null);
-insert into timeline values (1, 1, 100.0, 'submitted', 'queued', '', 0, null, null);
-insert into clusters values ('north', 'local', 'unusable', 'three errors', 4, 3, true, 99.0);
-insert into clusters values ('south', 'local', 'usable', '', 4, 0, false, 99.0)
-"""
-"""Rows of revision 0001."""
+def test_databases_of_every_earlier_revision_are_here() -> None:
+    """One that was made by the code of the revision before a new one; see ``tests.store.former``."""
+    earlier = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][1:]
+    assert {path.stem for path in REVISIONS.iterdir()} >= set(earlier)
 
 
-def test_a_database_of_the_first_daemons_is_brought_up_and_back(url: str) -> None:
-    engine = make_engine(url)
-    migrate(engine, "0001")
+def fill(engine: Engine, revision: int) -> None:
+    migrate(engine, f"{revision:04d}")
     with engine.begin() as connection:
-        for statement in FIRST.split(";"):
-            connection.exec_driver_sql(statement.replace("%", "%%"))
-    migrate(engine)
-    store = SqlStore(Database(engine, now=1000.0))
-    saved = store.load()
-    component = Component(0, "north", 3, ComponentState.CLAIMED, hosts=("a",), lrm_job="7", claimed_at=102.0)
-    assert saved.jobs[0].attempt == Attempt(1, (component,), placed_at=101.0, barrier_at=102.0)
-    assert saved.jobs[0].spec == JobSpec(FlexibleRequest(3), ("true",))
-    assert len(store.timeline(1)) == 1
-    assert {c.name: (c.unusable, c.note, c.trials, c.drained) for c in saved.clusters} == {
-        "north": (True, "three errors", 0, None),
-        "south": (False, "", 0, None),
+        for statement in statements(revision, connection.dialect.name):
+            connection.exec_driver_sql(statement)
+
+
+def answers(stores: Stores) -> dict[str, object]:
+    """All that stores say, but of what counts in no statistics."""
+    saved, ids = stores.jobs.load(), range(1, 25)
+    pairs = [(one, other) for one in ("north", "south") for other in ("north", "south")]
+    return {
+        "unfinished": sorted(saved.jobs, key=lambda job: job.id),
+        "saved": (saved.outbox, sorted(saved.clusters, key=lambda record: record.name), saved.next_job, saved.scans),
+        "jobs": stores.jobs.jobs(JobFilter()),
+        "job": [stores.jobs.job(ident) for ident in ids],
+        "attempts": [stores.jobs.attempts(ident) for ident in ids],
+        "timeline": [stores.jobs.timeline(ident) for ident in ids],
+        "keys": {key: used.job for key, used in stores.jobs.submitted(KEYS).items()},
+        "replicas": stores.files.replicas(),
+        "bundles": stores.files.bundles(),
+        "results": [stores.files.results(ident, 2) for ident in ids],
+        "links": [stores.measurements.history(*pair, 10) for pair in pairs],
+        "latest": stores.measurements.latest(),
+        "advice": stores.advice.record("", 10),
+        "runs": stores.advice.runs(10),
     }
-    store.close()
+
+
+def statistics(stores: Stores) -> list[object]:
+    usage = stores.jobs.usage(0.0, 4000.0)
+    over = [stores.history.over(5000.0, 100, internal=internal) for internal in (False, True)]
+    return [
+        usage.ended,
+        usage.restarts,
+        usage.mean_times,
+        {cluster: round(seconds, 3) for cluster, seconds in usage.node_seconds.items()},
+        over,
+    ]
+
+
+@pytest.mark.parametrize("revision", range(1, 11))
+def test_what_a_revision_left_is_read_as_it_was_written(url: str, tmp_path: Path, revision: int) -> None:
+    """And is written on."""
+    engine = make_engine(url)
+    fill(engine, revision)
+    engine.dispose()
+    output = FileOutput(tmp_path / "output", 1000)
+    migrated = open_stores(url, 1000.0, output)
+    earlier = world(revision, digest_of)
+    expected = write(stores_in_memory(Memory(), output), earlier)
+    assert answers(migrated) == answers(expected)
+    marked = write(stores_in_memory(Memory(), output), world(revision, digest_of, own_jobs_known=True))
+    assert statistics(migrated) == statistics(marked)
+    assert (migrated.jobs.instance, migrated.jobs.epoch) == ("0123abcd", 2)
+    for (job, generation, component), text in earlier.output.items():
+        pieces = output.read(token_of(job, generation, component, ""), 0, to_the_end=True)
+        assert b"".join(piece.data for piece in pieces) == text
+    if revision >= 3:
+        for key, used in migrated.jobs.submitted(KEYS).items():
+            job = migrated.jobs.job(used.job)
+            assert job is not None
+            assert has_digest(job.spec, used.digest), f"{key} is not known again"
+    going_on = Batch(
+        at=1000.0,
+        epoch=2,
+        jobs={job.id: replace(job, reason="goes on") for job in migrated.jobs.load().jobs},
+        timeline=[TimelineEntry(1, 1000.0, "placed", JobState.PLACED)],
+        acknowledged=[11],
+    )
+    for stores in (migrated, expected):
+        stores.jobs.write(replace(going_on))
+        stores.measurements.add(Measurement("north", "west", MeasurementKind.TRANSFER, 1000.0, bandwidth=1e6))
+    assert answers(migrated) == answers(expected)
+    migrated.jobs.close()
+
+
+def test_what_is_brought_up_can_be_taken_back(url: str) -> None:
+    engine = make_engine(url)
+    fill(engine, 1)
+    tables = ("jobs", "attempts", "components", "timeline", "clusters")
+
+    def counts() -> list[int]:
+        with engine.connect() as connection:
+            return [connection.exec_driver_sql(f"select count(*) from {name}").scalar_one() for name in tables]
+
+    before = counts()
+    migrate(engine)
     config = alembic_config()
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0001")
-        counts = {
-            name: connection.exec_driver_sql(f"select count(*) from {name}").scalar()
-            for name in ("jobs", "attempts", "components", "timeline", "clusters")
-        }
-    assert counts == {"jobs": 1, "attempts": 1, "components": 1, "timeline": 1, "clusters": 2}
+    assert counts() == before
