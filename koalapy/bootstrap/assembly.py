@@ -35,6 +35,7 @@ from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import LEARNED_FROM, Advisor
+from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.bundles import Bundles
 from koalapy.service.connections import FILES_WANTED, Connections
 from koalapy.service.daemon import Daemon
@@ -43,7 +44,7 @@ from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 from koalapy.service.engine import Engine, Item
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
-from koalapy.service.hub import Hub, TransferFeedback
+from koalapy.service.hub import Hub, Terms
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
 from koalapy.service.network import LOOK_EVERY, Network
@@ -98,7 +99,7 @@ async def run(
     hub = _hub(settings, stores, engine, outputs)
     services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
     hub.number_above(services.jobs.number_above)
-    hub.feedback = TransferFeedback(services.network.transferred, services.files.spoiled)
+    hub.learn_from_transfers(TransferFeedback(services.network.transferred, services.files.spoiled))
     tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
@@ -272,15 +273,8 @@ def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe
 
 def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
-    hub = Hub(
-        engine,
-        outputs,
-        instance=stores.jobs.instance,
-        life=_nonce(),
-        lease=settings.lease,
-        output_limit=settings.output_limit,
-        unreachable_after=engine.scheduler.rules.unreachable_after,
-    )
+    terms = Terms(stores.jobs.instance, _nonce(), settings.lease, settings.output_limit)
+    hub = Hub(engine, outputs, terms, unreachable_after=engine.scheduler.rules.unreachable_after)
     engine.dispatcher = hub
     return hub
 

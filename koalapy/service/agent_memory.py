@@ -7,7 +7,7 @@ import structlog
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import KnownDaemon, Welcome
+from koalapy.protocol.messages import KnownDaemon
 from koalapy.service.engine import Engine, Item
 
 log = structlog.get_logger()
@@ -30,14 +30,9 @@ class AgentMemory:
         self.number_above: Callable[[JobId], bool] = lambda job: True
         """Has new jobs get numbers above one; False when that is too far."""
 
-    def welcome(self, lease: float, output_limit: int) -> Welcome:
-        return Welcome(
-            epoch=self._engine.epoch, instance=self._instance, life=self._life, lease=lease, output_limit=output_limit
-        )
-
-    async def outgrow(self, cluster: ClusterName, told: Sequence[KnownDaemon]) -> None:
+    async def outgrow(self, cluster: ClusterName, known_daemons: Sequence[KnownDaemon]) -> None:
         """Be later than all that an agent knows of us; ``UsageError`` when it cannot know that."""
-        known = next((known for known in told if known.instance == self._instance), None)
+        known = next((known for known in known_daemons if known.instance == self._instance), None)
         first = cluster not in self._heard
         self._heard.add(cluster)
         if known is None:

@@ -34,7 +34,7 @@ class Session:
         self.connection = connection
         self.hello = hello
         self.ready = False
-        """Whether its inventory has been taken in, so that commands may be sent."""
+        """Whether commands may be sent."""
         self.silence = 0.0
         """Seconds."""
         self.hangs = False
@@ -53,6 +53,13 @@ class Session:
     def who(self) -> str:
         """The agent, for people."""
         return f"process {self.hello.pid} on {self.hello.host}"
+
+    def start(self, messages: Iterable[Any]) -> None:
+        """Its inventory has been taken in: commands may be sent, first those that wait."""
+        self.ready = True
+        if self._awaited:
+            self._probe(look=False)
+        self.put(messages)
 
     def put(self, messages: Iterable[Any]) -> None:
         self._queue.extend(messages)
@@ -92,11 +99,11 @@ class Session:
         """Nobody need wait for it any more."""
         self._heard.set()
 
-    async def silent(self, patience: float) -> None:
+    async def silent(self, timeout: float) -> None:
         """Wait until nothing was heard for so many seconds though we listened; it is asked meanwhile."""
         loop = asyncio.get_running_loop()
-        pause = patience / CHECKS_PER_TIMEOUT
-        while self.silence < patience:
+        pause = timeout / CHECKS_PER_TIMEOUT
+        while self.silence < timeout:
             began = loop.time()
             await asyncio.sleep(pause)
             # What came while we slept, or did something else, waits to be read.
@@ -105,14 +112,14 @@ class Session:
             self.silence += pause
             self._probe(look=False)
 
-    async def answers(self, patience: float) -> bool:
+    async def answers(self, timeout: float) -> bool:
         """Whether the agent says anything within so many seconds, being asked."""
         if self._busy:
             return True
         self._heard.clear()
         self._probe(look=False)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 await self._heard.wait()
         except TimeoutError:
             self.hangs = True

@@ -28,7 +28,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service import hub
 from koalapy.service.engine import Engine, Item
-from koalapy.service.hub import Hub
+from koalapy.service.hub import Hub, Terms
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.session import Session
@@ -80,15 +80,8 @@ class Daemon:
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.store, self.kept)
-        self.hub = Hub(
-            self.engine,
-            self.outputs,
-            instance="test",
-            life="own",
-            lease=60.0,
-            output_limit=1000,
-            unreachable_after=unreachable_after,
-        )
+        terms = Terms(instance="test", life="own", lease=60.0, output_limit=1000)
+        self.hub = Hub(self.engine, self.outputs, terms, unreachable_after=unreachable_after)
         self.engine.dispatcher = self.hub
 
     def describe(self, name: str) -> ClusterRecord:

@@ -15,6 +15,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobSubmitted
 from koalapy.service import engine, session
+from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.engine import Item
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -201,7 +202,8 @@ class Listener:
 
 async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        grid.daemon.hub.feedback = listener = Listener()
+        listener = Listener()
+        grid.daemon.hub.learn_from_transfers(TransferFeedback(listener.moved, listener.spoiled))
         (token,) = await grid.submit(1, ON_NORTH)
         for agent in (grid.south, grid.north):
             agent.says(
@@ -220,7 +222,9 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
 
 async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        grid.daemon.hub.feedback = listener = Listener()
+        listener = Listener()
+        feedback = TransferFeedback(listener.moved, listener.spoiled)
+        grid.daemon.hub.learn_from_transfers(feedback)
         file = InputFile("data", size=10**9, sites=("south",))
         request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
         job = Job(1, JobSpec(request, ("true",)), 0.0)
@@ -234,7 +238,7 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
         for _ in range(2):
             grid.north.says(done)
             await grid.all_taken_in(grid.north)
-            grid.daemon.hub._counted.clear()  # the next one remembers what is stored
+            feedback._counted.clear()  # the next one remembers what is stored
         assert listener.learned == [("south", "north", 10**8, 1.0)]
 
 
@@ -265,7 +269,7 @@ async def test_a_component_that_tells_more_or_fewer_hosts_than_it_has_nodes_is_n
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
         grid.south.says(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
-        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=hosts))
+        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=tuple(hosts)))
         await grid.all_taken_in(grid.north)
         await grid.all_taken_in(grid.south)
         assert not heard(grid.south, "open")
