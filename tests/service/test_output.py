@@ -37,7 +37,9 @@ async def says(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -
 def start_anew(grid: Grid, path: Path) -> None:
     """As a daemon that knows nothing but what the files say."""
     daemon = grid.daemon
-    daemon.outputs = daemon.hub._outputs = Outputs(daemon.engine, daemon.store, FileOutput(path / "output", 1000))
+    daemon.outputs = daemon.hub._messages._outputs = Outputs(
+        daemon.engine, daemon.store, FileOutput(path / "output", 1000)
+    )
 
 
 async def test_output_beyond_the_limit_goes_on_after_a_restart(tmp_path: Path) -> None:
