@@ -127,10 +127,9 @@ class GridView:
 
     def only(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
-        return self.once(("only", names), lambda grid: grid._only(names))
-
-    def _only(self, names: frozenset[ClusterName]) -> "GridView":
-        return replace(self, clusters=tuple(c for c in self.clusters if c.name in names))
+        return self.once(
+            ("only", names), lambda grid: replace(grid, clusters=tuple(c for c in grid if c.name in names))
+        )
 
     @cached_property
     def _by_name(self) -> dict[ClusterName, ClusterView]:

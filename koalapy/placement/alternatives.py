@@ -183,8 +183,10 @@ def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Ref
     near = next(filter(None, (_on_few(policy, request, grid, clusters) for clusters in _near(grid))), None)
     few = _on_few(policy, request, grid, grid.by_idle)
     answer = policy.place(request, grid)
-    if isinstance(answer, Refusal) and policy is CTF and _all_can_be_brought(request, grid):
-        answer = WF.place(request, grid)  # only bandwidths are not known: transfers are begun all the same
+    if isinstance(answer, Refusal) and policy is CTF:
+        wanted = _wanted(request, NOTHING)
+        if all(_longest(cluster.name, wanted, grid) is not None for cluster in grid.by_idle):
+            answer = WF.place(request, grid)  # only bandwidths are not known: transfers are begun all the same
     placements = [placement for placement in (near, few, answer) if isinstance(placement, Placement)]
     if near is not None:
         placements = [placement for placement in placements if _are_linked(placement, grid)]
@@ -234,11 +236,6 @@ def _least(total: int, by_idle: Sequence[ClusterView]) -> int:
         if idle >= total:
             return count
     return len(by_idle)
-
-
-def _all_can_be_brought(request: NonFixedRequest, grid: GridView) -> bool:
-    wanted = _wanted(request, NOTHING)
-    return all(_longest(cluster.name, wanted, grid) is not None for cluster in grid.by_idle)
 
 
 def _together(request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge) -> Alternative:

@@ -95,19 +95,18 @@ class Auto:
         if alone.option.run is None or sum(cluster.idle for cluster in faster) < request.total_size:
             return self._take(alone, (alone,))
         together = together_now(request, grid.only(frozenset(cluster.name for cluster in faster)), self._known)
-        if isinstance(together, Refusal) or together[0].cost >= alone.cost or self._is_harmful(together[0]):
+        if isinstance(together, Refusal) or together[0].cost >= alone.cost:
             return self._take(alone, (alone,))
         taken = together[0]
+        if self._known.loaded and self._harmless(taken) < SURE:
+            return self._take(alone, (alone,))
         why = f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._slowdown(taken)}"
         return self._take(taken, (*together, alone), why)
 
     def _take(self, taken: Alternative, alternatives: tuple[Alternative, ...], why: str = "") -> Placement:
         assert taken.placement is not None
         options = tuple(each.option for each in alternatives)
-        predicted = (
-            why if why and taken.option.response is None else "; ".join(filter(None, (why, self._predicted(taken))))
-        )
-        reason = "; ".join(filter(None, (taken.placement.reason, predicted)))
+        reason = "; ".join(filter(None, (taken.placement.reason, why, self._predicted(taken))))
         advice = Advice(self._known.application, options, alternatives.index(taken))
         return replace(taken.placement, reason=reason, advice=advice)
 
@@ -119,7 +118,9 @@ class Auto:
         slowdown_text = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
         harmless = self._harmless(together)
         verb = "is" if harmless <= HOPELESS else "may be"
-        is_blocked = self._is_blocked_for_long(together, later)
+        run = together.option.run
+        # Nobody knows when there will be room, and it has lasted longer already than the job itself would.
+        is_blocked = later.option.wait is None and run is not None and later.blocked >= run
         unknown = f"{slowdown_text} is not known well enough, and this is to find out"
         if self._known.loaded and harmless < SURE and not is_blocked:
             if self._may_probe(harmless):
@@ -146,14 +147,6 @@ class Auto:
 
     def _may_probe(self, harmless: float) -> bool:
         return self._known.probing is not None and self._known.probing(harmless)
-
-    def _is_harmful(self, alternative: Alternative) -> bool:
-        return self._known.loaded and self._harmless(alternative) < SURE
-
-    def _is_blocked_for_long(self, together: Alternative, later: Alternative) -> bool:
-        """Whether nobody knows when there will be room, and it has lasted longer already than the job itself would."""
-        run = together.option.run
-        return later.option.wait is None and run is not None and later.blocked >= run
 
     # Words
 

@@ -105,7 +105,7 @@ def _place_in_turn(
     """
     taken = {} if taken is None else taken
     placed: list[PlacedComponent | None] = [None] * len(components)
-    for index in _by_size(components):
+    for index in sorted(range(len(components)), key=lambda index: -components[index].size):
         size = components[index].size
         closest = _closest(size, _reach(components[index].inputs, grid), taken)
         if closest is None:
@@ -114,10 +114,6 @@ def _place_in_turn(
         taken[cluster.name] = taken.get(cluster.name, 0) + size
         placed[index] = PlacedComponent(size, cluster.name, index, transfer.sources, transfer.seconds)
     return tuple(component for component in placed if component is not None)
-
-
-def _by_size(components: Sequence[ComponentRequest]) -> list[int]:
-    return sorted(range(len(components)), key=lambda index: -components[index].size)
 
 
 def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:

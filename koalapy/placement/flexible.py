@@ -127,11 +127,10 @@ def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReas
     """Cluster by cluster why the request cannot be split over the grid; empty when it can."""
     if fill_in_turn(request, grid.by_idle) is not None:
         return ()
-    return tuple(_reason(request, cluster, grid) for cluster in sorted(grid, key=lambda c: c.name))
-
-
-def _reason(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> ClusterReason:
-    return reason_for(cluster, needs_of(request, cluster), _idle_wanted(request, cluster, grid))
+    return tuple(
+        reason_for(cluster, needs_of(request, cluster), _idle_wanted(request, cluster, grid))
+        for cluster in sorted(grid, key=lambda c: c.name)
+    )
 
 
 def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:

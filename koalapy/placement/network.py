@@ -69,7 +69,8 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
         cost = -measured if weighing.bandwidth else measured
         costs[one][other] = cost
         costs[other].setdefault(one, cost)
-        if one != other and _within(link.latency, weighing.bound):
+        near_enough = weighing.bound is None or (link.latency is not None and link.latency <= weighing.bound)
+        if one != other and near_enough:
             near[one].add(other)
             near[other].add(one)
     average = {name: sum(each.values()) / len(each) if each else inf for name, each in costs.items()}
@@ -80,10 +81,6 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
     groups = _groups(sorted(names, key=lambda name: (average[name], name)), known)
     inside = {name: group - {name} for group in groups for name in group}
     return Network(own, average, inside, inside, groups)
-
-
-def _within(latency: float | None, bound: float | None) -> bool:
-    return bound is None or (latency is not None and latency <= bound)
 
 
 def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[ClusterName], ...]:

@@ -122,8 +122,11 @@ class Registry:
 
     def describe(self) -> list[dict[str, object]]:
         """Of each policy, by name: ``name``, the request types it ``serves``, a one-line ``summary``."""
-        policies = (self._policies[name] for name in self.names())
-        return [{"name": p.name, "serves": sorted(p.serves), "summary": _summary(p)} for p in policies]
+        described: list[dict[str, object]] = []
+        for name, policy in sorted(self._policies.items()):
+            summary, _, _ = (type(policy).__doc__ or "").strip().partition("\n")
+            described.append({"name": name, "serves": sorted(policy.serves), "summary": summary})
+        return described
 
 
 def builtin() -> Registry:
@@ -170,7 +173,3 @@ def _problem(policy: object) -> str:
     if getattr(policy, "learns", False) and not callable(getattr(policy, "informed", None)):
         lacking.append("informed, though it learns")
     return f"it has no method {' and no method '.join(lacking)}" if lacking else ""
-
-
-def _summary(policy: Policy) -> str:
-    return (type(policy).__doc__ or "").strip().partition("\n")[0]

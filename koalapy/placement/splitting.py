@@ -80,7 +80,9 @@ def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refus
         fit = fit_in_turn(sizes, grid.by_idle)
         if not isinstance(fit, Unplaced):
             placed = tuple(PlacedComponent(size, site) for size, (site, _) in zip(sizes, fit, strict=True))
-            return Placement(placed, _option_reason(request, sizes))
+            index = request.split_options.index(sizes)
+            which = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
+            return Placement(placed, f"{_option_name(sizes)} is {which}")
         refused.append(f"{_option_name(sizes)}: {summary_of(sizes, fit)}")
     return Refusal(f"no split option fits: {listed(refused, separator='; ')} ({idle_nodes(grid)})")
 
@@ -97,12 +99,6 @@ def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterRe
         needs = f"each split option needs {smallest} or more for its largest component"
         reasons.append(reason_for(cluster, needs, wanted))
     return tuple(reasons)
-
-
-def _option_reason(request: FlexibleRequest, sizes: Sequence[int]) -> str:
-    index = request.split_options.index(tuple(sizes))
-    which = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
-    return f"{_option_name(sizes)} is {which}"
 
 
 def _option_name(sizes: Sequence[int]) -> str:

@@ -44,7 +44,9 @@ class WorstFit:
         if isinstance(fit, Unplaced):
             if not grid.by_idle:
                 return Refusal(nothing_usable(grid))
-            return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({_most(fit, grid)})")
+            idle, name = fit.left[0]
+            most = "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
+            return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({most})")
         placed = tuple(
             PlacedComponent(size, site, index) for index, (size, (site, _)) in enumerate(zip(sizes, fit, strict=True))
         )
@@ -106,15 +108,10 @@ def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> i
     return candidates[place] if place < len(candidates) else None
 
 
-def summary_of(sizes: Sequence[int], stuck: Unplaced) -> str:
+def summary_of(sizes: Sequence[int], unplaced: Unplaced) -> str:
     """What the component that fits nowhere lacks."""
-    left = " left" if stuck.placed else ""
-    return f"no cluster has {nodes(sizes[stuck.index], 'idle')}{left}"
-
-
-def _most(stuck: Unplaced, grid: GridView) -> str:
-    idle, name = stuck.left[0]
-    return "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
+    left = " left" if unplaced.placed else ""
+    return f"no cluster has {nodes(sizes[unplaced.index], 'idle')}{left}"
 
 
 def _why(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
