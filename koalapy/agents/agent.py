@@ -31,15 +31,22 @@ from koalapy.model.job import ComponentState, parse_token
 from koalapy.model.reports import ComponentStatus
 from koalapy.protocol.messages import (
     Ack,
+    Answer,
+    Ask,
     Command,
     Confirmed,
     Forget,
     FromDaemon,
     Hello,
     Open,
+    OutputAck,
     Probe,
+    Relay,
+    RelayFailed,
+    Stage,
     Stop,
     Submit,
+    Unstage,
     Welcome,
 )
 from koalapy.runtime.folders import sweep
@@ -227,23 +234,23 @@ class Agent:
             confirming.cancel()
 
     def _received(self, message: FromDaemon) -> None:
-        match message.type:
-            case "welcome":
-                self._welcome(message)
-            case "submit" | "open" | "stop" | "forget" | "stage" | "unstage":
+        match message:
+            case Command():
                 self._command(message)
-            case "ask":
+            case Welcome():
+                self._welcome(message)
+            case Ask():
                 self._questions.asked(message)
-            case "answer":
+            case Answer():
                 self._questions.answered(message)
-            case "probe":
+            case Probe():
                 self._probe(message)
-            case "output_ack":
+            case OutputAck():
                 if component := self._reporter.find(message.token):
                     self._reporter.acknowledged(component, message.offset)
-            case "relay":
+            case Relay():
                 self._barrier.relay(message)
-            case "relay_failed":
+            case RelayFailed():
                 self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
 
     def _welcome(self, message: Welcome) -> None:
@@ -297,31 +304,32 @@ class Agent:
     def _carry_out(self, message: Command) -> str | None:
         """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
         be written down."""
-        match message.type:
-            case "submit":
+        match message:
+            case Submit():
                 return self._submit(message)
-            case "open":
+            case Open():
                 return self._open(message)
-            case "stop":
+            case Stop():
                 return self._stop(message)
-            case "forget":
+            case Forget():
                 return self._forget(message)
-            case "stage":
+            case Stage():
                 return self._files.stages.stage(self._reporter.instance, message)
-            case "unstage":
+            case Unstage():
                 self._files.stages.unstage(self._reporter.instance, message.token)
                 return ""
+        return f"this agent knows no command {message.type!r}"
 
     def _cannot_write(self, message: Command, failure: OSError) -> str | None:
         """What was not written down is not begun: its component fails, and what must be done is done later."""
         error = write_error(self._settings.directory, failure)
         log.error("a command cannot be written down", action=message.type, token=message.token, error=error)
         component = self._reporter.find(message.token)
-        if message.type == "submit" and component is None:
+        if isinstance(message, Submit) and component is None:
             self._spool.discard(self._reporter.instance, message.token)
             lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
             self._uplink.put(lost)
-        elif message.type == "open" and component is not None:
+        elif isinstance(message, Open) and component is not None:
             self._barrier.fail(component, error)
         else:
             self._undone.append(message)

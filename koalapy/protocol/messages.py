@@ -168,13 +168,19 @@ class Welcome(Message):
     """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
 
 
-class Submit(Message):
-    """Hand a component's runner to the resource manager: ``size`` nodes, exclusive."""
+class Command(Message):
+    """What an agent is to do with a component or its stage: acknowledged by its id, refused when its epoch is over."""
 
-    type: Literal["submit"] = "submit"
+    type: str
     id: Number
     epoch: Count
     token: Name
+
+
+class Submit(Command):
+    """Hand a component's runner to the resource manager: ``size`` nodes, exclusive."""
+
+    type: Literal["submit"] = "submit"
     size: Nodes
     name: Path
     """For people looking at the LRM's own queue."""
@@ -209,13 +215,10 @@ class PlanContext(TypedDict):
     nodes: Annotated[list[Nodes], Field(max_length=MAX_NODES)]
 
 
-class Open(Message):
+class Open(Command):
     """The barrier is open: start. The plan is the same for all; ``head`` names the component whose node 0 leads."""
 
     type: Literal["open"] = "open"
-    id: Number
-    epoch: Count
-    token: Name
     job: Number
     generation: Count
     launcher: Literal["openmpi", "processes"]
@@ -228,17 +231,14 @@ class Open(Message):
         return {name: value for name, value in self if name not in ("type", "id", "epoch")}
 
 
-class Stop(Message):
+class Stop(Command):
     """End a component, whatever it is doing; for one never submitted, make sure that it never will be."""
 
     type: Literal["stop"] = "stop"
-    id: Number
-    epoch: Count
-    token: Name
     reason: TruncatedText
 
 
-class Forget(Message):
+class Forget(Command):
     """The daemon has all it wants of an ended component; the agent may remove its files."""
 
     type: Literal["forget"] = "forget"
@@ -271,21 +271,18 @@ class StageBundle(Message):
     size: Bytes
 
 
-class Stage(Message):
+class Stage(Command):
     """Bring files into a folder of the component's own, and tell by ``StageStatus`` how that goes.
 
     There is a folder even when nothing is to be brought: results may be collected from it.
     """
 
     type: Literal["stage"] = "stage"
-    id: Number
-    epoch: Count
-    token: Name
     files: list[StageFile]
     bundle: StageBundle | None = None
 
 
-class Unstage(Message):
+class Unstage(Command):
     """A stage is not wanted any more: end what is on its way and remove the folder; no error when there is none."""
 
     type: Literal["unstage"] = "unstage"
@@ -327,7 +324,6 @@ FromAgent = Annotated[
     Hello | ComponentStatus | ClusterReport | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer | Confirmed,
     Field(discriminator="type"),
 ]
-Command = Submit | Open | Stop | Forget | Stage | Unstage
 FromDaemon = Annotated[
     Welcome | Submit | Open | Stop | Forget | Stage | Unstage | OutputAck | Relay | RelayFailed | Ask | Answer | Probe,
     Field(discriminator="type"),

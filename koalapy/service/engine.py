@@ -26,7 +26,7 @@ from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.database import SLOW, Database
 from koalapy.service.outbox import Outbox
-from koalapy.service.wire import Plans, message
+from koalapy.service.wire import CommandMessages
 
 log = structlog.get_logger()
 
@@ -223,11 +223,11 @@ class Engine:
     def _batch(self, this: Round, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
-        plans: Plans = {}
+        commands = CommandMessages(self.epoch, self._profiles, self.catalogue)
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)
-            payload = message(command, job, ident, self.epoch, self._profiles, self.catalogue, plans)
+            payload = commands.message(command, job, ident)
             messages.setdefault(command.cluster, []).append(payload)
             # To forget is told again at each inventory that still shows the component: it needs no outbox.
             if not isinstance(command, ForgetComponent):

@@ -33,70 +33,60 @@ STARTUP_ALLOWANCE = 60.0
 """Seconds that the LRM gives a component beyond its walltime, which counts from the launch of the program."""
 
 
-Profiles = Mapping[ClusterName, ClusterProfile]
-Plans = dict[JobId, dict[str, Any]]
-"""Of jobs whose barrier opens: the same for all components of one."""
+class CommandMessages:
+    """Makes the messages of one batch; what depends on a cluster is said in that cluster's own words."""
+
+    def __init__(self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue) -> None:
+        self._epoch, self._profiles, self._catalogue = epoch, profiles, catalogue
+        self._plans: dict[JobId, dict[str, Any]] = {}
+        """Of jobs whose barrier opens: the same for all components of one."""
+
+    def message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
+        """One command as JSON; ``job`` is whose component or stage it is for, where that is known."""
+        own: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
+        match command:
+            case StopComponent():
+                return Stop(**own, reason=command.reason).model_dump()
+            case ForgetComponent():
+                return Forget(**own).model_dump()
+            case UnstageComponent():
+                return Unstage(**own).model_dump()
+            case SubmitComponent() if job is not None:
+                return _submit(job, own).model_dump()
+            case StageComponent() if job is not None:
+                return (_stage(job, command.cluster, self._catalogue, own) or Unstage(**own)).model_dump()
+            case OpenBarrier() if job is not None:
+                if (plan := self._plans.get(job.id)) is None:
+                    plan = self._plans[job.id] = _plan(job, self._profiles)
+                return {"type": "open", **own, **plan}
+        raise ValueError(f"{command} is for a job that is not at hand")
 
 
-def message(
-    command: Command, job: Job | None, ident: int, epoch: int, profiles: Profiles, catalogue: Catalogue, plans: Plans
-) -> dict[str, Any]:
-    """One command as a JSON message; what depends on a cluster is told in that cluster's own words.
-
-    ``plans`` are those that were made for commands of the same batch, and takes up a new one.
-    """
-    match command:
-        case StopComponent(_, token, reason):
-            return Stop(id=ident, epoch=epoch, token=token, reason=reason).model_dump()
-        case ForgetComponent(_, token):
-            return Forget(id=ident, epoch=epoch, token=token).model_dump()
-        case SubmitComponent(_, token) if job is not None:
-            return _submit(token, job, ident, epoch).model_dump()
-        case StageComponent(cluster, token) if job is not None:
-            return (
-                _stage(token, cluster, job, ident, epoch, catalogue) or Unstage(id=ident, epoch=epoch, token=token)
-            ).model_dump()
-        case UnstageComponent(_, token):
-            return Unstage(id=ident, epoch=epoch, token=token).model_dump()
-        case OpenBarrier(_, token) if job is not None:
-            if (plan := plans.get(job.id)) is None:
-                plan = plans[job.id] = _plan(job, profiles)
-            return {"type": "open", "id": ident, "epoch": epoch, "token": token, **plan}
-    raise ValueError(f"{command} is for a job that is not at hand")
-
-
-def _submit(token: str, job: Job, ident: int, epoch: int) -> Submit:
-    component = live(job).components[parse_token(token).component]
-    name = job.spec.name or f"job-{job.id}"
-    walltime = job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None
-    stage = job.stage_token(component) if component.staging else None
+def _submit(job: Job, own: dict[str, Any]) -> Submit:
+    component = live(job).components[parse_token(own["token"]).component]
     return Submit(
-        id=ident,
-        epoch=epoch,
-        token=token,
+        **own,
         size=component.size,
-        name=name,
-        walltime=walltime,
-        stage=stage,
+        name=job.spec.name or f"job-{job.id}",
+        walltime=job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None,
+        stage=job.stage_token(component) if component.staging else None,
         collect=list(job.spec.collect),
     )
 
 
-def _stage(token: str, cluster: ClusterName, job: Job, ident: int, epoch: int, catalogue: Catalogue) -> Stage | None:
+def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any]) -> Stage | None:
     """What is to be brought to a component; None when it went elsewhere within the same step.
 
     A replica that the catalogue has not any more is told without a path.
     """
-    component = job.staged_component_of(token)
+    component = job.staged_component_of(own["token"])
     if component is None or component.cluster != cluster:
         return None
     files = job.spec.inputs_of(component.request_index)
     sources = component.sources or (cluster,) * len(files)
     bundle = job.spec.bundle
     return Stage(
-        id=ident,
-        epoch=epoch,
-        token=token,
+        **own,
         files=[_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
         bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
     )
@@ -117,7 +107,7 @@ def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFi
     )
 
 
-def _plan(job: Job, profiles: Profiles) -> dict[str, Any]:
+def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
     """All of an ``Open`` that is the same for each component."""
     attempt = live(job)
     nodes: list[PlanNode] = []

@@ -8,7 +8,7 @@ from koalapy.model.replica import Catalogue, Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
 from koalapy.scheduling.effects import OpenBarrier, StageComponent, SubmitComponent
-from koalapy.service.wire import Plans, message
+from koalapy.service.wire import CommandMessages
 
 PROFILES = {
     "north": ClusterProfile(2, "/scratch", "/home/ada"),
@@ -22,7 +22,7 @@ PLACED = (
 
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    return message(OpenBarrier("north", "7.1.0"), job, 3, 1, PROFILES, Catalogue(), {})
+    return CommandMessages(1, PROFILES, Catalogue()).message(OpenBarrier("north", "7.1.0"), job, 3)
 
 
 def contexts(spec: JobSpec, field: str) -> list[object]:
@@ -67,9 +67,9 @@ def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
 def test_the_plan_is_made_once_for_all_components() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), environment=(("A", "\udc80"),))
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    plans: Plans = {}
+    commands = CommandMessages(1, PROFILES, Catalogue())
     barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
-    told = [message(each, job, 3, 1, PROFILES, Catalogue(), plans) for each in barriers]
+    told = [commands.message(each, job, 3) for each in barriers]
     assert told[0]["nodes"] is told[1]["nodes"]
     assert [each["token"] for each in told] == ["7.1.0", "7.1.1"]
     probe = Probe(sequence=1, look=True)
@@ -101,7 +101,8 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         replace(PLACED[1], index=2, replaces=1, staging_since=1.0, sources=("files", "south")),
     )
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
-    told = message(StageComponent("south", "7.1.1"), job, 3, 1, PROFILES, catalogue, {})
+    commands = CommandMessages(1, PROFILES, catalogue)
+    told = commands.message(StageComponent("south", "7.1.1"), job, 3)
     assert told["bundle"] == {"id": "f" * 64, "size": 9}
     survey, world = told["files"]
     assert (survey["source"], survey["path"], survey["part"]) == ("files", "/data/survey", "b")
@@ -112,11 +113,11 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         "world",
         "sum-m",
     )
-    submit = message(SubmitComponent("south", "7.1.2"), job, 4, 1, PROFILES, catalogue, {})
+    submit = commands.message(SubmitComponent("south", "7.1.2"), job, 4)
     assert (submit["token"], submit["stage"], submit["collect"]) == ("7.1.2", "7.1.1", ["*.out"])
 
     catalogue.remove("sky/survey", "files")
-    survey, _ = message(StageComponent("south", "7.1.1"), job, 5, 1, PROFILES, catalogue, {})["files"]
+    survey, _ = commands.message(StageComponent("south", "7.1.1"), job, 5)["files"]
     assert (survey["path"], survey["checksum"]) == ("", ""), "the agent will tell that it is gone"
 
 
@@ -125,5 +126,5 @@ def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
         7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2, attempt=Attempt(2, PLACED, 0.0)
     )
     for token in ("7.1.0", "7.2.1"):
-        told = message(StageComponent("north", token), job, 3, 1, PROFILES, Catalogue(), {})
+        told = CommandMessages(1, PROFILES, Catalogue()).message(StageComponent("north", token), job, 3)
         assert (told["type"], told["token"]) == ("unstage", token)
