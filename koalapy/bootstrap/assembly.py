@@ -94,13 +94,18 @@ async def run(
     catalogue = Catalogue(stores.files.replicas())
     scheduler = _scheduler(settings, policies, stores, links, catalogue)
     describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
-    engine = _engine(stores, scheduler, catalogue, describe)
+    epoch = stores.jobs.epoch
+    outbox = Outbox(stores.saved.outbox, epoch)
+    engine = Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
     outputs = Outputs(engine, stores.jobs, stores.output)
     hub = _hub(settings, stores, engine, outputs)
     services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
     hub.number_above(services.jobs.number_above)
     hub.learn_from_transfers(TransferFeedback(services.network.transferred, services.files.spoiled))
-    tokens = {name: _agent_token(section) for name, section in settings.clusters.items()}
+    tokens = {
+        name: section.token or (secrets.token_urlsafe(24) if section.is_embedded else None)
+        for name, section in settings.clusters.items()
+    }
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
     with _user_tokens(settings, data_dir, listener) as users:
@@ -233,9 +238,9 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
         details: dict[str, object] = {}
         if section.lrm.on_this_host:
-            directory = _local_directory(data_dir, name)
-            details["directory"] = str(directory)
-            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory.parent))]
+            directory = _agent_directory(data_dir, name)
+            details["directory"] = str(directory / "lrm")
+            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
         if cluster.disks:
             details["disks"] = [asdict(disk) for disk in cluster.disks]
         return ClusterRecord(
@@ -263,12 +268,6 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
 
 
 # What goes on around the scheduler
-
-
-def _engine(stores: Stores, scheduler: Scheduler, catalogue: Catalogue, describe: Describe) -> Engine:
-    epoch = stores.jobs.epoch
-    outbox = Outbox(stores.saved.outbox, epoch)
-    return Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
 
 
 def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
@@ -307,15 +306,12 @@ def _services(
         attempts=jobs.attempts,
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
-    health = HealthMonitor(engine, _own_folders(data_dir), settings.disks)
+    folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
+    health = HealthMonitor(engine, folders, settings.disks)
     advisor = Advisor(engine.scheduler.experience, stores.advice)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     return Services(jobs, bundles, files, results, network, advisor, health, retention)
-
-
-def _own_folders(data_dir: Path) -> dict[str, Path]:
-    return {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
 
 
 def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
@@ -351,18 +347,11 @@ def _embedded_agents(settings: Settings, tokens: Tokens, data_dir: Path, umask: 
     processes = []
     for name in (name for name, section in settings.clusters.items() if section.is_embedded):
         handover = write_handover(name, settings, tokens[name] or "", umask)
-        processes.append(AgentProcess(name, _agent_command(name, data_dir), of_agents(), handover))
+        command = [sys.executable, "-m", "koalapy.cli.main", "agent", name, "--embedded"]
+        command += ["--directory", str(_agent_directory(data_dir, name))]
+        processes.append(AgentProcess(name, command, of_agents(), handover))
     return EmbeddedAgents(processes, tell)
 
 
-def _local_directory(data_dir: Path, cluster: str) -> Path:
-    return data_dir / "clusters" / cluster / "lrm"
-
-
-def _agent_token(section: ClusterSection) -> str | None:
-    return section.token or (secrets.token_urlsafe(24) if section.is_embedded else None)
-
-
-def _agent_command(cluster: str, data_dir: Path) -> list[str]:
-    command = [sys.executable, "-m", "koalapy.cli.main", "agent", cluster, "--embedded"]
-    return [*command, "--directory", str(data_dir / "clusters" / cluster)]
+def _agent_directory(data_dir: Path, cluster: str) -> Path:
+    return data_dir / "clusters" / cluster

@@ -34,7 +34,7 @@ OUTPUT_TIMEOUT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TrialOutput:
     """What was written, and where: empty while nobody knows."""
 
     output: str
@@ -60,7 +60,7 @@ async def check_runner(settings: AgentSettings, lrm: Lrm | None) -> Finding:
         return Finding(CHECKED, False, f"cannot try it: {error}", hint)
 
 
-def _judge(settings: AgentSettings, tried: Tried, where: str, hint: str) -> Finding:
+def _judge(settings: AgentSettings, tried: TrialOutput, where: str, hint: str) -> Finding:
     version = re.search(r"koala-python (\d+)\.(\d+)\.(\d+)", tried.output)
     runs = re.search(r"koala-runner (\S+)", tried.output)
     lines = [line.strip() for line in tried.output.splitlines() if line.strip()]
@@ -86,12 +86,12 @@ def _command(settings: AgentSettings) -> tuple[str, ...]:
     return (settings.python, "-I", "-S", "-c", CODE, str(RUNNER))
 
 
-async def _try_here(settings: AgentSettings) -> Tried:
+async def _try_here(settings: AgentSettings) -> TrialOutput:
     answer = await run(*_command(settings))
-    return Tried(answer.output.decode(errors="replace") + answer.errors)
+    return TrialOutput(answer.output.decode(errors="replace") + answer.errors)
 
 
-async def _try_there(settings: AgentSettings, lrm: Lrm) -> Tried:
+async def _try_there(settings: AgentSettings, lrm: Lrm) -> TrialOutput:
     """``SiteError`` when the resource manager does not take the job."""
     directory = settings.directory.absolute()
     shared = next(parent for parent in (directory, *directory.parents) if parent.exists())
@@ -107,8 +107,8 @@ async def _try_there(settings: AgentSettings, lrm: Lrm) -> Tried:
         finally:
             await lrm.cancel(job, name)
         if node is None:
-            return Tried("", ran=False)
-        return Tried(await _wait_for_output(output), node)
+            return TrialOutput("", ran=False)
+        return TrialOutput(await _wait_for_output(output), node)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

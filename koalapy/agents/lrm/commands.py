@@ -17,7 +17,7 @@ COMMAND_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """How a command ended."""
 
     code: int
@@ -37,7 +37,7 @@ async def run(
     stdin: bytes = b"",
     timeout: float = COMMAND_TIMEOUT,
     max_output: int | None = None,
-) -> Answer:
+) -> CommandResult:
     """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` when it is late.
 
     A command that was given up is killed; what it asked for may have been done all the same. One that says more than
@@ -78,7 +78,7 @@ async def run(
         # Our ends of its pipes: asyncio would wait until what is in them is read, and others have closed theirs.
         transport.close()
         await process.wait()
-    return Answer(process.returncode or 0, output, errors.decode(errors="replace"))
+    return CommandResult(process.returncode or 0, output, errors.decode(errors="replace"))
 
 
 async def _limited(process: asyncio.subprocess.Process, max_output: int) -> tuple[bytes, bytes]:

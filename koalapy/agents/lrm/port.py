@@ -41,6 +41,15 @@ class LrmJob:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended, as ``LrmJob`` tells it."""
+
+    exit_code: int | None
+    lost: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LrmSnapshot:
     """One batched look at a cluster: node counts and all LRM jobs of ours, ended ones as long as the LRM knows them.
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from koalapy.agents.lrm.commands import split_options
-from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, Ending
+from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, DrmaaEnding
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
-from koalapy.agents.lrm.drmaa.jobs import Entry, JobTable
+from koalapy.agents.lrm.drmaa.jobs import SubmittedJob, SubmittedJobs
 from koalapy.agents.lrm.drmaa.process import Unanswered
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -34,7 +34,7 @@ class DrmaaLrm:
         """In ``directory`` the names and ids of jobs submitted are written down."""
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         self._polling = Polling(settings.poll_interval)
-        self._table = JobTable(directory / "drmaa-jobs.json")
+        self._table = SubmittedJobs(directory / "drmaa-jobs.json")
         self._gone: dict[str, float] = {}
         """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
 
@@ -129,7 +129,7 @@ class DrmaaLrm:
         text = text.replace("{walltime}", limit)
         return list(split_options(text.replace("{nodes}", str(submission.nodes))))
 
-    def _job(self, entry: Entry, word: str) -> LrmJob:
+    def _job(self, entry: SubmittedJob, word: str) -> LrmJob:
         """As it is now; one that has ended is given a moment for its exit code to arrive."""
         assert entry.job is not None
         state = LrmJobState.ENDED if word == NO_SUCH_JOB else STATES.get(word, LrmJobState.UNKNOWN)
@@ -150,7 +150,7 @@ class DrmaaLrm:
 _HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
 
 
-def _ended(entry: Entry, word: str, ending: Ending | None) -> LrmJob:
+def _ended(entry: SubmittedJob, word: str, ending: DrmaaEnding | None) -> LrmJob:
     assert entry.job is not None
     code = ending.exit_code if ending else None
     number = ending.signal_number if ending else None

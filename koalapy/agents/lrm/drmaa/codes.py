@@ -59,7 +59,7 @@ ERRORS: Mapping[str, type[SiteError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class DrmaaEnding:
     """How a job ended as DRMAA tells it; all of it unknown when it only knows that the job is gone."""
 
     job: str
@@ -75,7 +75,7 @@ class Ending:
         return self.exit_code - 128 if self.exit_code is not None and self.exit_code > 128 else None
 
     @classmethod
-    def from_notice(cls, notice: Mapping[str, Any]) -> "Ending":
+    def from_notice(cls, notice: Mapping[str, Any]) -> "DrmaaEnding":
         return cls(notice["job"], notice.get("exit_code"), notice.get("signal", ""), notice.get("aborted", False))
 
 

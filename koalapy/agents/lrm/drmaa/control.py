@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, Ending
+from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, DrmaaEnding
 from koalapy.agents.lrm.drmaa.process import DrmaaProcess
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
@@ -38,7 +38,7 @@ class DrmaaControl:
         )
         self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeout)
         self._listeners: list[Callable[[], None]] = []
-        self._endings: dict[str, Ending] = {}
+        self._endings: dict[str, DrmaaEnding] = {}
         self._order: deque[str] = deque()
         self._error = ""
         self._retry_at = 0.0
@@ -79,7 +79,7 @@ class DrmaaControl:
         """Have it called whenever the library tells of an ended job."""
         self._listeners.append(listener)
 
-    def ending(self, job: str) -> Ending | None:
+    def ending(self, job: str) -> DrmaaEnding | None:
         """What the library has told of the end of a job of this session."""
         return self._endings.get(job)
 
@@ -110,7 +110,7 @@ class DrmaaControl:
         found = f"{about['implementation']}, DRMAA {about['version']}, {self.library or 'libdrmaa'}"
         return [Finding("DRMAA library", True, found)]
 
-    def _ended(self, ending: Ending) -> None:
+    def _ended(self, ending: DrmaaEnding) -> None:
         self._endings[ending.job] = ending
         self._order.append(ending.job)
         if len(self._order) > _MAX_RETAINED_ENDINGS:

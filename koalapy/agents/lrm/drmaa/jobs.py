@@ -15,7 +15,7 @@ _RETENTION = 7 * 86400.0
 
 
 @dataclass(slots=True)
-class Entry:
+class SubmittedJob:
     """One job; ``job`` is None from before it is submitted until that is answered, ``ended`` the time of its end."""
 
     name: str
@@ -33,24 +33,24 @@ class Entry:
         return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason)
 
 
-class JobTable:
+class SubmittedJobs:
     """Every method that changes something has written it when it returns; they raise ``SiteUnavailable``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, SubmittedJob] = {}
 
     def load(self) -> None:
         try:
             stored = json.loads(self._path.read_bytes())
-            self.entries = {name: Entry(**fields) for name, fields in stored.items()}
+            self.entries = {name: SubmittedJob(**fields) for name, fields in stored.items()}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
 
     def intend(self, name: str, nodes: int) -> None:
-        self.entries[name] = Entry(name, nodes)
+        self.entries[name] = SubmittedJob(name, nodes)
         self._write()
 
     def submitted(self, name: str, job: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.agents.environment import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
-from koalapy.agents.lrm.drmaa.codes import Ending, error_of, start_error
+from koalapy.agents.lrm.drmaa.codes import DrmaaEnding, error_of, start_error
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -41,7 +41,7 @@ class DrmaaProcess:
         library: str | None,
         contact: str,
         environment: Mapping[str, str],
-        ended: Callable[[Ending], None],
+        ended: Callable[[DrmaaEnding], None],
         timeout: float,
     ) -> None:
         self._library, self._contact, self._ended, self._timeout = library, contact, ended, timeout
@@ -139,7 +139,7 @@ class DrmaaProcess:
 class _Session:
     """One worker from its start to its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ended: Callable[[Ending], None]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, ended: Callable[[DrmaaEnding], None]) -> None:
         self._process, self._ended = process, ended
         self.began = time.monotonic()
         self.ended_at = self.began
@@ -217,7 +217,7 @@ class _Session:
 
     def _receive(self, message: dict[str, Any]) -> None:
         if "ended" in message:
-            self._ended(Ending.from_notice(message["ended"]))
+            self._ended(DrmaaEnding.from_notice(message["ended"]))
         elif "hello" in message:
             self.about = message["hello"]
             self.greeted.set()

@@ -175,7 +175,8 @@ class LocalLrm:
     async def _greet(self) -> "_Link | None":
         """A link to the locald that runs; None when that was one of other settings, without work, now told to go."""
         async with contextlib.AsyncExitStack() as unfit:
-            link = _Link(*await self._dial(), self._changed)
+            streams = await asyncio.open_unix_connection(self.cluster.socket_path(), limit=_MAX_LINE)
+            link = _Link(*streams, self._changed)
             unfit.push_async_callback(link.close)
             hello = await link.request("hello")
             if self.cluster.matches(hello):
@@ -185,9 +186,6 @@ class LocalLrm:
             if not (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
                 self.cluster.raise_mismatch(hello)
         return None
-
-    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(self.cluster.socket_path(), limit=_MAX_LINE)
 
 
 class StartFailures:

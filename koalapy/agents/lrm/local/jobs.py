@@ -20,16 +20,16 @@ class RequestRejected(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class LocalNode:
     name: str
     address: str
     state: str = "up"
     """``up``, ``drain`` (no new jobs) or ``down``."""
-    job: "Job | None" = None
+    job: "LocalJob | None" = None
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class LocalJob:
     id: int
     name: str
     user: str
@@ -40,7 +40,7 @@ class Job:
     output: str = os.devnull
     walltime: float | None = None
     state: str = "queued"
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[LocalNode] = field(default_factory=list)
     exit_code: int | None = None
     lost: bool = False
     reason: str = ""
@@ -65,25 +65,25 @@ class Job:
 class JobTable:
     """Strict first come, first served over all users; nodes belong to one job at a time, lowest numbers first."""
 
-    def __init__(self, nodes: list[Node], remembered: Iterable[Job] = ()) -> None:
+    def __init__(self, nodes: list[LocalNode], remembered: Iterable[LocalJob] = ()) -> None:
         self.nodes = nodes
         self.seq = 0
         """Rises with every change that a client can see."""
-        self.queue: deque[Job] = deque()
-        self.running: dict[int, Job] = {}
-        self._ended: deque[Job] = deque()
-        self._known: dict[int, Job] = {}
-        self._newest: dict[str, Job] = {}
+        self.queue: deque[LocalJob] = deque()
+        self.running: dict[int, LocalJob] = {}
+        self._ended: deque[LocalJob] = deque()
+        self._known: dict[int, LocalJob] = {}
+        self._newest: dict[str, LocalJob] = {}
         for job in remembered:
             self._remember(job)
             self._to_ended(job)
         self._next_id = max(self._known, default=0) + 1
 
     @property
-    def active(self) -> list[Job]:
+    def active(self) -> list[LocalJob]:
         return [*self.running.values(), *self.queue]
 
-    def submit(self, request: dict[str, Any]) -> Job:
+    def submit(self, request: dict[str, Any]) -> LocalJob:
         """Queue a job as a client describes it; raises ``RequestRejected`` naming the field that is wrong."""
         job = _job_of(request, self._next_id, len(self.nodes))
         self._next_id += 1
@@ -92,7 +92,7 @@ class JobTable:
         self.seq += 1
         return job
 
-    def start_next(self) -> Job | None:
+    def start_next(self) -> LocalJob | None:
         """Allocate nodes to the head of the queue, if there are enough for it."""
         if not self.queue:
             return None
@@ -108,7 +108,7 @@ class JobTable:
         self.seq += 1
         return job
 
-    def end(self, job: Job) -> None:
+    def end(self, job: LocalJob) -> None:
         """The job is over and its nodes are free."""
         if self.running.pop(job.id, None) is None:
             self.queue.remove(job)
@@ -116,30 +116,30 @@ class JobTable:
             node.job = None
         self._to_ended(job)
 
-    def mark_lost(self, job: Job, reason: str) -> None:
+    def mark_lost(self, job: LocalJob, reason: str) -> None:
         """The cluster has failed the job, which may still run on other nodes; the first reason counts."""
         if not job.lost:
             job.lost, job.reason = True, reason
             self.seq += 1
 
-    def idle_nodes(self) -> list[Node]:
+    def idle_nodes(self) -> list[LocalNode]:
         return [node for node in self.nodes if node.job is None and node.state == "up"]
 
-    def node(self, name: object) -> Node:
+    def node(self, name: object) -> LocalNode:
         """A node by name or address; raises ``RequestRejected``."""
         for node in self.nodes:
             if name in (node.name, node.address):
                 return node
         raise RequestRejected(f"node: there is no {name!r}; nodes are {self.nodes[0].name} to {self.nodes[-1].name}")
 
-    def job(self, id: object) -> Job | None:
+    def job(self, id: object) -> LocalJob | None:
         return self._known.get(int(id)) if isinstance(id, str) and id.isdecimal() else None
 
-    def newest(self, name: str) -> Job | None:
+    def newest(self, name: str) -> LocalJob | None:
         """The latest job of that name."""
         return self._newest.get(name)
 
-    def ended_since(self, seq: int) -> list[Job]:
+    def ended_since(self, seq: int) -> list[LocalJob]:
         """Jobs that ended after the table stood at ``seq``, latest first."""
         found = []
         for job in reversed(self._ended):
@@ -148,14 +148,14 @@ class JobTable:
             found.append(job)
         return found
 
-    def remembered(self) -> list[Job]:
+    def remembered(self) -> list[LocalJob]:
         """All jobs known, in order of submission."""
         return list(self._known.values())
 
-    def _remember(self, job: Job) -> None:
+    def _remember(self, job: LocalJob) -> None:
         self._known[job.id] = self._newest[job.name] = job
 
-    def _to_ended(self, job: Job) -> None:
+    def _to_ended(self, job: LocalJob) -> None:
         self.seq += 1
         job.state = "ended"
         job.ended_seq = self.seq
@@ -168,7 +168,7 @@ class JobTable:
                 del self._newest[oldest.name]
 
 
-def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> Job:
+def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> LocalJob:
     size = request.get("nodes")
     if type(size) is not int or size < 1:
         raise RequestRejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
@@ -182,7 +182,7 @@ def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> Job:
         raise RequestRejected("env: an object of strings is needed")
     if any(not key or "=" in key for key in env):
         raise RequestRejected("env: a name is empty or contains '='")
-    return Job(
+    return LocalJob(
         id=id,
         name=_text("name", request.get("name")),
         user=_text("user", request.get("user", "grid")),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from koalapy.agents.lrm.local.jobs import MAX_RETAINED_JOBS, Job
+from koalapy.agents.lrm.local.jobs import MAX_RETAINED_JOBS, LocalJob
 
 _MAX_LINES = 6 * MAX_RETAINED_JOBS
 
@@ -19,9 +19,9 @@ class Journal:
         self._file = -1
         self._lines = 0
 
-    def load(self) -> list[Job]:
+    def load(self) -> list[LocalJob]:
         """Jobs as the last locald left them; those that had not ended are lost with it."""
-        jobs: dict[int, Job] = {}
+        jobs: dict[int, LocalJob] = {}
         try:
             lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
@@ -36,11 +36,11 @@ class Journal:
                 job.lost, job.reason = True, "the cluster's resource manager was killed"
         return list(jobs.values())[-MAX_RETAINED_JOBS:]
 
-    def submitted(self, job: Job) -> None:
+    def submitted(self, job: LocalJob) -> None:
         """Raises ``OSError``."""
         self._append(_submission(job))
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: LocalJob) -> None:
         try:
             self._append(_end(job))
         except OSError as error:
@@ -51,7 +51,7 @@ class Journal:
         """Time to write it anew."""
         return self._lines > _MAX_LINES
 
-    def rewrite(self, jobs: Iterable[Job]) -> None:
+    def rewrite(self, jobs: Iterable[LocalJob]) -> None:
         """Replace the file by what is still remembered; raises ``OSError``."""
         fresh = self._path.with_suffix(".new")
         lines = [line for job in jobs for line in _lines_of(job)]
@@ -71,15 +71,15 @@ class Journal:
         self._lines += 1
 
 
-def _lines_of(job: Job) -> list[bytes]:
+def _lines_of(job: LocalJob) -> list[bytes]:
     return [_submission(job), _end(job)] if job.state == "ended" else [_submission(job)]
 
 
-def _submission(job: Job) -> bytes:
+def _submission(job: LocalJob) -> bytes:
     return _line(["submitted", job.id, job.name, job.user, job.size])
 
 
-def _end(job: Job) -> bytes:
+def _end(job: LocalJob) -> bytes:
     return _line(["ended", job.id, job.exit_code, job.lost, job.reason])
 
 
@@ -87,10 +87,10 @@ def _line(entry: list[object]) -> bytes:
     return b"\n" + json.dumps(entry).encode() + b"\n"  # whatever was torn before this ends here
 
 
-def _apply(jobs: dict[int, Job], entry: object) -> None:
+def _apply(jobs: dict[int, LocalJob], entry: object) -> None:
     match entry:
         case ["submitted", int(id), str(name), str(user), int(size)]:
-            jobs[id] = Job(id, name, user, size)
+            jobs[id] = LocalJob(id, name, user, size)
         case ["ended", int(id), int() | None as exit_code, bool(lost), str(reason)]:
             job = jobs[id]
             job.state, job.exit_code, job.lost, job.reason = "ended", exit_code, lost, reason

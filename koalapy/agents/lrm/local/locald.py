@@ -21,7 +21,7 @@ from pathlib import Path
 if __name__ == "__main__":  # -I leaves out the directory of our own package
     sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from koalapy.agents.lrm.local.jobs import JobTable, Node
+from koalapy.agents.lrm.local.jobs import JobTable, LocalNode
 from koalapy.agents.lrm.local.journal import Journal
 from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, kill_marked
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
@@ -114,8 +114,8 @@ def _start_again(mark_ending: str) -> None:
     os.execve(sys.executable, command, {**environment, MARK: mark_ending})
 
 
-def _nodes(options: argparse.Namespace) -> list[Node]:
-    return [Node(f"{options.cluster}-{k}", f"{options.network}.{k}") for k in range(1, options.nodes + 1)]
+def _nodes(options: argparse.Namespace) -> list[LocalNode]:
+    return [LocalNode(f"{options.cluster}-{k}", f"{options.network}.{k}") for k in range(1, options.nodes + 1)]
 
 
 def _lock(path: Path) -> int | None:

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 
-from koalapy.agents.lrm.local.jobs import Job, JobTable, Node
+from koalapy.agents.lrm.local.jobs import JobTable, LocalJob, LocalNode
 from koalapy.agents.lrm.local.processes import MARK, Adopted, mark_of, send, trees_of
 from koalapy.agents.lrm.local.spawn import Spawner
 
@@ -39,12 +39,12 @@ class Deadlines:
                 action()
 
 
-class Run:
+class NodeRun:
     """What a job does on one node. ``stage`` is the last signal that locald has sent: 0, SIGTERM or SIGKILL."""
 
     __slots__ = ("alive", "job", "mark", "node", "pid", "signalled", "stage")
 
-    def __init__(self, job: Job, node: Node, mark: str) -> None:
+    def __init__(self, job: LocalJob, node: LocalNode, mark: str) -> None:
         self.job = job
         self.node = node
         self.mark = mark
@@ -67,19 +67,19 @@ class Runs:
         self._mark_ending = mark_ending
         self._base_env = base_env
         self._adopted = Adopted()
-        self._runs: dict[Node, Run] = {}
-        self._by_pid: dict[int, Run] = {}
+        self._runs: dict[LocalNode, NodeRun] = {}
+        self._by_pid: dict[int, NodeRun] = {}
         """Runs whose main process lives."""
-        self._owners: dict[int, Run] = {}
+        self._owners: dict[int, NodeRun] = {}
         """Orphans whose run is known."""
         self.kill_grace = 1.0
         """Seconds between SIGTERM and SIGKILL."""
 
-    def start(self, job: Job) -> None:
+    def start(self, job: LocalJob) -> None:
         """Start the job on all of its nodes."""
         addresses = ",".join(node.address for node in job.nodes)
         for index, node in enumerate(job.nodes):
-            run = Run(job, node, f"{job.id}.{index}{self._mark_ending}")
+            run = NodeRun(job, node, f"{job.id}.{index}{self._mark_ending}")
             env = {
                 **self._base_env,
                 **job.env,
@@ -102,7 +102,7 @@ class Runs:
             self._deadlines.set(job, job.walltime, lambda: self.stop(job, "walltime exceeded"))
         self._sweep()
 
-    def stop(self, job: Job, reason: str) -> None:
+    def stop(self, job: LocalJob, reason: str) -> None:
         """End all processes of a running job: SIGTERM, and SIGKILL after the grace."""
         if not job.reason:
             job.reason = reason
@@ -113,7 +113,7 @@ class Runs:
                 self._end(run, signal.SIGTERM)
         self._sweep()
 
-    def fail_node(self, node: Node) -> None:
+    def fail_node(self, node: LocalNode) -> None:
         """The node breaks: kill what runs there."""
         run = self._runs.get(node)
         if run is not None:
@@ -148,7 +148,7 @@ class Runs:
             for pid in orphans:
                 os.waitpid(pid, 0)
 
-    def _main_over(self, run: Run, code: int, lost: str) -> None:
+    def _main_over(self, run: NodeRun, code: int, lost: str) -> None:
         run.alive = False
         job = run.job
         if not job.exit_code:
@@ -156,7 +156,7 @@ class Runs:
         if lost:
             self._jobs.mark_lost(job, lost)
 
-    def _end(self, run: Run, how: signal.Signals) -> None:
+    def _end(self, run: NodeRun, how: signal.Signals) -> None:
         run.stage = how
         run.signalled.clear()
         if how == signal.SIGTERM:
@@ -171,7 +171,7 @@ class Runs:
                 os.kill(run.pid, how)
             send(tree[1:], how)
 
-    def _kill(self, run: Run) -> None:
+    def _kill(self, run: NodeRun) -> None:
         self._end(run, signal.SIGKILL)
         self._sweep()
 
@@ -191,15 +191,15 @@ class Runs:
             elif not run.alive:
                 self._release(run)
 
-    def _orphans_of(self, ending: list[Run]) -> dict[Run, list[int]]:
-        found: defaultdict[Run, list[int]] = defaultdict(list)
+    def _orphans_of(self, ending: list[NodeRun]) -> dict[NodeRun, list[int]]:
+        found: defaultdict[NodeRun, list[int]] = defaultdict(list)
         for pid in self._adopted.besides(self._by_pid):
             owner = self._owners.get(pid) or self._owner_of(pid, ending)
             if owner is not None:
                 found[owner].append(pid)
         return found
 
-    def _owner_of(self, pid: int, ending: list[Run]) -> Run | None:
+    def _owner_of(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
         """The run of an orphan: by its mark, else by its session.
 
         One that has given up both belongs to whichever node ends first: better ended early than left behind.
@@ -216,7 +216,7 @@ class Runs:
         by_session = next((run for run in self._runs.values() if run.pid == session), None)
         return by_session or next((run for run in ending if not run.alive), None)
 
-    def _release(self, run: Run) -> None:
+    def _release(self, run: NodeRun) -> None:
         self._deadlines.drop(run)
         del self._runs[run.node]
         job = run.job

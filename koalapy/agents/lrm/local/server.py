@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from koalapy.agents.lrm.local.jobs import Job, JobTable, RequestRejected
+from koalapy.agents.lrm.local.jobs import JobTable, LocalJob, RequestRejected
 from koalapy.agents.lrm.local.journal import Journal
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
 
@@ -25,7 +25,7 @@ _NOTICE_INTERVAL = 0.01
 """Seconds between two notices of change."""
 
 
-class Client:
+class ClientConnection:
     """One connection."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -88,11 +88,11 @@ class Server:
         self._listener = listener
         self._facts = facts
         self._linger = linger
-        self._clients: set[Client] = set()
-        self._waiting: defaultdict[Job, list[tuple[Client, Any]]] = defaultdict(list)
+        self._clients: set[ClientConnection] = set()
+        self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
         self._journalled = jobs.seq
         self._stopping = self._done = self._terminated = False
-        self._operations: dict[str, Callable[[Client, dict[str, Any]], dict[str, Any] | None]] = {
+        self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._hello,
             "submit": self._submit,
             "cancel": self._cancel,
@@ -158,11 +158,11 @@ class Server:
                 self._selector.unregister(self._listener)
                 self._deadlines.set("listen", _ACCEPT_RETRY_DELAY, self._listen)
             return
-        client = Client(connection)
+        client = ClientConnection(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._on_client(client))
 
-    def _on_client(self, client: Client) -> None:
+    def _on_client(self, client: ClientConnection) -> None:
         lines = client.receive()
         if lines is None:
             self._drop(client)
@@ -170,12 +170,12 @@ class Server:
         for line in lines:
             self._answer(client, line)
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: ClientConnection) -> None:
         self._clients.discard(client)
         self._selector.unregister(client.connection)
         client.connection.close()
 
-    def _answer(self, client: Client, line: bytes) -> None:
+    def _answer(self, client: ClientConnection, line: bytes) -> None:
         reply: dict[str, Any] | None
         request: Any = None
         try:
@@ -191,10 +191,10 @@ class Server:
             id = request.get("id") if isinstance(request, dict) else None
             client.send(reply if id is None else {"id": id, **reply})
 
-    def _hello(self, _: Client, __: dict[str, Any]) -> dict[str, Any]:
+    def _hello(self, _: ClientConnection, __: dict[str, Any]) -> dict[str, Any]:
         return self._facts
 
-    def _submit(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def _submit(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         if self._stopping:
             raise RequestRejected("the cluster is shutting down", "unavailable")
         job = self._jobs.submit(request)
@@ -205,7 +205,7 @@ class Server:
             raise RequestRejected(f"the journal cannot be written: {error}", "unavailable") from error
         return {"job": str(job.id)}
 
-    def _cancel(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def _cancel(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         job = self._jobs.job(request.get("job"))
         if job is None:
             raise RequestRejected(f"job: there is no {request.get('job')!r}", "unknown")
@@ -214,19 +214,19 @@ class Server:
         self._end_job(job, "cancelled")
         return {"state": job.state}
 
-    def _end_job(self, job: Job, reason: str) -> None:
+    def _end_job(self, job: LocalJob, reason: str) -> None:
         if job.state == "queued":
             job.reason = reason
             self._jobs.end(job)
         elif job.state == "running":
             self._runs.stop(job, reason)
 
-    def _find(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def _find(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         name = request.get("name")
         job = self._jobs.newest(name) if isinstance(name, str) else self._jobs.job(request.get("job"))
         return {"job": None} if job is None else job.record()
 
-    def _wait(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _wait(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any] | None:
         """Answered when the job has ended."""
         job = self._jobs.job(request.get("job"))
         if job is None or job.state == "ended":
@@ -234,7 +234,7 @@ class Server:
         self._waiting[job].append((client, request.get("id")))
         return None
 
-    def _list(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def _list(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         """All active jobs, and those that ended after ``ended_since`` with names of ``ended_prefix``."""
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
@@ -249,12 +249,12 @@ class Server:
             "jobs": [job.record() for job in (*self._jobs.active, *ended)],
         }
 
-    def _watch(self, client: Client, _: dict[str, Any]) -> dict[str, Any]:
+    def _watch(self, client: ClientConnection, _: dict[str, Any]) -> dict[str, Any]:
         client.watching = True
         client.notified = self._jobs.seq
         return {"seq": client.notified}
 
-    def _node(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def _node(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         node = self._jobs.node(request.get("node"))
         states = {"drain": "drain", "down": "down", "resume": "up"}
         wanted = request.get("state")
@@ -266,7 +266,7 @@ class Server:
             self._runs.fail_node(node)
         return {"node": node.name, "state": node.state}
 
-    def _shutdown(self, _: Client, request: dict[str, Any]) -> dict[str, Any]:
+    def _shutdown(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         active = len(self._jobs.active)
         shared = bool(request.get("if_alone")) and len(self._clients) > 1
         if (request.get("if_idle") and active) or shared:
@@ -318,7 +318,7 @@ class Server:
         if unaware:
             self._deadlines.set("notice", _NOTICE_INTERVAL, lambda: None)
 
-    def _flush(self, client: Client) -> None:
+    def _flush(self, client: ClientConnection) -> None:
         if not client.flush():
             self._drop(client)
             return

@@ -18,7 +18,7 @@ from koalapy.agents.lrm.sge.check import findings
 from koalapy.agents.lrm.sge.commands import Layout, SgeCommands, read_layout
 from koalapy.agents.lrm.sge.endings import EndResolver
 from koalapy.agents.lrm.sge.jobs import TrackedJobs, active_job, unreachable_hosts
-from koalapy.agents.lrm.sge.qstat import Instance, Job, Listing, read_listing
+from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.agents.lrm.sge.refusals import fault_of
 from koalapy.agents.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
@@ -156,10 +156,10 @@ class SgeLrm:
         arguments = ("-f", "-g", "t", "-s", which, "-u", self._jobs.owner, "-xml")
         return read_listing(await self._commands.ask("qstat", *arguments))
 
-    async def _own_jobs(self, which: str) -> Sequence[Job]:
+    async def _own_jobs(self, which: str) -> Sequence[SgeJob]:
         return read_listing(await self._commands.ask("qstat", "-s", which, "-u", self._jobs.owner, "-xml")).jobs
 
-    async def _active(self, job: Job, silent: Collection[str]) -> LrmJob:
+    async def _active(self, job: SgeJob, silent: Collection[str]) -> LrmJob:
         known = self._jobs.known[job.id]
         if is_broken(job.state) and not known.error:
             known.error = await self._job_error(job.id)
@@ -177,7 +177,7 @@ class SgeLrm:
 
 def snapshot_of(listing: Listing, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...]) -> LrmSnapshot:
     """Nodes by what they are to us; each is one thing."""
-    usable: dict[str, list[Instance]] = {}
+    usable: dict[str, list[QueueInstance]] = {}
     used: set[str] = set()
     for each in listing.instances:
         if (each.queue, each.host) in layout.instances:
@@ -192,7 +192,7 @@ def snapshot_of(listing: Listing, layout: Layout, held: Collection[str], jobs: t
     return LrmSnapshot(len(usable), counts["idle"], counts["busy"], counts["down"], jobs)
 
 
-def _best(instances: Sequence[Instance], slots: int) -> NodeState:
+def _best(instances: Sequence[QueueInstance], slots: int) -> NodeState:
     """What a host is to a job: Grid Engine takes its slots from one of its queues, or from several together."""
     total: Counter[NodeState] = Counter()
     for each in instances:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import COMMAND_TIMEOUT, Answer, run
-from koalapy.agents.lrm.sge.states import Record, read_accounting
+from koalapy.agents.lrm.commands import COMMAND_TIMEOUT, CommandResult, run
+from koalapy.agents.lrm.sge.states import AccountingRecord, read_accounting
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 FORCED_DELETE_TIMEOUT = 90.0
@@ -46,7 +46,7 @@ class SgeCommands:
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
                 self._folder = folder
 
-    async def run(self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> Answer:
+    async def run(self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> CommandResult:
         """An answer whatever its exit code, unless the master is out of reach (``SiteUnavailable``)."""
         if self._folder is None:
             await self.find()
@@ -72,7 +72,7 @@ class SgeCommands:
                 f"qdel -f: {answer.error_line}", hint="have a manager of Grid Engine do qdel -f", value=job
             )
 
-    async def accounting(self, owner: str, what: str) -> Sequence[Record]:
+    async def accounting(self, owner: str, what: str) -> Sequence[AccountingRecord]:
         """What is written of a job (by id or name), oldest first; nothing where there is no accounting yet."""
         answer = await self.run("qacct", "-o", owner, "-j", what, timeout=QACCT_TIMEOUT)
         if answer.code != 0:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
-from koalapy.agents.lrm.port import JobControl
+from koalapy.agents.lrm.port import JobControl, JobEnd
 from koalapy.agents.lrm.sge.commands import SgeCommands
 from koalapy.agents.lrm.sge.jobs import TrackedJob, TrackedJobs
-from koalapy.agents.lrm.sge.states import End, Record, end_of
+from koalapy.agents.lrm.sge.states import AccountingRecord, end_of
 from koalapy.model.errors import SiteError
 
 log = structlog.get_logger()
@@ -59,9 +59,9 @@ class EndResolver:
         """Whether it could be settled without asking."""
         ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl) else None
         if ending is not None and ending.exit_code is not None and ending.signal_number is None and not known.cancelled:
-            self._jobs.end(known, End(ending.exit_code))
+            self._jobs.end(known, JobEnd(ending.exit_code))
         elif known.cancelled and not known.nodes:  # it never ran
-            self._jobs.end(known, End(None, reason="cancelled"))
+            self._jobs.end(known, JobEnd(None, reason="cancelled"))
         else:
             # Of a killed job the library says "aborted" at best; the accounting knows why.
             return False
@@ -96,14 +96,14 @@ class EndResolver:
             return
         ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl) else None
         if known.cancelled:
-            self._jobs.end(known, End(None, reason="cancelled"))
+            self._jobs.end(known, JobEnd(None, reason="cancelled"))
         elif ending is not None and (ending.aborted or ending.signal):
-            self._jobs.end(known, End(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
+            self._jobs.end(known, JobEnd(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
         else:
             why = f": its accounting has not answered for {ACCOUNTING_TIMEOUT:g} s" if asking else ""
-            self._jobs.end(known, End(None, reason=f"Grid Engine does not say how it ended{why}"))
+            self._jobs.end(known, JobEnd(None, reason=f"Grid Engine does not say how it ended{why}"))
 
-    async def _accounted(self, known: TrackedJob) -> Sequence[Record]:
+    async def _accounted(self, known: TrackedJob) -> Sequence[AccountingRecord]:
         """What the accounting holds of it."""
         found = await self._commands.accounting(self._jobs.owner, known.id)
         own = [each for each in found if each.name == known.name]

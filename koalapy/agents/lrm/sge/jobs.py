@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from koalapy.agents.lrm.port import LrmJob, LrmJobState
-from koalapy.agents.lrm.sge.qstat import Job, Listing
-from koalapy.agents.lrm.sge.states import DELETED, HELD, SUSPENDED, UNREACHABLE, End, is_broken, job_state
+from koalapy.agents.lrm.port import JobEnd, LrmJob, LrmJobState
+from koalapy.agents.lrm.sge.qstat import Listing, SgeJob
+from koalapy.agents.lrm.sge.states import DELETED, HELD, SUSPENDED, UNREACHABLE, is_broken, job_state
 
 ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
@@ -44,7 +44,7 @@ class TrackedJobs:
     def submitted(self, id: str, name: str) -> None:
         self.known[id] = TrackedJob(id, name, time.monotonic())
 
-    def active(self, listing: Listing) -> list[Job]:
+    def active(self, listing: Listing) -> list[SgeJob]:
         """Those of ours that have not ended."""
         return [job for job in self._ours(listing) if job_state(job.state) is not LrmJobState.ENDED]
 
@@ -65,10 +65,10 @@ class TrackedJobs:
             known.gone = began if known.gone is None else known.gone
         return missing
 
-    def _ours(self, listing: Listing) -> list[Job]:
+    def _ours(self, listing: Listing) -> list[SgeJob]:
         return [job for job in listing.jobs if job.owner == self.owner and job.name.startswith(self.prefix)]
 
-    def end(self, known: TrackedJob, end: End) -> None:
+    def end(self, known: TrackedJob, end: JobEnd) -> None:
         """It has ended so."""
         self.known.pop(known.id, None)
         job = LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, end.exit_code, end.lost, end.reason)
@@ -93,7 +93,7 @@ class TrackedJobs:
         ]
 
 
-def active_job(job: Job, known: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
+def active_job(job: SgeJob, known: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
     """One that Grid Engine shows, as the port tells it."""
     state, reason, lost = job_state(job.state), "", False
     silent = sorted(set(job.hosts) & set(unreachable))

@@ -8,7 +8,7 @@ from koalapy.model.errors import SiteUnavailable
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class QueueInstance:
     """A queue on one host; ``states`` are letters, none when all is well."""
 
     queue: str
@@ -20,7 +20,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SgeJob:
     """One job; ``hosts`` are those where it has slots, the one where it was started first."""
 
     id: str
@@ -34,8 +34,8 @@ class Job:
 class Listing:
     """One answer."""
 
-    instances: tuple[Instance, ...]
-    jobs: tuple[Job, ...]
+    instances: tuple[QueueInstance, ...]
+    jobs: tuple[SgeJob, ...]
 
 
 def read_listing(text: bytes) -> Listing:
@@ -51,15 +51,15 @@ def read_listing(text: bytes) -> Listing:
     return Listing(tuple(named.values()), tuple(_jobs(root)))
 
 
-def _instance(element: Xml.Element) -> Instance:
+def _instance(element: Xml.Element) -> QueueInstance:
     queue, at, host = _text(element, "name").partition("@")
     if not queue or not at or not host:
         raise SiteUnavailable(f"qstat names a queue {_text(element, 'name')!r}, not QUEUE@HOST")
     used, total = _number(element, "slots_used"), _number(element, "slots_total")
-    return Instance(queue, host, _text(element, "state"), used, _number(element, "slots_resv"), total)
+    return QueueInstance(queue, host, _text(element, "state"), used, _number(element, "slots_resv"), total)
 
 
-def _jobs(root: Xml.Element) -> Iterator[Job]:
+def _jobs(root: Xml.Element) -> Iterator[SgeJob]:
     """Each job once; where it has several slots there are as many rows."""
     rows: dict[str, list[tuple[Xml.Element, str]]] = {}
     for row, host in _rows(root):
@@ -71,7 +71,7 @@ def _jobs(root: Xml.Element) -> Iterator[Job]:
         found.sort(key=lambda each: _text(each[0], "master") != "MASTER")
         first = found[0][0]
         hosts = dict.fromkeys(host for _, host in found if host)
-        yield Job(id, _text(first, "JB_name"), _text(first, "JB_owner"), _text(first, "state"), tuple(hosts))
+        yield SgeJob(id, _text(first, "JB_name"), _text(first, "JB_owner"), _text(first, "state"), tuple(hosts))
 
 
 def _rows(root: Xml.Element) -> Iterator[tuple[Xml.Element, str]]:

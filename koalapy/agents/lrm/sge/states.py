@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm.port import JobEnd, LrmJobState
 
 NodeState = Literal["idle", "busy", "down"]
 
@@ -56,7 +56,7 @@ def is_broken(word: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AccountingRecord:
     """A job's part on one host in the accounting; ``limit`` and ``wallclock`` in seconds."""
 
     job: str
@@ -70,16 +70,7 @@ class Record:
     limit: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a job ended, as the port tells it."""
-
-    exit_code: int | None
-    lost: bool = False
-    reason: str = ""
-
-
-def read_accounting(text: str) -> Sequence[Record]:
+def read_accounting(text: str) -> Sequence[AccountingRecord]:
     """What ``qacct -j`` prints; records that say too little are left out."""
     found = []
     for part in re.split(r"^=+\s*$", text, flags=re.MULTILINE):
@@ -90,28 +81,28 @@ def read_accounting(text: str) -> Sequence[Record]:
     return found
 
 
-def end_of(record: Record, *, cancelled: bool) -> End:
+def end_of(record: AccountingRecord, *, cancelled: bool) -> JobEnd:
     """From its record; ``cancelled`` by us, then being killed is what was asked for."""
     code = record.exit_status
     if record.failed == WALLTIME_EXCEEDED or (record.limit and record.wallclock >= record.limit and code > 128):
-        return End(code or None, reason="walltime exceeded")
+        return JobEnd(code or None, reason="walltime exceeded")
     if cancelled:
-        return End(code if record.failed in (0, AFTER_START) else None, reason="cancelled")
+        return JobEnd(code if record.failed in (0, AFTER_START) else None, reason="cancelled")
     if code > 128 and record.failed in (0, AFTER_START):
-        return End(code, lost=True, reason=f"ended by signal {code - 128}")
+        return JobEnd(code, lost=True, reason=f"ended by signal {code - 128}")
     if record.failed:
-        return End(None, lost=True, reason=f"Grid Engine failed {record.failure} (code {record.failed})")
-    return End(code)
+        return JobEnd(None, lost=True, reason=f"Grid Engine failed {record.failure} (code {record.failed})")
+    return JobEnd(code)
 
 
-def _record(fields: Mapping[str, str]) -> Record | None:
+def _record(fields: Mapping[str, str]) -> AccountingRecord | None:
     failed = re.match(r"(\d+)\s*:?\s*(.*)", fields.get("failed", ""))
     status = re.match(r"\d+", fields.get("exit_status", ""))
     if failed is None or status is None or not fields.get("jobnumber", "").isdecimal():
         return None
     wallclock = re.match(r"[\d.]+", fields.get("ru_wallclock", ""))
     limit = re.search(r"h_rt=(\d+)", fields.get("category", ""))
-    return Record(
+    return AccountingRecord(
         job=fields["jobnumber"],
         host=fields.get("hostname", ""),
         name=fields.get("jobname", ""),

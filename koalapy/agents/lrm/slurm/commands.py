@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import Answer, run
+from koalapy.agents.lrm.commands import CommandResult, run
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.slurm.refusals import fault_of
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
     return inherited(["SLURM_CONF"])
 
 
-async def ask(*argv: str) -> Answer:
+async def ask(*argv: str) -> CommandResult:
     """The answer of one of Slurm's commands that went well; ``SiteError`` else, with its own words."""
     answer = await run(*argv, environment=environment())
     if answer.code != 0:
@@ -45,7 +45,7 @@ async def ask(*argv: str) -> Answer:
     return answer
 
 
-def raise_error(command: str, answer: Answer) -> NoReturn:
+def raise_error(command: str, answer: CommandResult) -> NoReturn:
     """Raise what an answer that did not go well means."""
     text = error_text(command, answer)
     if answer.code < 0:
@@ -57,7 +57,7 @@ def raise_error(command: str, answer: Answer) -> NoReturn:
     raise SiteRejected(f"{command}: {text}", hint=hint, fault=fault_of(text))
 
 
-def error_text(command: str, answer: Answer) -> str:
+def error_text(command: str, answer: CommandResult) -> str:
     """All that a command had to say, in one line."""
     lines = (answer.errors or answer.output.decode(errors="replace")).splitlines()
     texts = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]

@@ -1,10 +1,9 @@
 """What Slurm's words for the states of jobs and nodes mean to us. Pure; total: any word gets an answer."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Literal
 
-from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm.port import JobEnd, LrmJobState
 
 NodeState = Literal["idle", "planned", "busy", "down"]
 
@@ -44,15 +43,6 @@ _NODE_RESERVED = _set("RESERVED MAINT MAINTENANCE")
 _JOB_STARTS = _set("CONFIGURING POWER_UP_NODE")
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a job ended, as ``LrmJob`` tells it."""
-
-    exit_code: int | None
-    lost: bool
-    reason: str
-
-
 def job_state(words: AbstractSet[str]) -> LrmJobState:
     """Of a job with these state words: one that may still hold nodes is running, and nothing is guessed to be ended."""
     if words & _HOLDS_NODES:
@@ -62,25 +52,27 @@ def job_state(words: AbstractSet[str]) -> LrmJobState:
     return LrmJobState.ENDED if words & _ENDED else LrmJobState.UNKNOWN
 
 
-def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> End:
+def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> JobEnd:
     """How a job with these state words ended; ``code`` and ``signal`` are the batch script's."""
     if not signal and 128 < code <= 128 + 64:  # srun and shells say so that a signal killed their child
         signal = code - 128
     exit_code = code or (128 + signal if signal else None)
     killed = f"killed by signal {signal}" if signal else ""
     if "CANCELLED" in words:
-        return End(exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else "cancelled in Slurm by others")
+        return JobEnd(
+            exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else "cancelled in Slurm by others"
+        )
     if "TIMEOUT" in words:
-        return End(exit_code, False, "walltime exceeded")
+        return JobEnd(exit_code, False, "walltime exceeded")
     for word, reason in _LOST.items():
         if word in words:
-            return End(exit_code, True, f"{reason} ({killed})" if killed else reason)
+            return JobEnd(exit_code, True, f"{reason} ({killed})" if killed else reason)
     if "FAILED" not in words:
-        return End(code, False, "")
+        return JobEnd(code, False, "")
     explained = "" if slurm_reason in _NOT_A_REASON else slurm_reason
     if killed or exit_code is None:
-        return End(exit_code, True, "; ".join(filter(None, (killed, explained))) or "Slurm gives no reason")
-    return End(exit_code, False, explained)
+        return JobEnd(exit_code, True, "; ".join(filter(None, (killed, explained))) or "Slurm gives no reason")
+    return JobEnd(exit_code, False, explained)
 
 
 def is_starting(words: AbstractSet[str]) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.drmaa.codes import ERRORS, STATES, Ending, error_of, start_error
+from koalapy.agents.lrm.drmaa.codes import ERRORS, STATES, DrmaaEnding, error_of, start_error
 from koalapy.agents.lrm.port import LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.needs import DRMAA
@@ -109,15 +109,15 @@ def test_a_session_that_cannot_be_had_says_the_way_out(name: str, kind: type[Sit
 @pytest.mark.parametrize(
     ("ending", "number"),
     [
-        (Ending("1", exit_code=7), None),
-        (Ending("1", exit_code=128), None),
-        (Ending("1", exit_code=137), 9),
-        (Ending("1", signal="SIGTERM"), 15),
-        (Ending("1", signal="SIGWHATEVER"), 9),
-        (Ending("1"), None),
+        (DrmaaEnding("1", exit_code=7), None),
+        (DrmaaEnding("1", exit_code=128), None),
+        (DrmaaEnding("1", exit_code=137), 9),
+        (DrmaaEnding("1", signal="SIGTERM"), 15),
+        (DrmaaEnding("1", signal="SIGWHATEVER"), 9),
+        (DrmaaEnding("1"), None),
     ],
 )
-def test_the_signal_that_ended_a_job(ending: Ending, number: int | None) -> None:
+def test_the_signal_that_ended_a_job(ending: DrmaaEnding, number: int | None) -> None:
     assert ending.signal_number == number
 
 

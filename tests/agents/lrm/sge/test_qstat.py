@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents.lrm.sge.adapter import snapshot_of
 from koalapy.agents.lrm.sge.commands import Layout
-from koalapy.agents.lrm.sge.qstat import Instance, Job, Listing, read_listing
+from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.model.errors import SiteUnavailable
 
 ANSWERS = Path(__file__).with_name("answers")
@@ -40,10 +40,10 @@ def test_running_and_waiting_jobs() -> None:
 def test_states_of_queues_and_jobs_in_trouble() -> None:
     listing = read_listing(read("troubled.xml"))
     assert listing.instances == (
-        Instance("all.q", "h2-1", "d", 0, 0, 2),
-        Instance("all.q", "h2-2", "", 1, 0, 2),
-        Instance("all.q", "h2-3", "u", 0, 0, 2),
-        Instance("all.q", "h2-4", "", 2, 0, 2),
+        QueueInstance("all.q", "h2-1", "d", 0, 0, 2),
+        QueueInstance("all.q", "h2-2", "", 1, 0, 2),
+        QueueInstance("all.q", "h2-3", "u", 0, 0, 2),
+        QueueInstance("all.q", "h2-4", "", 2, 0, 2),
     )
     assert [(job.name, job.state, job.hosts) for job in listing.jobs] == [
         ("koala-sus", "s", ("h2-4",)),
@@ -129,13 +129,13 @@ def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], w
     assert seen.idle + seen.background + seen.down + len(in_layout & held) == seen.total
     assert min(seen.idle, seen.background, seen.down) >= 0
     assert len({job.id for job in listing.jobs}) == len(listing.jobs)
-    assert all(isinstance(job, Job) and job.id.isdecimal() for job in listing.jobs)
+    assert all(isinstance(job, SgeJob) and job.id.isdecimal() for job in listing.jobs)
 
 
 HOSTS = st.sampled_from([*NODES, "elsewhere"])
 INSTANCES = st.lists(
     st.builds(
-        Instance,
+        QueueInstance,
         queue=st.sampled_from(["all.q", "other.q"]),
         host=HOSTS,
         states=st.text("aAuEdsSCDPoc", max_size=2),
@@ -148,7 +148,7 @@ INSTANCES = st.lists(
 
 
 @given(INSTANCES, st.sets(HOSTS))
-def test_every_node_is_one_thing(instances: list[Instance], held: set[str]) -> None:
+def test_every_node_is_one_thing(instances: list[QueueInstance], held: set[str]) -> None:
     """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
     seen = snapshot_of(Listing(tuple(instances), ()), LAYOUT, held, ())
     hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}

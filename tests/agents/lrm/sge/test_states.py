@@ -7,8 +7,8 @@ import pytest
 from koalapy.agents.lrm.port import LrmJobState
 from koalapy.agents.lrm.sge.states import (
     QUEUE_STATES,
-    End,
-    Record,
+    AccountingRecord,
+    JobEnd,
     end_of,
     is_broken,
     job_state,
@@ -62,10 +62,10 @@ def test_the_accounting_is_read() -> None:
     assert {record.owner for record in records} == {"koala"}
     assert records[0].name == "koala-instance123-12.1.0"
     assert [end_of(record, cancelled=False) for record in records] == [
-        End(3),
-        End(137, lost=True, reason="ended by signal 9"),
-        End(137, reason="walltime exceeded"),
-        End(None, lost=True, reason="Grid Engine failed opening input/output file (code 26)"),
+        JobEnd(3),
+        JobEnd(137, lost=True, reason="ended by signal 9"),
+        JobEnd(137, reason="walltime exceeded"),
+        JobEnd(None, lost=True, reason="Grid Engine failed opening input/output file (code 26)"),
     ]
 
 
@@ -77,7 +77,7 @@ def test_an_accounting_that_says_too_little_says_nothing(text: str) -> None:
 
 
 def test_what_was_asked_for_is_no_loss() -> None:
-    killed = Record("1", "h2-1", "koala-a", "koala", 100, "assumedly after job", 137, 5.0, 60.0)
-    assert end_of(killed, cancelled=True) == End(137, reason="cancelled")
+    killed = AccountingRecord("1", "h2-1", "koala-a", "koala", 100, "assumedly after job", 137, 5.0, 60.0)
+    assert end_of(killed, cancelled=True) == JobEnd(137, reason="cancelled")
     assert end_of(replace(killed, wallclock=60.0), cancelled=False).reason == "walltime exceeded"
     assert end_of(replace(killed, failed=0, failure=""), cancelled=False).lost

@@ -10,7 +10,7 @@ from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.agents.lrm.script import write_script
 from koalapy.agents.lrm.sge.adapter import snapshot_of
 from koalapy.agents.lrm.sge.commands import Layout
-from koalapy.agents.lrm.sge.qstat import Instance, Listing
+from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance
 
 QUEUES = ("long.q", "short.q")
 
@@ -29,7 +29,7 @@ QUEUES = ("long.q", "short.q")
 )
 def test_a_host_is_counted_once(long: tuple[int, int, str], short: tuple[int, int, str], expected: str) -> None:
     instances = [
-        Instance(queue, "h1", states, used, 0, total)
+        QueueInstance(queue, "h1", states, used, 0, total)
         for queue, (total, used, states) in zip(QUEUES, (long, short), strict=True)
     ]
     layout = Layout(2, frozenset((queue, "h1") for queue in QUEUES))
