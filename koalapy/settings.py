@@ -19,7 +19,7 @@ from pydantic_settings import (
 
 from koalapy.agents.settings import SiteSettings
 from koalapy.credentials import checked_token
-from koalapy.model.cluster import Link
+from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.measurement import Measuring
@@ -192,9 +192,9 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return EnvironmentSource(settings_cls), init_settings
 
-    def known_links(self) -> dict[tuple[str, str], Link]:
+    def known_links(self) -> dict[ClusterPair, Link]:
         """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""
-        found: dict[tuple[str, str], Link] = {}
+        found: dict[ClusterPair, Link] = {}
         for index, section in enumerate(self.links):
             field = f"links[{index}]"
             for place, name in enumerate(section.between):
@@ -205,8 +205,8 @@ class Settings(BaseSettings):
                         value=name,
                         hint=known_names(name, self.clusters),
                     )
-            one, other = sorted(section.between)
-            if (one, other) in found:
+            one, other = pair = pair_of(*section.between)
+            if pair in found:
                 raise UsageError(
                     f"{field}.between: the link between {one} and {other} was given before",
                     field=f"{field}.between",
@@ -215,7 +215,7 @@ class Settings(BaseSettings):
                 )
             if section.latency is None and section.bandwidth is None:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
-            found[one, other] = Link(section.latency, section.bandwidth)
+            found[pair] = Link(section.latency, section.bandwidth)
         return found
 
 

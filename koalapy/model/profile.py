@@ -13,7 +13,7 @@ from typing import Annotated
 from annotated_types import Ge, Le, Predicate
 
 from koalapy.model.job import MAX_PROCESSES_PER_NODE, JobId, JobSpec
-from koalapy.model.request import ClusterName, ComponentRequest, FlexibleRequest
+from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import listed
 
 FOLDERS = ("scratch", "home")
@@ -108,12 +108,18 @@ def folders_used(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(match[2] for text in likely for match in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
 
 
-def texts_of(spec: JobSpec, component: ComponentRequest | None = None) -> Iterator[tuple[str, str]]:
-    """The texts in which a job's (or one component's own) placeholders are replaced, by field of the job."""
-    own = component.command if component is not None else None
-    yield from ((f"command[{i}]", word) for i, word in enumerate(own or spec.command))
+def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str]]:
+    """The texts in which a component's placeholders are replaced, by their fields; of a flexible request all alike."""
+    own, place = spec.component(index), f"request.components[{index}]."
+    command, field = (own.command, f"{place}command") if own and own.command else (spec.command, "command")
+    yield from ((f"{field}[{number}]", word) for number, word in enumerate(command))
     yield "workdir", spec.workdir or ""
-    yield "output", (component and component.output) or spec.output or ""
+    yield (f"{place}output", own.output) if own and own.output else ("output", spec.output or "")
+
+
+def folders_of(spec: JobSpec, index: int | None = None) -> frozenset[str]:
+    """The folders that a cluster must have for a component."""
+    return folders_used(text for _, text in texts_of(spec, index))
 
 
 def folders_needed(spec: JobSpec) -> frozenset[str]:
@@ -123,10 +129,9 @@ def folders_needed(spec: JobSpec) -> frozenset[str]:
         if isinstance(spec.request, FlexibleRequest) or not any(c.command or c.output for c in spec.request.components):
             return NONE
     elif isinstance(spec.request, FlexibleRequest):
-        return folders_used(text for _, text in texts_of(spec))
-    different = {(c.command, c.output): c for c in spec.request.components}.values()
-    used = [folders_used(text for _, text in texts_of(spec, component)) for component in different]
-    return NONE.union(*used)
+        return folders_of(spec)
+    different = {(component.command, component.output): i for i, component in enumerate(spec.request.components)}
+    return NONE.union(*(folders_of(spec, index) for index in different.values()))
 
 
 def lacks(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:

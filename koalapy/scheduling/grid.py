@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from koalapy.model.cluster import ClusterState, ClusterView, Drain, GridView, Link
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, Drain, GridView, Link
 from koalapy.model.disk import Disk
 from koalapy.model.job import Token
 from koalapy.model.profile import ClusterProfile
@@ -343,7 +343,7 @@ class ClusterStatus:
         return ClusterView(self.name, self.total, idle, state, self.speed, note)
 
 
-Links = Mapping[tuple[ClusterName, ClusterName], Link]
+Links = Mapping[ClusterPair, Link]
 
 
 class GridStatus:

@@ -1,12 +1,12 @@
 """What a job needs of the clusters it runs on beside nodes: folders, and one series of Open MPI."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.profile import folders_needed, folders_used, lacks, series_differ, texts_of
+from koalapy.model.profile import folders_needed, folders_of, folders_used, lacks, series_differ, texts_of
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
 from koalapy.validation.limits import ClusterLimits, Limits
 
@@ -17,12 +17,12 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
         profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
         for index, component in enumerate(spec.request.components):
             name = component.cluster or ""
-            used = folders_used(text for _, text in texts_of(spec, component))
-            if missing := used - profiles[name].folders:
-                _reject_folder(spec, missing, f"but {lacks([name], missing)}", index)
+            if missing := folders_of(spec, index) - profiles[name].folders:
+                _reject_folder(spec, [index], missing, f"but {lacks([name], missing)}")
     elif limits.clusters and not _able(spec, limits):
         needed = folders_needed(spec)
-        _reject_folder(spec, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
+        indices = [None] if isinstance(spec.request, FlexibleRequest) else range(len(spec.request.components))
+        _reject_folder(spec, indices, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
 
 
 def check_mpi_series(spec: JobSpec, limits: Limits) -> None:
@@ -63,17 +63,11 @@ def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
     return [cluster for cluster in limits.clusters if needed <= cluster.profile.folders]
 
 
-def _reject_folder(spec: JobSpec, missing: frozenset[str], why: str, component: int | None = None) -> NoReturn:
-    """Name the first text that needs one of these folders; of a certain component, or of any."""
-    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
-    indices = range(len(components)) if component is None else (component,)
-    for index in indices if components else (None,):
-        own = components[index] if index is not None else None
-        for name, text in texts_of(spec, own):
-            if used := folders_used([text]) & missing:
-                is_own = own is not None and (own.output if name == "output" else own.command) and name != "workdir"
-                place = f"request.components[{index}].{name}" if is_own else name
-                folder = min(used)
-                hint = f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
-                reject(place, text, f"needs {{{folder}}}, {why}", hint)
+def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], why: str) -> NoReturn:
+    """Name the first text of these components that needs one of these folders."""
+    for field, text in (each for index in indices for each in texts_of(spec, index)):
+        if used := folders_used([text]) & missing:
+            folder = min(used)
+            hint = f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
+            reject(field, text, f"needs {{{folder}}}, {why}", hint)
     raise AssertionError("a folder is needed that no text names")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from koalapy.model.cluster import GridView
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Placement, Refusal
-from koalapy.model.profile import ClusterProfile, folders_needed, folders_used, lacks, series_differ, texts_of
+from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks, series_differ
 from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
 from koalapy.model.transfer import immovable
 from koalapy.placement.constraints import Constraints
@@ -191,12 +191,10 @@ class Eligibility:
 
     def _why_not_there(self, spec: JobSpec, request: FixedRequest, *, one_series: bool) -> Refusal | None:
         """Why a fixed request's own clusters cannot serve it, whatever is idle."""
-        for component in request.components:
+        for index, component in enumerate(request.components):
             name = component.cluster or ""
-            if name in self._profiles:
-                used = folders_used(text for _, text in texts_of(spec, component))
-                if missing := used - self._profiles[name].folders:
-                    return Refusal(lacks([name], missing))
+            if name in self._profiles and (missing := folders_of(spec, index) - self._profiles[name].folders):
+                return Refusal(lacks([name], missing))
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
         if one_series and len({self._profiles[name].mpi.series for name in named}) > 1:
             return Refusal(self._differ(named))
