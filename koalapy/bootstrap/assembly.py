@@ -93,7 +93,7 @@ async def run(
     links = LinkTable(settings.clusters, configured, stores.measurements.latest())
     catalogue = Catalogue(stores.files.replicas())
     scheduler = _scheduler(settings, policies, stores, links, catalogue)
-    describe = _describer(settings, scheduler.grid.__getitem__, data_dir)
+    describe = _describer(settings, scheduler.queries.grid.__getitem__, data_dir)
     epoch = stores.jobs.epoch
     outbox = Outbox(stores.saved.outbox, epoch)
     engine = Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
@@ -273,7 +273,7 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
 def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
     terms = Terms(stores.jobs.instance, _nonce(), settings.lease, settings.output_limit)
-    hub = Hub(engine, outputs, terms, unreachable_after=engine.scheduler.rules.unreachable_after)
+    hub = Hub(engine, outputs, terms, unreachable_after=engine.queries.rules.unreachable_after)
     engine.dispatcher = hub
     return hub
 
@@ -294,7 +294,7 @@ def _services(
         data_dir / "bundles",
         StorageLimits(settings.bundle_limit, settings.bundles_quota),
         clock=clock,
-        needed=lambda: {job.spec.bundle.id for job in engine.scheduler.jobs() if job.spec.bundle},
+        needed=lambda: {job.spec.bundle.id for job in engine.queries.jobs() if job.spec.bundle},
     )
     files = Files(engine, stores.files, hub.questions, bundles)
     jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve)
@@ -308,7 +308,7 @@ def _services(
     network = Network(engine, jobs, stores.measurements, links, settings.network)
     folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
     health = HealthMonitor(engine, folders, settings.disks)
-    advisor = Advisor(engine.scheduler.experience, stores.advice)
+    advisor = Advisor(engine.queries.experience, stores.advice)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     return Services(jobs, bundles, files, results, network, advisor, health, retention)

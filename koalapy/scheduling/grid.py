@@ -353,6 +353,8 @@ class GridStatus:
         self._clusters = {cluster.name: cluster for cluster in sorted(clusters, key=lambda b: b.name)}
         self._links = dict(links or {})
         self._replicas: dict[str, tuple[ClusterName, ...]] = {}
+        self.files_gone = 0
+        """How many files were said to be nowhere since such files were last forgotten."""
         self.capacity_gained = False
         """Whether a link or a replica became known that may open a way for a job."""
 
@@ -403,6 +405,7 @@ class GridStatus:
     def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
         """Take in a measurement of one way; what it does not say stays as it was, but of an unreachable link nothing
         does, either way."""
+        self.capacity_gained = True
         if link.unreachable:
             self._links = self._links | {(one, other): link, (other, one): link}
             return
@@ -417,7 +420,10 @@ class GridStatus:
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
         self._replicas = {**self._replicas, **sites}
+        self.capacity_gained |= any(sites.values())
+        self.files_gone += sum(not each for each in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:
         """Files that are nowhere, but those that somebody wants, who is to know that."""
+        self.files_gone = 0
         self._replicas = {name: sites for name, sites in self._replicas.items() if sites or name in wanted}

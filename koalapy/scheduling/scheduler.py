@@ -8,16 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from koalapy.model.advice import advised
 from koalapy.model.application import application_of
-from koalapy.model.cluster import Drain, GridView
-from koalapy.model.errors import BusyError, ConflictError, NotFoundError
-from koalapy.model.job import Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, Token
-from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.cluster import Drain
+from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.job import ComponentState, Job, JobState, Priority, Token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Report
-from koalapy.model.request import ClusterName, Request
+from koalapy.model.request import ClusterName
 from koalapy.scheduling import events as ev
-from koalapy.scheduling.advisor.advising import Advising
+from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
@@ -35,33 +33,27 @@ from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.contact import Contact
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.failures import Failures
-from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
+from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.queueing.eligibility import Eligibility
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
+from koalapy.scheduling.queueing.scan import Scanner
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, Timer
-from koalapy.validation.limits import ClusterLimits, Limits
 
-MOST_GONE = 1000
-"""Files that nobody may want any more."""
+MAX_FILES_GONE = 1000
+"""Files that are nowhere and that nobody may want any more."""
 
 
 class Scheduler:
     """One grid's scheduler: the parts that change its state, and the order in which they do."""
 
     def __init__(self, state: SchedulerState, nonces: Nonces) -> None:
-        self._state = state
-        self.rules, self.policies, self.grid, self.experience = (
-            state.rules,
-            state.policies,
-            state.grid,
-            state.experience,
-        )
-        self._ledger, self._timers = state.ledger, state.timers
-        self._gone = 0
-        """How many files were said to be nowhere since it was last looked who wants such files."""
-        eligibility = Eligibility({cluster.name: cluster.profile for cluster in self.grid.clusters()})
+        self._state, self._grid, self._ledger, self._timers = state, state.grid, state.ledger, state.timers
+        eligibility = Eligibility({cluster.name: cluster.profile for cluster in state.grid.clusters()})
+        self._queues = PlacementQueues(state, eligibility)
+        self._knowledge = KnowledgeBuilder(state, self._queues)
+        evaluator = PolicyEvaluator(state, eligibility, self._queues, self._knowledge)
         self._attempts = Attempts(state)
         self._health = ClusterHealth(state)
         self._doubtful_nodes = DoubtfulNodes(state)
@@ -73,15 +65,9 @@ class Scheduler:
         self._confirmations = Confirmations(state)
         self._contact = Contact(state, self._confirmations, self._components, self._health)
         self._deadlines = AttemptDeadlines(state, self._confirmations, self._attempts, self._claiming, failures)
-        self._advising = Advising(state, self._requests)
-        self._evaluator = PolicyEvaluator(state, eligibility, self._requests, self._advising)
-        self._queues = PlacementQueues(state, self._evaluator, preemption.available, self._begin)
         self._endings = AttemptEndings(state, self._attempts, self._health, self._queues)
-
-    def limits(self) -> Limits:
-        """What submissions are held against."""
-        clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
-        return Limits(clusters, self.policies, self.rules.max_components_per_job)
+        self._scanner = Scanner(state, self._queues, evaluator, preemption, self._claiming, self._endings)
+        self.queries = Queries(state, self._queues, self._scanner, evaluator)
 
     # What a world does with it
 
@@ -99,18 +85,19 @@ class Scheduler:
     def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
         """Take up the jobs of an earlier life, and how often its queues had been scanned; clusters count as out of
         reach until they are heard of."""
-        self._queues.restore_scans(scans or {})
-        for job in sorted(jobs, key=lambda j: j.queue_seq):
+        for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.jobs[job.id] = job
-            if (told := corrected(job, now, self.rules.restart_pause_max)) != job:
-                job = self._ledger.put(told)
-            self._queues.restore(job)
+            if (after := corrected(job, now, self._state.rules.restart_pause_max)) != job:
+                self._ledger.put(after)
+        restored = list(self._ledger.jobs.values())
+        self._queues.restore(restored, scans or {})
+        for job in restored:
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._endings.pause(job, job.retry_at)
         self._restore_nodes()
-        for cluster in self.grid.clusters():
+        for cluster in self._grid.clusters():
             self._lose_contact(cluster, now, now)
             if cluster.unusable:
                 self._health.plan_probation(cluster.name, now)
@@ -119,103 +106,11 @@ class Scheduler:
         """When ``step`` must be called at the latest, even if nothing happens."""
         return self._timers.next_at()
 
-    # What it knows, for those who ask
-
-    def job(self, job: JobId) -> Job | None:
-        """A job that is not final, as it stands."""
-        return self._ledger.get(job)
-
-    def find(self, token: Token) -> tuple[Job, Component] | None:
-        """The component of a live attempt that a token names, and its job."""
-        return self._ledger.find(token)
-
-    def find_staged(self, token: Token) -> tuple[Job, Component] | None:
-        """The component of a live attempt whose stage a token names, and its job."""
-        return self._ledger.find_staged(token)
-
-    def jobs(self) -> list[Job]:
-        """All jobs that are not final."""
-        return list(self._ledger.jobs.values())
-
-    @property
-    def waits(self) -> LrmWaits:
-        """What components wait for in their resource managers."""
-        return self._state.lrm_waits
-
-    @property
-    def queued(self) -> int:
-        return len(self._queues)
-
-    def awaited_clusters(self) -> frozenset[ClusterName]:
-        """Where a job that waits to be placed might be, if there was room."""
-        return self._queues.awaited_clusters()
-
-    @property
-    def reservation(self) -> JobId | None:
-        """The job that has failed so many scans that nodes are kept for it."""
-        return self._queues.reservation
-
-    def kept(self, cluster: ClusterName) -> int:
-        """Nodes that are kept for that job there, and offered to none of low priority."""
-        return self._queues.kept(cluster)
-
-    def view(self, priority: Priority) -> GridView:
-        """The grid as a job of that priority would be placed on it now."""
-        return self._queues.view(priority)
-
-    def view_with_preemption(self) -> GridView:
-        """The grid as it would be if low-priority jobs made room for one of high priority."""
-        return self._queues.view_with_preemption()
-
-    def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """What the job's policy answers on a view."""
-        return self._evaluator.ask(spec, view)
-
-    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
-        """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
-        return self._evaluator.reasons(spec, view)
-
-    def position(self, job: JobId) -> int | None:
-        """A queued job's place in its queue, counted from 1."""
-        known = self._ledger.get(job)
-        return self._queues.position(known) if known else None
-
-    def tries(self, job: JobId) -> int:
-        """How often an unfinished job was tried to be placed, scans that passed it over among them."""
-        known = self._ledger.get(job)
-        if known is None:
-            raise NotFoundError(f"there is no unfinished job {job}", field="job", value=job)
-        return self._queues.tries(known)
-
-    def waiting_reason(self, job: Job) -> str:
-        """Why a queued job is not placed."""
-        return self._queues.reason(job)
-
-    def admit(self) -> None:
-        """Refuse a submission while the placement queues are full; nothing is kept of it."""
-        if self.queued >= self.rules.placement_queue_limit:
-            raise BusyError(
-                f"{self.queued} jobs wait already, and placement_queue_limit is {self.rules.placement_queue_limit}",
-                retry_after=self.rules.scan_interval,
-                hint="submit again later",
-            )
-
-    def check_action(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased) -> Job:
-        """The job an action is for; ``NotFoundError`` or ``ConflictError`` when the action is not possible now."""
-        job = self._ledger.get(event.job)
-        if job is None:
-            raise NotFoundError(f"there is no unfinished job {event.job}", field="job", value=event.job)
-        if isinstance(event, ev.JobHeld) and job.state is not JobState.QUEUED:
-            raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
-        if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:
-            raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
-        return job
-
     # Events
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Take in one event; what follows from it is decided later, in ``decide``."""
-        now = self._monotonic(now)
+        now = self._advance_clock(now)
         self._invalidate()
         match event:
             case ev.JobSubmitted():
@@ -223,12 +118,12 @@ class Scheduler:
                 self._ledger.note(job, now, "submitted")
                 self._queues.arrive(job)
             case ev.JobCancelled():
-                self._cancel(self.check_action(event), event.reason, now)
+                self._cancel(self._acted_on(event), event.reason, now)
             case ev.JobHeld():
-                job = self._queues.leave(self.check_action(event))
+                job = self._queues.leave(self._acted_on(event))
                 self._ledger.move(job, JobState.HELD, now, "held", event.reason)
             case ev.JobReleased():
-                self._queues.release(self._ledger.move(self.check_action(event), JobState.QUEUED, now, "released"))
+                self._queues.release(self._ledger.move(self._acted_on(event), JobState.QUEUED, now, "released"))
             case ev.Reported():
                 self._reported(event.cluster, event.report, now)
             case ev.ClusterConfirmed():
@@ -236,39 +131,41 @@ class Scheduler:
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
             case ev.AgentFailed():
-                self.grid[event.cluster].agent_failed = event.reason
+                self._grid[event.cluster].agent_failed = event.reason
                 self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._health.clear(event.cluster)
-                self.grid[event.cluster].capacity_gained = True
+                self._grid[event.cluster].capacity_gained = True
             case ev.ClusterDrained():
-                if event.reason or self.grid[event.cluster].drained is None:
-                    self.grid[event.cluster].drained = Drain(now, event.by, event.reason)
+                if event.reason or self._grid[event.cluster].drained is None:
+                    self._grid[event.cluster].drained = Drain(now, event.by, event.reason)
                     self._ledger.cluster_changed(event.cluster)
             case ev.ClusterResumed():
-                cluster = self.grid[event.cluster]
+                cluster = self._grid[event.cluster]
                 cluster.drained, cluster.capacity_gained = None, True
                 self._ledger.cluster_changed(event.cluster)
             case ev.InventoryReceived():
                 self._inventory(event, now)
             case ev.ReplicasChanged():
-                self._replicas_changed(event)
+                self._grid.set_replicas({event.file: event.sites})
+                if self._grid.files_gone > MAX_FILES_GONE:
+                    jobs = self._ledger.jobs.values()
+                    self._grid.forget_files({file.name for job in jobs for file in job.spec.all_inputs})
             case ev.LinkMeasured():
-                self.grid.set_link(event.one, event.other, event.link)
-                self.grid.capacity_gained = True
+                self._grid.set_link(event.one, event.other, event.link)
             case ev.PeriodicScan():
-                self._queues.scan_periodically(now)
+                self._scanner.scan_periodically(now)
             case _:
                 assert_never(event)
 
     def decide(self, now: float) -> None:
         """Handle what is due and place what can be placed."""
-        now = self._monotonic(now)
+        now = self._advance_clock(now)
         for timer in self._timers.due(now):
             self._deadline_passed(timer, now)
-        self._advising.invalidate()
-        self._tell_apart()
-        self._queues.place(now)
+        self._knowledge.invalidate()
+        self._regroup_first_seen()
+        self._scanner.place(now)
         self._invalidate()
 
     def _deadline_passed(self, timer: Timer, now: float) -> None:
@@ -291,10 +188,10 @@ class Scheduler:
 
     def _invalidate(self) -> None:
         """What was worked out for those who ask may no longer hold."""
-        self._queues.invalidate()
-        self._advising.invalidate()
+        self._scanner.invalidate()
+        self._knowledge.invalidate()
 
-    def _monotonic(self, now: float) -> float:
+    def _advance_clock(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
         self._contact.slept(now, self._state.now)
         self._state.now = max(self._state.now, now)
@@ -302,7 +199,7 @@ class Scheduler:
 
     def _reported(self, cluster: ClusterName, report: Report, now: float) -> None:
         if isinstance(report, ClusterReport):
-            self._report(self.grid[cluster], report)
+            self._report(self._grid[cluster], report)
             return
         if isinstance(report, ComponentStatus):
             self._components.update(cluster, report, now)
@@ -320,7 +217,7 @@ class Scheduler:
             self._ledger.cluster_changed(cluster.name)
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
-        cluster = self.grid[event.cluster]
+        cluster = self._grid[event.cluster]
         if cluster.connected or cluster.problem:
             cluster.disconnected_because, cluster.problem = event.reason, ""
             self._lose_contact(cluster, now if event.heard is None else min(event.heard, now), now)
@@ -331,7 +228,7 @@ class Scheduler:
         self._ledger.cluster_changed(cluster.name)
 
     def _inventory(self, event: ev.InventoryReceived, now: float) -> None:
-        cluster = self.grid[event.cluster]
+        cluster = self._grid[event.cluster]
         self._contact.made(cluster, now)
         cluster.agent_failed = ""
         cluster.capacity_gained = True
@@ -339,17 +236,20 @@ class Scheduler:
         with self._health.one_event(cluster.name):
             for token in self._components.reconcile(event, now):
                 self._endings.settle(token, now)
-            self._transfers.reconcile(event, self.jobs(), now)
+            self._transfers.reconcile(event, self._ledger.jobs.values(), now)
         for stage in event.inventory.stages:
             self._endings.settle(stage.token, now)
 
-    def _replicas_changed(self, event: ev.ReplicasChanged) -> None:
-        self.grid.set_replicas({event.file: event.sites})
-        self.grid.capacity_gained |= bool(event.sites)
-        self._gone += not event.sites
-        if self._gone > MOST_GONE:
-            self._gone = 0
-            self.grid.forget_files({file.name for job in self.jobs() for file in job.spec.all_inputs})
+    def _acted_on(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased) -> Job:
+        """The job an action is for; ``NotFoundError`` or ``ConflictError`` when the action is not possible now."""
+        job = self._ledger.get(event.job)
+        if job is None:
+            raise NotFoundError(f"there is no unfinished job {event.job}", field="job", value=event.job)
+        if isinstance(event, ev.JobHeld) and job.state is not JobState.QUEUED:
+            raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
+        if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:
+            raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
+        return job
 
     def _cancel(self, job: Job, reason: str, now: float) -> None:
         if job.state.is_active:
@@ -360,32 +260,19 @@ class Scheduler:
             job = self._queues.leave(job)
         self._ledger.move(job, JobState.CANCELLED, now, "cancelled", reason, ended_at=now)
 
-    def _requests(self) -> Iterable[Request]:
-        """Of the jobs that wait."""
-        return self._queues.requests()
-
-    def _begin(self, job: Job, placement: Placement, now: float) -> None:
-        """A job that was placed leaves the placement queues for the claiming queue."""
-        job = self._claiming.start(job, placement, now)
-        if placement.advice is not None:
-            self._ledger.advised(advised(job, now, placement.advice, placement.reason))
-        self._endings.settle_job(job, now)
-
-    def _tell_apart(self) -> None:
+    def _regroup_first_seen(self) -> None:
         """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""
-        met, self._endings.met = self._endings.met, set()
-        if not met:
-            return
-        capabilities = self.policies.capabilities
-        learning = (job for job in self.jobs() if job.waits and capabilities(job.spec.policy).learns)
-        self._queues.tell_apart(job for job in learning if application_of(job.spec) in met)
+        if first_seen := self._state.experience.take_first_seen():
+            policies, jobs = self._state.policies, self._ledger.jobs.values()
+            learning = [job for job in jobs if job.waits and policies.capabilities(job.spec.policy).learns]
+            self._queues.regroup(job for job in learning if application_of(job.spec) in first_seen)
 
     def _restore_nodes(self) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""
         held: list[tuple[ClusterStatus, Token, int]] = []
-        for job in (job for job in self.jobs() if job.state.is_active):
+        for job in (job for job in self._ledger.jobs.values() if job.state.is_active):
             for component in live(job).components:
-                cluster, token = self.grid[component.cluster], job.token(component.index)
+                cluster, token = self._grid[component.cluster], job.token(component.index)
                 if component.state is ComponentState.DELIVERING:
                     cluster.deliver(token)
                 elif component.state is ComponentState.STOPPING:
@@ -398,7 +285,7 @@ class Scheduler:
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)
-        at = now + self.rules.barrier_timeout
+        at = now + self._state.rules.barrier_timeout
         if job.ending is not None:
             self._timers.add(at, Deadline.STOP, job=job.id, generation=job.generation)
         elif attempt.barrier_at is None:

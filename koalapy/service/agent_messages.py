@@ -112,7 +112,7 @@ class AgentMessages:
         self._engine.post(Item(events=(*self._learn(session, status), Reported(session.cluster, status))))
 
     def _learn(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
-        found = self._engine.scheduler.find_staged(status.token)
+        found = self._engine.queries.find_staged(status.token)
         if self.feedback is None or found is None or found[1].cluster != session.cluster:
             return ()
         return self.feedback.learn(*found, status)
@@ -144,7 +144,7 @@ class AgentMessages:
         session.offer(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
 
     def _target_of(self, cluster: ClusterName, message: Relay) -> Session | str:
-        find = self._engine.scheduler.find
+        find = self._engine.queries.find
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:
             log.warning("a relay in another's name", action="reject", cluster=cluster, sender=message.sender)

@@ -45,7 +45,7 @@ class Duties:
         )
 
     def start(self) -> None:
-        interval = self._engine.scheduler.rules.scan_interval
+        interval = self._engine.queries.rules.scan_interval
         self._calendar.add_job(self.scan, "interval", seconds=interval, id="scan")
         self._calendar.add_job(self.renew_lease, "interval", seconds=LEASE_RENEWAL, id="lease")
         for duty in self._others:

@@ -81,7 +81,7 @@ class Round:
 
 
 class Engine:
-    """Owns the scheduler: nobody else touches it outside ``prepare`` and the read-only questions."""
+    """Owns the scheduler: nobody else touches it; ``queries`` is its read-only side."""
 
     def __init__(
         self,
@@ -95,17 +95,18 @@ class Engine:
         catalogue: Catalogue | None = None,
     ) -> None:
         self.catalogue = catalogue or Catalogue()
-        self.scheduler = scheduler
+        self._scheduler = scheduler
+        self.queries = scheduler.queries
         self.dispatcher: Dispatcher | None = None
         self.outbox = outbox
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
         self.database = Database()
-        self._stored = {job.id: job.state for job in scheduler.jobs()}
+        self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self._store = store
-        self._profiles = {cluster.name: cluster.profile for cluster in scheduler.grid.clusters()}
+        self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
         self._items: deque[Item] = deque()
         self._wake = asyncio.Event()
@@ -143,7 +144,7 @@ class Engine:
 
     def check_cluster(self, name: ClusterName, field: str = "") -> None:
         """As that of the model, of all clusters that there are."""
-        check_cluster(name, [cluster.name for cluster in self.scheduler.grid.clusters()], field)
+        check_cluster(name, [cluster.name for cluster in self.queries.grid.clusters()], field)
 
     def watch(self, job: JobId, changed: asyncio.Event) -> None:
         """Have an event set at each change of a job (or its output)."""
@@ -181,7 +182,7 @@ class Engine:
             await self._round()
 
     async def _wait(self) -> None:
-        wakeup = self.scheduler.next_wakeup()
+        wakeup = self._scheduler.next_wakeup()
         timeout = None if wakeup is None else max(0.0, wakeup - self.clock())
         if not self._items and not self._stopping:
             try:
@@ -199,8 +200,8 @@ class Engine:
             if self._apply(item, this.now):
                 this.items.append(item)
         await self._outgrow(max((item.epoch for item in this.items), default=0))
-        self.scheduler.decide(this.now)
-        effects = self.scheduler.take()
+        self._scheduler.decide(this.now)
+        effects = self._scheduler.take()
         for warning in effects.warnings:
             log.error("a policy is broken", action="policy", error=warning)
         batch, messages = self._batch(this, effects)
@@ -211,7 +212,7 @@ class Engine:
     def _apply(self, item: Item, now: float) -> bool:
         try:
             for event in item.prepare() if item.prepare else item.events:
-                self.scheduler.apply(event, now)
+                self._scheduler.apply(event, now)
         except KoalaError as error:
             if item.committed is not None and not item.committed.done():
                 item.committed.set_exception(error)
@@ -264,7 +265,7 @@ class Engine:
             job = parse_token(command.token).job
         except ValueError:
             return None  # a stray that never was one of ours: to be stopped or forgotten all the same
-        return effects.jobs.get(job) or self.scheduler.job(job)
+        return effects.jobs.get(job) or self.queries.job(job)
 
     async def _outgrow(self, epoch: int) -> None:
         if epoch > self.epoch:
@@ -324,7 +325,7 @@ class Engine:
         if self.dispatcher is not None:
             for cluster in sorted(effects.confirm):
                 self.dispatcher.confirm(cluster)
-            self.dispatcher.jobs_wait_for(self.scheduler.awaited_clusters())
+            self.dispatcher.jobs_wait_for(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.changed(ident)
 

@@ -61,7 +61,7 @@ class HealthMonitor:
 
     def report(self) -> HealthReport:
         engine = self._engine
-        states = {cluster.name: cluster.state for cluster in engine.scheduler.grid.clusters()}
+        states = {cluster.name: cluster.state for cluster in engine.queries.grid.clusters()}
         database = engine.database.problem
         problems = [*([database] if database else []), *self._disk_problems]
         is_well = not problems and set(states.values()) <= {ClusterState.USABLE, ClusterState.DRAINED}

@@ -132,7 +132,7 @@ class Jobs:
         ident, self._next_job = self._next_job, self._next_job + 1
 
         def prepare() -> tuple[Event, ...]:
-            engine.scheduler.admit()
+            engine.queries.admit()
             return (JobSubmitted(Job(ident, spec, engine.clock())),)
 
         submitted = Submitted(key[0], ident, key[1]) if key else None
@@ -151,10 +151,10 @@ class Jobs:
 
     async def _checked(self, spec: JobSpec) -> JobSpec:
         """With its policy's name, and what the catalogue says of its inputs; ``UsageError`` for what can never work."""
-        scheduler = self._engine.scheduler
-        check_size(spec, scheduler.limits())
+        queries = self._engine.queries
+        check_size(spec, queries.limits())
         spec = await self._resolve(spec)
-        check(spec, scheduler.limits())
+        check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
     async def cancel(self, job: JobId, reason: str) -> JobRecord:
@@ -167,7 +167,7 @@ class Jobs:
         return await self._act(job, JobReleased(job))
 
     async def _act(self, job: JobId, event: Event) -> JobRecord:
-        if self._engine.scheduler.job(job) is None:
+        if self._engine.queries.job(job) is None:
             over = (await self.get(job)).job
             raise _over_already(over)
         await self._commit(Item(events=(event,)))
@@ -179,14 +179,14 @@ class Jobs:
         One that is cancelled already is as it should be.
         """
         wanted = list(dict.fromkeys(jobs))
-        scheduler = self._engine.scheduler
+        queries = self._engine.queries
 
         def prepare() -> tuple[Event, ...]:
-            return tuple(JobCancelled(job, reason or "cancelled") for job in wanted if scheduler.job(job) is not None)
+            return tuple(JobCancelled(job, reason or "cancelled") for job in wanted if queries.job(job) is not None)
 
-        if any(scheduler.job(job) is not None for job in wanted):
+        if any(queries.job(job) is not None for job in wanted):
             await self._commit(Item(prepare=prepare))
-        known = {job: self._record(found) for job in wanted if (found := scheduler.job(job)) is not None}
+        known = {job: self._record(found) for job in wanted if (found := queries.job(job)) is not None}
         over = tuple(job for job in wanted if job not in known)
         if over:
             known |= {found.job.id: found for found in await self.list(JobFilter(limit=len(over), ids=over))}
@@ -207,7 +207,7 @@ class Jobs:
         self.cluster(cluster)
 
         def prepare() -> tuple[Event, ...]:
-            if self._engine.scheduler.grid[cluster].drained is None:
+            if self._engine.queries.grid[cluster].drained is None:
                 raise ConflictError(
                     f"cluster {cluster} is not drained", field="cluster", value=cluster, hint="see koala clusters"
                 )
@@ -219,7 +219,7 @@ class Jobs:
     # Looking
 
     async def get(self, job: JobId) -> JobRecord:
-        known = self._engine.scheduler.job(job)
+        known = self._engine.queries.job(job)
         found = known or await asked(self._store.job, job)
         if found is None:
             raise _no_job(job)
@@ -230,7 +230,7 @@ class Jobs:
 
     def _record(self, job: Job) -> JobRecord:
         if job.state is JobState.QUEUED:
-            return JobRecord(job, self._engine.scheduler.waiting_reason(job))
+            return JobRecord(job, self._engine.queries.waiting_reason(job))
         return JobRecord(job, job.reason)
 
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
@@ -256,14 +256,14 @@ class Jobs:
         """Why a job waits, is where it is, or how it ended."""
         known = (await self.get(job)).job
         timeline = await asked(self._store.timeline, job)
-        scheduler = self._engine.scheduler
-        return explain(scheduler, scheduler.job(job) or known, timeline, self._engine.clock())
+        queries = self._engine.queries
+        return explain(queries, queries.job(job) or known, timeline, self._engine.clock())
 
     async def explain_submission(self, spec: JobSpec) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
         spec = await self._checked(spec)
-        self._engine.scheduler.admit()
-        return explain_submission(self._engine.scheduler, spec, self._engine.clock())
+        self._engine.queries.admit()
+        return explain_submission(self._engine.queries, spec, self._engine.clock())
 
     async def metrics(self, since: float) -> Metrics:
         """Of the last ``since`` seconds."""
@@ -349,11 +349,11 @@ class Jobs:
         return self._describe(name)
 
     def clusters(self) -> Sequence[ClusterRecord]:
-        return [self._describe(cluster.name) for cluster in self._engine.scheduler.grid.clusters()]
+        return [self._describe(cluster.name) for cluster in self._engine.queries.grid.clusters()]
 
     def policies(self) -> Sequence[dict[str, object]]:
         """``name``, ``serves`` (request types), ``summary`` of each policy."""
-        return self._engine.scheduler.policies.describe()
+        return self._engine.queries.policies.describe()
 
 
 def _no_job(job: JobId) -> NotFoundError:

@@ -86,7 +86,7 @@ class Network:
     def start(self) -> None:
         """Take up the measurements that a daemon before this one began."""
         self._chance_until = asyncio.get_running_loop().time() + CHANCE
-        for job in self._engine.scheduler.jobs():
+        for job in self._engine.queries.jobs():
             pair = _measured_by(job, self._how.command)
             if pair is None:
                 continue
@@ -134,7 +134,7 @@ class Network:
     async def agents_had_their_chance(self) -> None:
         """Until all agents have connected, or have had the time for it since the daemon's start."""
         time = asyncio.get_running_loop().time
-        clusters = self._engine.scheduler.grid.clusters()
+        clusters = self._engine.queries.grid.clusters()
         # It is asked for a few times in a daemon's life at most, in its first seconds: that is worth no event.
         while time() < self._chance_until and not all(cluster.connected for cluster in clusters):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -188,10 +188,10 @@ class Network:
 
     def _why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
-            cluster = self._engine.scheduler.grid[name]
+            cluster = self._engine.queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
                 return f"{name} is {cluster.state}: {cluster.why}"
-        if pair[0] == pair[1] and self._engine.scheduler.grid[pair[0]].total == 1:
+        if pair[0] == pair[1] and self._engine.queries.grid[pair[0]].total == 1:
             return f"{pair[0]} has 1 node, and it takes 2 to measure within a cluster"
         return ""
 

@@ -60,7 +60,7 @@ class Outputs:
 
     async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
         """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
-        if found := self._engine.scheduler.find(token):
+        if found := self._engine.queries.find(token):
             return found[1].cluster == cluster
         if (cluster, token) in self._known:
             return True
@@ -143,7 +143,7 @@ class Reading:
     def _file(self, job: Job, component: Component) -> str | None:
         """The file on the component's cluster that has the whole output, if the user wanted one."""
         own = job.spec.component(component.request_index)
-        file, grid = (own and own.output) or job.spec.output, self._engine.scheduler.grid
+        file, grid = (own and own.output) or job.spec.output, self._engine.queries.grid
         if file and component.cluster in grid:
             return grid[component.cluster].profile.path(file, component.cluster, job.id)
         return file

@@ -75,7 +75,7 @@ async def serving(
     scheduler.restore(saved.jobs, time.time(), saved.scans)
 
     def describe(name: str) -> ClusterRecord:
-        cluster = scheduler.grid[name]
+        cluster = scheduler.queries.grid[name]
         return ClusterRecord(
             name,
             "local",

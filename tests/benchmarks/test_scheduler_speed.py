@@ -88,7 +88,7 @@ def empty_scheduler(idle: list[int]) -> Scheduler:
 
 
 def fill(scheduler: Scheduler, jobs: Iterator[JobSpec]) -> None:
-    numbers = count(len(scheduler.jobs()) + 1)
+    numbers = count(len(scheduler.queries.jobs()) + 1)
     while some := [JobSubmitted(Job(next(numbers), spec, 0.0)) for spec in islice(jobs, 1000)]:
         scheduler.step(some, 1.0)
 
@@ -114,7 +114,7 @@ def bench(benchmark: Any, scheduler: Scheduler, jobs: int, events: Iterator[tupl
         benchmark.pedantic(lambda event: scheduler.step([event], next(now)), setup=prepare, rounds=ROUNDS)
     finally:
         gc.unfreeze()
-    assert scheduler.queued == jobs
+    assert scheduler.queries.queued == jobs
     stats = benchmark.stats.stats
     benchmark.extra_info |= {"median_ms": 1000 * stats.median, "max_ms": 1000 * stats.max}
     print(benchmark.name, benchmark.extra_info)
@@ -151,6 +151,6 @@ def test_memory_per_waiting_job(benchmark: Any) -> None:
         after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert scheduler.queued == jobs
+    assert scheduler.queries.queued == jobs
     benchmark.extra_info["bytes_per_job"] = (after - before) / jobs
     print(benchmark.name, benchmark.extra_info)

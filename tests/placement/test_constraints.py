@@ -78,7 +78,7 @@ def policy_of(job: JobSpec) -> Policy:
 
 
 def ask(job: JobSpec, view: GridView) -> Placement | Refusal:
-    return eligibility.ask(policy_of(job), job, view)
+    return eligibility.evaluate(policy_of(job), job, view)
 
 
 def explained(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:

@@ -70,7 +70,7 @@ def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> Non
     view, spec = example_grid(), spec_of(parsed(words))
     check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view})
-    answer = eligibility.ask(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
+    answer = eligibility.evaluate(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
     if expected == "waits":
         assert not isinstance(answer, Placement)
         return

@@ -154,15 +154,15 @@ def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
                 assert token in world.lost, f"{token} still runs while attempt {gang[1]} starts"
 
 
-def check_books(world: "World") -> None:
+def check_counts(world: "World") -> None:
     """What the scheduler knows, after each step."""
-    scheduler = world.scheduler
-    active = {job.id: job for job in scheduler.jobs()}
+    queries = world.queries
+    active = {job.id: job for job in queries.jobs()}
     unfinished = {ident for ident, job in world.jobs.items() if not job.state.is_final}
     assert active.keys() == unfinished
     assert all(world.jobs[ident] is job for ident, job in active.items()), "a change was not handed out"
-    assert scheduler.queued == sum(job.state is JobState.QUEUED for job in active.values())
-    wakeup = scheduler.next_wakeup()
+    assert queries.queued == sum(job.state is JobState.QUEUED for job in active.values())
+    wakeup = world.scheduler.next_wakeup()
     assert wakeup is None or wakeup > world.now, "something due was left undone"
     held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     sending: dict[str, set[Token]] = {name: set() for name in world.sites}
@@ -174,7 +174,7 @@ def check_books(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
-    for cluster in scheduler.grid.clusters():
+    for cluster in queries.grid.clusters():
         assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"
         assert cluster.delivering == sending[cluster.name], (
             "the cluster's status and the jobs disagree on who still sends"
@@ -216,17 +216,17 @@ def check_waiting(world: "World") -> None:
 
     But for those whose policies go by predictions, which change while nothing happens.
     """
-    scheduler, rules = world.scheduler, world.rules
+    queries, rules = world.queries, world.rules
     refused: set[object] = set()
     for job in _whose_turn_it_is(world):
-        high, kept = job.spec.priority is Priority.HIGH, scheduler.reservation == job.id
-        if (high, kept, job.spec.request) in refused or scheduler.policies.capabilities(job.spec.policy).learns:
+        high, kept = job.spec.priority is Priority.HIGH, queries.reservation == job.id
+        if (high, kept, job.spec.request) in refused or queries.policies.capabilities(job.spec.policy).learns:
             continue
-        views = [scheduler.grid.view() if kept else scheduler.view(job.spec.priority)]
+        views = [queries.grid.view() if kept else queries.view(job.spec.priority)]
         if high and rules.preemption == "placement":
-            views.append(scheduler.view_with_preemption())
+            views.append(queries.view_with_preemption())
         for view in views:
-            answer = scheduler.ask(job.spec, view)
+            answer = queries.evaluate(job.spec, view)
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
         refused.add((high, kept, job.spec.request))
 
@@ -234,25 +234,25 @@ def check_waiting(world: "World") -> None:
 def _whose_turn_it_is(world: "World") -> Iterator[Job]:
     """All who wait; in the modes head and fcfs the first of each queue. Whom nodes are kept for is always tried."""
     narrowest = world.rules.queue_order == "narrowest-first"
-    everybody = [job for job in world.scheduler.jobs() if job.waits]
+    everybody = [job for job in world.queries.jobs() if job.waits]
     for priority in Priority:
         waiting = [job for job in everybody if job.spec.priority is priority]
         waiting.sort(key=lambda job: (job.spec.request.total_size if narrowest else 0, job.queue_seq))
         for place, job in enumerate(waiting):
-            if world.rules.queue == "scan" or place == 0 or job.id == world.scheduler.reservation:
+            if world.rules.queue == "scan" or place == 0 or job.id == world.queries.reservation:
                 yield job
 
 
 def check_reservation(world: "World") -> None:
     """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all, within
     what resource managers take of us now."""
-    scheduler, rules = world.scheduler, world.rules
+    queries, rules = world.queries, world.rules
 
     def room(cluster: ClusterStatus) -> int:
         free = cluster.total - cluster.background - cluster.down - cluster.doubted
         return min(free, cluster.limit.size - 1) if cluster.limit else free
 
-    empty = scheduler.grid.view(room)
+    empty = queries.grid.view(room)
     for priority in Priority:
         waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
         met: set[object] = set()
@@ -260,12 +260,12 @@ def check_reservation(world: "World") -> None:
             if job.spec.request in met:
                 continue  # an older one of its shape stands for it
             met.add(job.spec.request)
-            if scheduler.tries(job.id) < rules.aging_tries:
+            if queries.tries(job.id) < rules.aging_tries:
                 continue
-            if isinstance(scheduler.ask(job.spec, empty), Placement):
-                assert scheduler.reservation == job.id
+            if isinstance(queries.evaluate(job.spec, empty), Placement):
+                assert queries.reservation == job.id
                 return
-    assert scheduler.reservation is None
+    assert queries.reservation is None
 
 
 def check_quiet(world: "World") -> None:

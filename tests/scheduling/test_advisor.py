@@ -76,13 +76,13 @@ def experienced(runs: int = 20) -> Grid:
 
 def test_it_learns_to_co_allocate_prime_and_to_keep_wave_in_one_cluster() -> None:
     grid = experienced()
-    experience = grid.scheduler.experience
+    experience = grid.queries.experience
     seen = {(name, len(s.where) or 1): s.runs for name in experience.applications() for s in experience.seen(name)}
     assert seen["prime", 2] == 10
     assert seen["wave", 2] <= 2, "twice was enough"
     blockers = grid.block()
     wave = grid.ask_for("wave")
-    assert "a slowdown of" in grid.scheduler.waiting_reason(grid.job(wave))
+    assert "a slowdown of" in grid.queries.waiting_reason(grid.job(wave))
     prime = grid.ask_for("prime")
     grid.advance(1.0)
     assert grid.clusters_of(prime) == {"north", "south"}
@@ -195,7 +195,7 @@ def test_the_nodes_it_waits_for_are_kept_for_it_once_it_has_waited_long() -> Non
     harmful = {"application": "all-to-all", "policy": "auto", "communication": 0.9}
     waits = grid.submit(flexible(4), lasts=5.0, **harmful)
     grid.advance(60.0)
-    assert grid.scheduler.reservation == waits
+    assert grid.queries.reservation == waits
     small = grid.submit(flexible(1), lasts=1.0)
     grid.advance(1.0)
     kept = [name for name in ("north", "south") if name not in grid.clusters_of(small)]
@@ -248,7 +248,7 @@ def test_a_waiting_job_whose_application_becomes_known_is_not_held_back_by_other
     stranger = grid.ask_for("stranger", communication=0.45)
     first, second = (grid.ask_for("tiny", communication=0.45) for _ in range(2))
     grid.advance(1.0)
-    assert grid.scheduler.position(first) == 2
+    assert grid.queries.position(first) == 2
     grid.submit(fixed(north=2), application="tiny", lasts=0.5)
     grid.advance(10.0)
     assert grid.clusters_of(first) == {"north", "south"}, "the blockers have run for longer than it would"
@@ -260,13 +260,13 @@ def test_a_waiting_job_whose_application_becomes_known_is_not_held_back_by_other
 def test_when_others_will_end_is_asked_only_for_jobs_that_may_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each of many jobs that fit would cost what there are running ones."""
     grid = experienced(4)
-    expected, asked = grid.scheduler.experience.expected, []
+    expected, asked = grid.queries.experience.expected, []
 
     def counted(spec: JobSpec, clusters: Collection[str]) -> float | None:
         asked.append(spec)
         return expected(spec, clusters)
 
-    monkeypatch.setattr(grid.scheduler.experience, "expected", counted)
+    monkeypatch.setattr(grid.queries.experience, "expected", counted)
     for name in ("north", "south") * 3:
         grid.submit(fixed(**{name: 1}), application="prime", policy="auto", lasts=100.0)
     assert not asked
@@ -279,7 +279,7 @@ def test_why_it_waits_and_what_would_start_it_now() -> None:
     grid.block()
     wave = grid.ask_for("wave")
     grid.advance(1.0)
-    found = explain(grid.scheduler, grid.job(wave), [e for e in grid.timeline if e.job == wave], grid.now)
+    found = explain(grid.queries, grid.job(wave), [e for e in grid.timeline if e.job == wave], grid.now)
     assert found.headline.startswith("waits for 4 nodes in one cluster, such as north: a slowdown of")
     assert found.suffices == ("1 more idle node in north", "1 more idle node in south")
     change = found.smallest_change
@@ -351,5 +351,5 @@ def test_a_policy_that_fails_to_learn_disturbs_nobody(answer: object, mistake: s
     job, other = grid.submit(flexible(1), policy="careless", application="wave"), grid.submit(flexible(1))
     grid.advance(1.0)
     assert grid.state(other) is JobState.RUNNING
-    assert grid.scheduler.waiting_reason(grid.job(job)) == f"policy careless is broken: {mistake}"
+    assert grid.queries.waiting_reason(grid.job(job)) == f"policy careless is broken: {mistake}"
     assert grid.warnings == [f"policy careless is broken: {mistake}"]

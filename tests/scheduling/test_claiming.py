@@ -78,7 +78,7 @@ def test_local_users_are_faster() -> None:
     assert world.reasons(first, "requeued") == ["claim-failed: local users of south were faster"]
     assert [kind for kind, _ in world.commands(first)] == ["Submit", "Submit", "Stop", "Stop", "Forget", "Forget"]
     assert world.state(second) is JobState.RUNNING, "its nodes are free for others at once"
-    assert world.scheduler.grid["south"].errors == 0
+    assert world.queries.grid["south"].errors == 0
     assert world.job(first).restarts == 0
     assert world.job(first).queue_seq < world.job(second).queue_seq, "back where it stood"
     world.sites["south"].local_user_leaves("user-1")
@@ -128,7 +128,7 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     assert not world.reasons(job, "error"), "that was before"
     world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
-    assert {n: world.scheduler.grid[n].errors for n in ("north", "south")} == {"north": 0, "south": 1}
+    assert {n: world.queries.grid[n].errors for n in ("north", "south")} == {"north": 0, "south": 1}
     assert world.commands(job)[-2:] == [("Stop", "1.1.0"), ("Stop", "1.1.1")]
     world.take_over()
     world.advance(60)
@@ -152,7 +152,7 @@ def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> 
     world.now = 60.0
     world.step([ClusterConfirmed("north", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
-    assert world.scheduler.grid["north"].errors == 1
+    assert world.queries.grid["north"].errors == 1
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -175,7 +175,7 @@ def test_nodes_that_were_promised_are_waited_for_and_are_no_error_of_the_cluster
     assert world.job(job).generation == 1
     world.advance(20)
     assert world.reasons(job, "requeued") == ["claim-failed: north does not let go of 2 nodes"]
-    assert (world.scheduler.grid["north"].errors, world.job(job).restarts) == (0, 0)
+    assert (world.queries.grid["north"].errors, world.job(job).restarts) == (0, 0)
     site.stuck.clear()
     site.ends(world.tokens(held)[0])
     site.local_user_leaves("user-1")
@@ -195,11 +195,11 @@ def test_nodes_that_leave_for_others_do_not_prolong_a_claim() -> None:
     site.local_user(2)  # not yet reported
     job = world.submit(fixed(north=3))
     world.advance(5)
-    assert world.scheduler.grid["north"].leaving == 2
+    assert world.queries.grid["north"].leaving == 2
     world.cancel(others[1])
     world.advance(6)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
-    assert (world.scheduler.grid["north"].errors, world.job(job).restarts) == (0, 0)
+    assert (world.queries.grid["north"].errors, world.job(job).restarts) == (0, 0)
 
 
 def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None:
@@ -211,7 +211,7 @@ def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None
     assert world.state(job) is JobState.CLAIMING
     world.advance(2)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of south were faster"]
-    assert ([world.scheduler.grid[n].errors for n in world.sites], world.job(job).restarts) == ([0, 0], 0)
+    assert ([world.queries.grid[n].errors for n in world.sites], world.job(job).restarts) == ([0, 0], 0)
     world.sites["south"].local_user_leaves(user)
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
@@ -256,7 +256,7 @@ def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
     world.now = 60.0
     world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
-    assert {n: world.scheduler.grid[n].errors for n in ("north", "south")} == {"north": 1, "south": 0}
+    assert {n: world.queries.grid[n].errors for n in ("north", "south")} == {"north": 1, "south": 0}
     world.obey("south")
     world.deliver("south")
     assert world.state(job) is JobState.QUEUED, "the barrier never opened: nothing of it can run in north"
@@ -290,7 +290,7 @@ def test_a_program_that_is_not_launched_in_time_is_the_infrastructures_fault() -
     assert not world.reasons(job, "error"), "nobody has said so"
     world.step([ClusterConfirmed("north", 60.0)])
     assert world.reasons(job, "error") == ["the program was not launched within 60 s"]
-    assert world.scheduler.grid["north"].errors == 1
+    assert world.queries.grid["north"].errors == 1
     world.obey("north", 1)
     world.take_over()
     world.advance(60)
@@ -316,10 +316,10 @@ def test_after_a_success_components_end_by_themselves_or_are_told_to(launcher: L
 def test_components_of_one_job_may_share_a_cluster() -> None:
     world = World({"north": 8})
     job = world.submit(nonfixed(3, 3, 2))
-    assert world.scheduler.grid["north"].available == 0
+    assert world.queries.grid["north"].available == 0
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
-    assert world.scheduler.grid["north"].available == 8
+    assert world.queries.grid["north"].available == 8
 
 
 def test_plain_processes_of_different_length_all_have_to_end_well() -> None:
@@ -331,7 +331,7 @@ def test_plain_processes_of_different_length_all_have_to_end_well() -> None:
     attempt = world.job(job).attempt
     assert attempt is not None
     assert [c.state for c in attempt.components] == [ComponentState.ENDED, ComponentState.RUNNING]
-    assert world.scheduler.grid["north"].available == 4, "its nodes are free already"
+    assert world.queries.grid["north"].available == 4, "its nodes are free already"
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).restarts == 0
@@ -346,7 +346,7 @@ def test_walltime_counts_from_the_launch_and_ends_the_job() -> None:
     assert world.state(job) is JobState.FAILED
     assert world.job(job).reason == "walltime of 30 s exceeded"
     assert world.job(job).exit_code is None
-    assert all(world.scheduler.grid[name].errors == 0 for name in world.sites)
+    assert all(world.queries.grid[name].errors == 0 for name in world.sites)
     check_quiet(world)
 
 
@@ -367,7 +367,7 @@ def test_deadlines_of_jobs_that_are_over_are_not_kept_until_they_come() -> None:
     for _ in range(200):
         world.submit(fixed(north=4), lasts=1, walltime=1e6)
     world.advance(400)
-    assert not world.scheduler.jobs()
+    assert not world.queries.jobs()
     wakeup = world.scheduler.next_wakeup()
     assert wakeup is None or wakeup < world.now + 1e5
 

@@ -36,12 +36,12 @@ def moments(thing: Job | Attempt | Component) -> list[float]:
 
 def test_a_paused_job_waits_for_no_longer_than_any_pause() -> None:
     scheduler = restored(Job(1, SPEC, BEFORE, queue_seq=1, generation=2, restarts=2, retry_at=BEFORE + 8.0))
-    found = scheduler.job(1)
+    found = scheduler.queries.job(1)
     assert found is not None
     assert found.retry_at is not None
     assert found.retry_at <= NOW + RULES.restart_pause_max
     scheduler.step([], found.retry_at)
-    again = scheduler.job(1)
+    again = scheduler.queries.job(1)
     assert again is not None
     assert again.retry_at is None, "it is back in its queue"
 
@@ -49,7 +49,7 @@ def test_a_paused_job_waits_for_no_longer_than_any_pause() -> None:
 def test_a_claim_is_tried_when_it_would_have_been() -> None:
     attempt = Attempt(1, (Component(0, "north", 1),), BEFORE, start_estimate=BEFORE + 40.0, claim_at=BEFORE + 30.0)
     scheduler = restored(Job(1, SPEC, BEFORE, JobState.CLAIMING, generation=1, attempt=attempt))
-    found = scheduler.job(1)
+    found = scheduler.queries.job(1)
     assert found is not None
     assert found.attempt is not None
     assert (found.attempt.claim_at, found.attempt.start_estimate) == (NOW + 30.0, NOW + 40.0)
@@ -59,7 +59,7 @@ def test_a_walltime_counts_from_now_at_the_latest() -> None:
     component = Component(0, "north", 1, ComponentState.RUNNING, hosts=("a",))
     attempt = Attempt(1, (component,), BEFORE, barrier_at=BEFORE, launched_at=BEFORE)
     scheduler = restored(Job(1, replace(SPEC, walltime=90.0), BEFORE, JobState.RUNNING, generation=1, attempt=attempt))
-    found = scheduler.job(1)
+    found = scheduler.queries.job(1)
     assert found is not None
     assert found.attempt is not None
     assert found.attempt.launched_at == NOW

@@ -10,8 +10,8 @@ import pytest
 
 from koalapy.model.advice import Run, Size
 from koalapy.placement.knowledge import HOPELESS, SURE
-from koalapy.scheduling.advisor.advising import runs_between
 from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.advisor.knowledge import runs_between
 from tests.benchmarks.coallocation import BAR, compare
 
 BOTH = ("north", "south")

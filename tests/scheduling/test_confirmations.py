@@ -110,7 +110,7 @@ def test_a_cluster_is_asked_once_for_all_deadlines_that_wait_for_it() -> None:
         world.take_in(effects)
     assert asked == 1
     play(world)
-    assert all(job.ending for job in world.scheduler.jobs())
+    assert all(job.ending for job in world.queries.jobs())
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

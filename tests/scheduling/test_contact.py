@@ -23,8 +23,8 @@ def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_
     job = world.submit(flexible(6), lasts=60)
     world.advance(1)
     world.disconnect("south", "its agent has gone")
-    assert world.scheduler.grid["south"].state is ClusterState.UNREACHABLE
-    assert world.scheduler.grid["south"].why == "its agent has gone"
+    assert world.queries.grid["south"].state is ClusterState.UNREACHABLE
+    assert world.queries.grid["south"].why == "its agent has gone"
     world.advance(4)
     assert world.state(job) is JobState.RUNNING
     world.advance(1)
@@ -180,7 +180,7 @@ def test_a_cluster_cannot_speak_for_another() -> None:
     before = world.job(job)
     world.step([Reported("south", ComponentStatus("1.1.0", ComponentState.ENDED, error="no", infrastructure=True))])
     assert world.job(job) is before
-    assert world.scheduler.grid["north"].available == 0
+    assert world.queries.grid["north"].available == 0
 
 
 def test_late_word_of_an_old_attempt() -> None:
@@ -251,7 +251,7 @@ def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() ->
     world.sites["south"].ends("1.1.1")
     world.advance(600)
     assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
-    assert world.scheduler.grid["north"].errors == 0, "one failure, one error"
+    assert world.queries.grid["north"].errors == 0, "one failure, one error"
 
 
 # Inventories
@@ -265,7 +265,7 @@ def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
     world.sites["south"].vanishes("1.1.1")
     world.connect("south")
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
-    assert world.scheduler.grid["south"].errors == 1
+    assert world.queries.grid["south"].errors == 1
     world.advance(100)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
 
@@ -296,7 +296,7 @@ def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
     assert world.reasons(job, "error") == []
     world.connect("south")
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
-    assert world.scheduler.grid["south"].errors == 1
+    assert world.queries.grid["south"].errors == 1
 
 
 def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
@@ -325,7 +325,7 @@ def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
         world.sites["north"].vanishes(token)
     world.connect("north")
     assert world.job(job).restarts == 1
-    assert world.scheduler.grid["north"].errors == 1
+    assert world.queries.grid["north"].errors == 1
     world.advance(100)
     assert world.state(job) is JobState.SUCCEEDED
 
@@ -377,7 +377,7 @@ def test_queues_survive_in_order() -> None:
     world.step([JobHeld(waiting[1])])
     world.restart()
     world.settle()
-    assert world.scheduler.queued == 2
+    assert world.queries.queued == 2
     world.connect("north")
     world.advance(200)
     assert [world.state(job) for job in (first, *waiting)] == [
@@ -401,7 +401,7 @@ def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
     world.connect("north")
     world.advance(15)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
-    assert world.scheduler.grid["north"].errors == 0
+    assert world.queries.grid["north"].errors == 0
 
 
 def test_a_claim_is_not_given_up_while_nobody_can_say_whether_it_came_through() -> None:
@@ -476,9 +476,9 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
     world.disconnect("north")
     if restarted:
         world.restart()
-        world.scheduler.grid["north"].total = 4  # as it is stored
+        world.queries.grid["north"].total = 4  # as it is stored
     world.step([Reported("north", ClusterReport(0, 0, 0, 0, frozenset(), "not answering"))])
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert (cluster.total, cluster.used, cluster.why) == (4, 3, "not answering")
     world.connect("north")
     world.advance(1)
@@ -496,7 +496,7 @@ def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
     if told == "by a long silence":
         world.advance(61)
     world.connect("north")
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
     assert (cluster.errors, cluster.state) == (1, ClusterState.USABLE)
     world.disconnect("north")

@@ -27,7 +27,7 @@ def test_a_job_is_final_when_its_output_is_there_and_its_nodes_are_free_before()
     job, token = running(world)
     effects = world.scheduler.step([delivers(token, program_exit=3)], world.now)
     assert not [c for c in effects.commands if isinstance(c, StopComponent | ForgetComponent)]
-    assert not world.scheduler.grid["north"].live
+    assert not world.queries.grid["north"].live
     assert (effects.jobs[job].state, effects.jobs[job].ending) == (JobState.RUNNING, JobState.FAILED)
     again = world.scheduler.step([delivers(token, program_exit=3)], world.now + 5)
     assert not again.commands
@@ -58,7 +58,7 @@ def test_a_job_that_is_tried_again_does_not_wait_for_its_old_output() -> None:
     lost = delivers(token, error="the runner ended without a word", infrastructure=True)
     effects = world.scheduler.step([lost], world.now)
     assert effects.jobs[job].state is JobState.QUEUED
-    assert not world.scheduler.grid["north"].delivering
+    assert not world.queries.grid["north"].delivering
     after = world.scheduler.step([delivers(token)], world.now)
     assert not after.commands, "it is neither stopped nor forgotten before it has told all"
     after = world.scheduler.step([Reported("north", ComponentStatus(token, ComponentState.ENDED))], world.now)
@@ -100,7 +100,7 @@ def test_an_agent_that_knows_nothing_of_it_any_more_ends_it(restarted: bool) -> 
     world.take_in(world.scheduler.step([delivers(token, program_exit=0)], world.now))
     if restarted:
         world.restart()
-        assert not world.scheduler.grid["north"].live
+        assert not world.queries.grid["north"].live
         attempt = world.job(job).attempt
         assert attempt is not None
         assert attempt.components[0].state is ComponentState.DELIVERING

@@ -63,7 +63,7 @@ def test_the_doubt_is_of_nodes_and_not_of_the_cluster() -> None:
     world = with_hole(other=1)
     world.submit(fixed(hole=4))
     world.advance(11)
-    cluster = world.scheduler.grid["hole"]
+    cluster = world.queries.grid["hole"]
     assert (cluster.available, cluster.idle, cluster.used) == (3, 16, 0)
     assert cluster.said == (
         f"has 13 idle nodes in doubt until 00:00:{10 + DOUBT_PAUSE:.0f}: a claim for 4 nodes was in vain"
@@ -84,7 +84,7 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     world.sites["hole"].mend()
     world.advance(MAX_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
-    cluster = world.scheduler.grid["hole"]
+    cluster = world.queries.grid["hole"]
     assert (cluster.doubt, cluster.doubts, cluster.available) == (None, 0, 16)
     world.sites["hole"].is_black_hole = True
     again = world.submit(flexible(16))
@@ -102,7 +102,7 @@ def test_a_cluster_that_is_only_busy_is_believed() -> None:
         world.advance(11)
         assert world.state(job) is JobState.QUEUED
         assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
-        assert world.scheduler.grid["north"].doubt is None
+        assert world.queries.grid["north"].doubt is None
         site.local_user_leaves(user)
         world.settle()
         assert world.state(job) is JobState.CLAIMING
@@ -119,7 +119,7 @@ def test_idle_nodes_behind_a_wide_local_job_are_in_doubt_until_somebody_takes_th
     site.local_user(8)
     job = world.submit(fixed(north=4), lasts=5)
     world.advance(11)
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert (cluster.idle, cluster.available) == (6, 3)
     site.local_user_leaves(first)
     effects = world.step([Reported("north", site.look())])
@@ -137,7 +137,7 @@ def test_a_runner_behind_our_own_wide_one_proves_nothing() -> None:
     narrow = world.submit(fixed(north=2), lasts=5)
     world.advance(11)
     assert world.reasons(wide, "requeued") == ["claim-failed: local users of north were faster"]
-    assert world.scheduler.grid["north"].doubt is None
+    assert world.queries.grid["north"].doubt is None
     world.sites["north"].local_user_leaves("user-1")
     world.advance(60)
     assert {world.state(job) for job in (wide, narrow)} == {JobState.SUCCEEDED}
@@ -151,7 +151,7 @@ def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
     small = world.submit(flexible(2), lasts=5)
     world.advance(5)
     assert world.state(small) is JobState.RUNNING
-    cluster = world.scheduler.grid["hole"]
+    cluster = world.queries.grid["hole"]
     assert cluster.doubts == 1
     world.advance(DOUBT_PAUSE + 10)
     assert world.state(job) is JobState.SUCCEEDED
@@ -162,7 +162,7 @@ def test_who_waits_is_told_of_the_doubt_and_an_operator_ends_it() -> None:
     world = with_hole(other=2)
     job = world.submit(fixed(hole=16), lasts=5)
     world.advance(11)
-    found = explain(world.scheduler, world.job(job), [e for e in world.timeline if e.job == job], world.now)
+    found = explain(world.queries, world.job(job), [e for e in world.timeline if e.job == job], world.now)
     (cluster,) = found.clusters
     assert cluster.idle == 15
     assert "hole has 1 idle node in doubt until 00:00:40" in cluster.reason
@@ -192,7 +192,7 @@ def test_a_restart_forgets_and_learns_anew_by_one_claim() -> None:
     world.restart()
     for name in world.sites:
         world.connect(name)
-    assert world.scheduler.grid["hole"].doubt is None
+    assert world.queries.grid["hole"].doubt is None
     world.cancel(job)
     others = [world.submit(flexible(8), lasts=20) for _ in range(3)]
     world.advance(120)

@@ -290,7 +290,7 @@ def test_a_job_is_learned_from_when_it_succeeds() -> None:
     world.submit(flexible(2), lasts=5.0, application="broken", code=1)
     world.submit(flexible(2), lasts=5.0, command=("sh", "-c", "x"))
     world.advance(60.0)
-    experience = world.scheduler.experience
+    experience = world.queries.experience
     assert experience.applications() == ["wave"]
     (seen,) = experience.seen("wave")
     assert (seen.size, seen.where, seen.runs) == (Size(6), ("north", "south"), 1)
@@ -309,6 +309,6 @@ def test_a_job_that_is_killed_at_its_walltime_is_learned_from_too() -> None:
     world.advance(50.0)
     world.cancel(cancelled)
     world.advance(10.0)
-    slowdowns = world.scheduler.experience.slowdowns("wave")
+    slowdowns = world.queries.experience.slowdowns("wave")
     assert (slowdowns.runs, slowdowns.killed) == (5, 5)
     assert slowdowns.harmless(("north", "south")) < 0.05

@@ -46,7 +46,7 @@ def busy(sizes: Mapping[str, int], rules: Rules | None = None, *, world: Any = N
 
 
 def why(world: World, job: JobId) -> Explanation:
-    return explain(world.scheduler, world.job(job), [e for e in world.timeline if e.job == job], world.now)
+    return explain(world.queries, world.job(job), [e for e in world.timeline if e.job == job], world.now)
 
 
 def submit(world: World, spec: JobSpec) -> JobId:
@@ -281,7 +281,7 @@ def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
     world.advance(1.0)
     wide = world.submit(FlexibleRequest(8))
     world.advance(25.0)
-    assert world.scheduler.reservation == wide
+    assert world.queries.reservation == wide
     return world, world.submit(FlexibleRequest(3))
 
 
@@ -322,7 +322,7 @@ def test_the_binding_reason(name: str) -> None:
     found = why(world, job)
     assert (found.job, found.state) == (job, JobState.QUEUED)
     assert any(says in found.headline for says in expected.says.split("|")), found.headline
-    assert found.headline == world.scheduler.waiting_reason(world.job(job))
+    assert found.headline == world.queries.waiting_reason(world.job(job))
     for cluster, says in expected.clusters.items():
         assert says in text_of(found, cluster)
     assert expected.suffices is None or expected.suffices in found.suffices
@@ -394,20 +394,20 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
     one = fixed(**{there: world.sites[there].total - local[there == "south"]})
     reserved = world.submit(FlexibleRequest(10 - sum(local)) if everywhere else one, lasts=1e6)
     world.advance(25.0)
-    assert world.scheduler.reservation == reserved
+    assert world.queries.reservation == reserved
     if drained:
         world.step([ClusterDrained("south")])
     job = world.submit(request, lasts=1e6)
     if world.state(job) is not JobState.QUEUED:
         return
-    found, scheduler = why(world, job), world.scheduler
+    found, queries = why(world, job), world.queries
 
     def fits() -> bool:
-        return isinstance(scheduler.ask(world.job(job).spec, scheduler.view(Priority.LOW)), Placement)
+        return isinstance(queries.evaluate(world.job(job).spec, queries.view(Priority.LOW)), Placement)
 
     def with_more_idle(name: str, count: int) -> bool:
         """As an agent would report it."""
-        status, before = scheduler.grid[name], world.sites[name].look()
+        status, before = queries.grid[name], world.sites[name].look()
         status.report(ClusterReport(before.total, before.idle + count, before.background - count, 0, before.holding))
         answer = fits()
         status.report(ClusterReport(before.total, before.idle, before.background, 0, before.holding))
@@ -419,9 +419,9 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
             assert not with_more_idle(cluster.cluster, cluster.missing - 1)
             assert f"{cluster.missing} more idle node" in str(found.suffices)
     if any("resumed" in text for text in found.suffices):
-        scheduler.grid["south"].drained = None
+        queries.grid["south"].drained = None
         assert fits()
-        scheduler.grid["south"].drained = Drain(AT)
+        queries.grid["south"].drained = Drain(AT)
     if any("out of its way" in text for text in found.suffices):
         world.hold(reserved)
         assert world.state(hog) is JobState.RUNNING
@@ -430,7 +430,7 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
 
 def test_nodes_kept_for_a_job_are_its_own() -> None:
     world, _ = CASES["nodes_are_kept_for_an_older_job"].build()
-    wide = world.scheduler.reservation
+    wide = world.queries.reservation
     assert wide is not None
     found = why(world, wide)
     assert "5 are idle" in found.headline
@@ -540,7 +540,7 @@ def test_a_finished_job_is_explained_by_its_end() -> None:
 
 def test_a_submission_that_would_be_placed() -> None:
     world = busy(TWO)
-    found = explain_submission(world.scheduler, JobSpec(FlexibleRequest(3), ("program",)), world.now)
+    found = explain_submission(world.queries, JobSpec(FlexibleRequest(3), ("program",)), world.now)
     assert (found.job, found.state, found.position) == (None, JobState.PLACED, None)
     assert found.headline == "would be placed at once on north (3 nodes)"
     assert [(c.cluster, c.gives, c.reason) for c in found.clusters] == [
@@ -553,7 +553,7 @@ def test_a_submission_that_would_be_placed() -> None:
 def test_a_submission_that_would_preempt_others() -> None:
     world, _ = CASES["jobs_of_low_priority_have_the_nodes"].build()
     spec = JobSpec(FlexibleRequest(4), ("program",), priority=Priority.HIGH)
-    found = explain_submission(world.scheduler, spec, world.now)
+    found = explain_submission(world.queries, spec, world.now)
     assert found.headline == "would be placed at once on north (4 nodes), where it would preempt others"
     assert [(c.gives, c.idle) for c in found.clusters] == [(4, 0), (0, 1)]
 
@@ -561,7 +561,7 @@ def test_a_submission_that_would_preempt_others() -> None:
 def test_a_submission_that_would_wait() -> None:
     world = busy(TWO, south=3)
     world.submit(FlexibleRequest(6))
-    found = explain_submission(world.scheduler, JobSpec(FlexibleRequest(6), ("program",)), world.now)
+    found = explain_submission(world.queries, JobSpec(FlexibleRequest(6), ("program",)), world.now)
     assert (found.state, found.position, found.ahead) == (JobState.QUEUED, 2, 1)
     assert "5 are idle" in found.headline
     assert found.smallest_change is not None
@@ -570,7 +570,7 @@ def test_a_submission_that_would_wait() -> None:
 
 def test_a_submission_behind_others() -> None:
     world, _ = CASES["first_come_first_served"].build()
-    found = explain_submission(world.scheduler, JobSpec(FlexibleRequest(1), ("program",)), world.now)
+    found = explain_submission(world.queries, JobSpec(FlexibleRequest(1), ("program",)), world.now)
     assert found.headline == "would wait behind job 1"
 
 
@@ -591,14 +591,14 @@ def test_the_search_is_bounded(request_: Request, more: dict[str, Any]) -> None:
         **dict.fromkeys(names, 99),
     )
     asked = []
-    ask = world.scheduler.ask
+    ask = world.queries.evaluate
 
     def counted(*arguments: Any) -> Any:
         asked.append(arguments)
         return ask(*arguments)
 
-    world.scheduler.ask = counted  # type: ignore[method-assign]
-    found = explain_submission(world.scheduler, JobSpec(request_, ("program",), **more), world.now)
+    world.queries.evaluate = counted  # type: ignore[method-assign]
+    found = explain_submission(world.queries, JobSpec(request_, ("program",), **more), world.now)
     assert found.state is JobState.QUEUED
     assert len(asked) <= MAX_QUESTIONS + 20
     assert found.smallest_change is not None
@@ -676,7 +676,7 @@ def test_any_job_is_explained(
         speed_ratio_min=ratio,
         policy=policy,
     )
-    before = explain_submission(world.scheduler, spec, world.now)
+    before = explain_submission(world.queries, spec, world.now)
     job = submit(world, spec)
     assert world.state(job).is_active == (before.state is JobState.PLACED), before.headline
     found = why(world, job)
@@ -692,4 +692,4 @@ def test_any_job_is_explained(
         assert world.state(submit(world, found.smallest_change.spec)).is_active
     else:
         one = replace(spec, request=FlexibleRequest(1), coallocation=None, speed_ratio_min=None, policy="")
-        assert DryRun(world.scheduler, world.job(job)).placed_at_once(one) is None
+        assert DryRun(world.queries, world.job(job)).placed_at_once(one) is None

@@ -62,7 +62,7 @@ def test_claiming_begins_at_the_first_jct_and_the_barrier_opens_at_the_jst() -> 
     assert {(c.file_site, c.transfer_time) for c in attempt.components} == {("files", 16)}
     world.advance(11)
     assert world.commands(job) == [], "nothing holds nodes while files are on their way"
-    assert all(cluster.available == cluster.total for cluster in world.scheduler.grid.clusters())
+    assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
     world.advance(2)
     assert world.state(job) is JobState.CLAIMING
     assert all(site.in_phase("claimed") for name, site in world.sites.items() if name != "files")
@@ -87,7 +87,7 @@ def test_the_jct_series_of_the_paper() -> None:
     assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
     assert world.job(job).claim_factor == 0.625
     assert world.job(job).restarts == 0
-    assert all(cluster.available == cluster.reported_idle for cluster in world.scheduler.grid.clusters()), (
+    assert all(cluster.available == cluster.reported_idle for cluster in world.queries.grid.clusters()), (
         "all is given back"
     )
     check_quiet(world)
@@ -100,7 +100,7 @@ def test_components_that_can_start_hold_their_nodes_from_the_first_try_on() -> N
     world.advance(14)
     assert world.state(job) is JobState.CLAIMING
     assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.CLAIMED, ComponentState.PLACED]  # type: ignore[union-attr]
-    assert world.scheduler.grid["north"].available == 0
+    assert world.queries.grid["north"].available == 0
     world.sites["south"].local_user_leaves(user)
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
@@ -117,7 +117,7 @@ def test_atomic_is_t_of_one() -> None:
         world.advance(14)
         assert world.state(job) is JobState.PLACED
         assert world.commands(job) == []
-        assert world.scheduler.grid["north"].available == 4, "others may have them"
+        assert world.queries.grid["north"].available == 4, "others may have them"
         world.sites["south"].local_user_leaves(user)
         world.advance(30)
         assert world.state(job) is JobState.SUCCEEDED
@@ -208,7 +208,7 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
     assert [(c.cluster, c.rank) for c in attempt.gang] == [("north", 0), ("west", 1)]
     assert world.job(job).generation == 1
     assert world.job(job).state is JobState.SUCCEEDED
-    assert world.scheduler.grid["south"].errors == 0
+    assert world.queries.grid["south"].errors == 0
     check_quiet(world)
 
 
@@ -280,7 +280,7 @@ def test_a_job_cancelled_while_it_is_claimed_for(when: float) -> None:
     world.cancel(job)
     world.settle()
     assert world.state(job) is JobState.CANCELLED
-    assert all(cluster.available == cluster.total for cluster in world.scheduler.grid.clusters())
+    assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
     check_quiet(world)
 
 
@@ -333,7 +333,7 @@ def test_one_component_at_a_time_is_re_placed_on_a_cluster_on_probation(trusted:
         world.sites[name].local_user(4)
     world.step([ClusterResumed("west")])
     for name in names if not trusted else ("west",):
-        cluster = world.scheduler.grid[name]
+        cluster = world.queries.grid[name]
         cluster.unusable = cluster.probation = True
     world.advance(12.05)
     moved = [c.cluster for c in world.job(job).attempt.gang if c.cluster == "west"]  # type: ignore[union-attr]

@@ -68,11 +68,11 @@ def test_who_waits_for_that_is_told_so_and_goes_on_when_it_is_mended() -> None:
     job = world.submit(flexible(4, most=1), inputs=(DATA,), lasts=5)
     world.advance(1)
     why = "north has no rsync, by which data would come"
-    assert why in world.scheduler.waiting_reason(world.job(job))
-    assert {
-        r.cluster: r.reason for r in world.scheduler.reasons(world.job(job).spec, world.scheduler.view(Priority.LOW))
-    }["north"] == why  # type: ignore[arg-type]
-    assert "has no rsync" in world.scheduler.grid["north"].said
+    assert why in world.queries.waiting_reason(world.job(job))
+    assert {r.cluster: r.reason for r in world.queries.reasons(world.job(job).spec, world.queries.view(Priority.LOW))}[
+        "north"
+    ] == why  # type: ignore[arg-type]
+    assert "has no rsync" in world.queries.grid["north"].said
     lacks_rsync(world.sites["north"], lacks=False)
     world.settle()
     world.advance(1)
@@ -88,5 +88,5 @@ def test_a_fixed_request_that_wants_what_cannot_be(lacking: str) -> None:
     job = world.submit(request)
     world.advance(1)
     assert world.state(job) is JobState.QUEUED
-    assert f"{lacking}" in world.scheduler.waiting_reason(world.job(job))
-    assert "no rsync" in world.scheduler.waiting_reason(world.job(job))
+    assert f"{lacking}" in world.queries.waiting_reason(world.job(job))
+    assert "no rsync" in world.queries.waiting_reason(world.job(job))

@@ -44,7 +44,7 @@ def test_why_a_runner_was_not_started_is_told_in_its_resource_managers_words() -
     at(world, 5, told(pending=PRIORITY))
     at(world, 10)
     assert world.reasons(1, "ending") == [f"claim-failed: north did not start it: {PRIORITY}"]
-    assert world.scheduler.grid["north"].errors == 0
+    assert world.queries.grid["north"].errors == 0
 
 
 def test_without_a_word_local_users_were_faster() -> None:
@@ -67,7 +67,7 @@ def test_nodes_that_boot_are_no_overtaking_and_no_error(holding: bool) -> None:
         assert world.state(1) is JobState.CLAIMING
         assert world.job(1).generation == 1
         assert "claim-failed" not in world.story(1)
-    assert world.scheduler.grid["north"].errors == 0
+    assert world.queries.grid["north"].errors == 0
 
 
 def test_nodes_that_never_come_up_are_given_up() -> None:
@@ -144,7 +144,7 @@ def test_nothing_is_kept_of_what_waits_no_more(last: str) -> None:
 
 def test_a_component_of_no_job_leaves_nothing_behind() -> None:
     world = submitted()
-    waits = world.scheduler.waits
+    waits = world.queries.lrm_waits
     at(world, 1, told(pending=PRIORITY))
     assert waits.reason(TOKEN)
     world.cancel(1)
@@ -156,9 +156,9 @@ def test_a_component_of_no_job_leaves_nothing_behind() -> None:
 def test_a_job_that_is_asked_why_says_what_its_runners_wait_for() -> None:
     world = submitted()
     at(world, 5, told(pending=PRIORITY))
-    assert f"; north: {PRIORITY}" in explain(world.scheduler, world.job(1), world.timeline, world.now).headline
+    assert f"; north: {PRIORITY}" in explain(world.queries, world.job(1), world.timeline, world.now).headline
     at(world, 6, told(pending="Slurm makes its nodes ready", starting=300.0))
-    said = explain(world.scheduler, world.job(1), world.timeline, world.now).headline
+    said = explain(world.queries, world.job(1), world.timeline, world.now).headline
     assert re.fullmatch(
         r"the nodes of component 0 on north are being started, which takes until \S+ at most; "
         r"north: Slurm makes its nodes ready",

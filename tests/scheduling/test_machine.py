@@ -207,9 +207,9 @@ class Grid(RuleBasedStateMachine):
         self.all_goes_well(rounds)
 
     def some(self, *states: JobState) -> list[JobId]:
-        return [job.id for job in self.world.scheduler.jobs() if job.state in states]
+        return [job.id for job in self.world.queries.jobs() if job.state in states]
 
-    @precondition(lambda self: self.world.scheduler.jobs())
+    @precondition(lambda self: self.world.queries.jobs())
     @rule(pick=picks)
     def cancel(self, pick: int) -> None:
         jobs = self.some(*JobState)
@@ -383,7 +383,7 @@ class Grid(RuleBasedStateMachine):
 
     @rule(name=names)
     def drain_or_resume(self, name: str) -> None:
-        cluster = self.world.scheduler.grid[name]
+        cluster = self.world.queries.grid[name]
         self.world.step([ClusterResumed(name) if cluster.drained else ClusterDrained(name, "ops", "for a reason")])
 
     @rule(seconds=st.sampled_from([0.5, 3600.0]))
@@ -408,13 +408,13 @@ class Grid(RuleBasedStateMachine):
 
     def places(self) -> dict[JobId, tuple[int | None, int]]:
         """Where jobs stand in their queues, and how often they were tried."""
-        scheduler = self.world.scheduler
-        return {job.id: (scheduler.position(job.id), scheduler.tries(job.id)) for job in scheduler.jobs()}
+        queries = self.world.queries
+        return {job.id: (queries.position(job.id), queries.tries(job.id)) for job in queries.jobs()}
 
     @invariant()
     def clusters_are_never_overbooked(self) -> None:
         """What the scheduler takes for free is free, once all promises are kept, as far as it has been told."""
-        for cluster in self.world.scheduler.grid.clusters():
+        for cluster in self.world.queries.grid.clusters():
             site = self.world.sites[cluster.name]
             told = not site.stream and not site.inbox and site.connected and cluster.connected
             if told and site.look() == site.last_report and cluster.available:
@@ -437,13 +437,13 @@ class Grid(RuleBasedStateMachine):
                 world.sites[name].local_user_leaves(user)
         self.mend()
         for _ in range(3):
-            for job in [job.id for job in world.scheduler.jobs() if job.state is JobState.HELD]:
+            for job in [job.id for job in world.queries.jobs() if job.state is JobState.HELD]:
                 world.release(job)
-            world.advance(100 + 40 * len(world.scheduler.jobs()))
-        assert not world.scheduler.jobs(), "with everybody well and everything free, some still wait"
+            world.advance(100 + 40 * len(world.queries.jobs()))
+        assert not world.queries.jobs(), "with everybody well and everything free, some still wait"
         laws.check_quiet(world)
         assert all(site.idle == site.total for site in world.sites.values())
-        assert all(cluster.available == cluster.total for cluster in world.scheduler.grid.clusters())
+        assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
 
     def mend(self) -> None:
         """What was broken is taken away by its resource manager, agents come back, operators see to their clusters."""
@@ -465,12 +465,12 @@ class Grid(RuleBasedStateMachine):
     def who_waits_has_a_reason(self) -> None:
         world = self.world
         world.step([PeriodicScan()] * world.rules.high_scans_per_low)
-        for job in world.scheduler.jobs():
+        for job in world.queries.jobs():
             if job.state is JobState.QUEUED:
-                assert world.scheduler.waiting_reason(job)
+                assert world.queries.waiting_reason(job)
                 if world.rules.queue == "scan":
-                    view = world.scheduler.view(job.spec.priority)
-                    answer = world.scheduler.ask(job.spec, view)
+                    view = world.queries.view(job.spec.priority)
+                    answer = world.queries.evaluate(job.spec, view)
                     assert isinstance(answer, Refusal), "it waits though it would fit"
 
 

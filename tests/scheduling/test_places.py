@@ -27,7 +27,7 @@ def behind(world: World, request: Request, count: int = 3) -> list[JobId]:
 
 
 def positions(world: World, jobs: list[JobId]) -> list[int | None]:
-    return [world.scheduler.position(job) for job in jobs]
+    return [world.queries.position(job) for job in jobs]
 
 
 # Who returns
@@ -84,7 +84,7 @@ def test_who_returns_stands_where_it_stood(returns: Callable[[World, JobId], Non
     returns(world, job)
     assert world.state(job) is JobState.QUEUED
     assert positions(world, [job, *others]) == [1, 2, 3, 4]
-    assert world.scheduler.tries(job) == 1
+    assert world.queries.tries(job) == 1
 
 
 def test_who_is_released_stands_behind_those_who_waited() -> None:
@@ -93,7 +93,7 @@ def test_who_is_released_stands_behind_those_who_waited() -> None:
     job, *others = behind(world, fixed(north=4))
     is_held_and_released(world, job)
     assert positions(world, [*others, job]) == [1, 2, 3]
-    assert world.scheduler.tries(job) == 2, "on arrival, and now"
+    assert world.queries.tries(job) == 2, "on arrival, and now"
 
 
 def test_who_comes_back_after_a_pause_stands_where_it_stood() -> None:
@@ -169,7 +169,7 @@ def test_a_job_that_is_held_and_released_as_it_comes_is_tried_once() -> None:
     job = world.submit(fixed(north=4))
     world.hold(job)
     world.step([JobReleased(job), JobHeld(job), JobReleased(job)])
-    assert world.scheduler.tries(job) == 2
+    assert world.queries.tries(job) == 2
 
 
 # Whose nodes are kept
@@ -202,12 +202,12 @@ def test_what_is_kept_follows_the_cluster_that_is_drained_at_once() -> None:
     world.submit(fixed(north=2, south=2), lasts=1000)
     aged = starved(world, fixed(south=4))
     narrow = world.submit(fixed(south=1), lasts=1000)
-    assert (world.scheduler.reservation, world.state(narrow)) == (aged, JobState.QUEUED)
+    assert (world.queries.reservation, world.state(narrow)) == (aged, JobState.QUEUED)
     younger = world.submit(fixed(north=4))
     world.advance(35)
-    assert world.scheduler.reservation == aged
+    assert world.queries.reservation == aged
     world.step([ClusterDrained("south", "ops", "new switch")])
-    assert world.scheduler.reservation == younger
+    assert world.queries.reservation == younger
 
 
 @pytest.mark.parametrize("leaves", [World.cancel, World.hold])
@@ -221,9 +221,9 @@ def test_what_was_kept_for_a_job_that_leaves_is_offered(
     world.submit(fixed(north=2), lasts=1000)
     wide = starved(world, fixed(north=4))
     low = world.submit(flexible(1), lasts=1000)
-    assert (world.scheduler.reservation, world.state(low)) == (wide, JobState.QUEUED)
+    assert (world.queries.reservation, world.state(low)) == (wide, JobState.QUEUED)
     leaves(world, wide)
-    assert world.scheduler.reservation is None
+    assert world.queries.reservation is None
     assert world.state(low) is (JobState.CLAIMING if event_driven else JobState.QUEUED)
     world.advance(11)
     assert world.state(low) is JobState.RUNNING
@@ -235,7 +235,7 @@ def test_what_was_kept_for_a_job_that_is_given_up_is_offered() -> None:
     wide = world.submit(fixed(north=4), max_placement_tries=5)
     world.advance(35)
     low = world.submit(flexible(1), lasts=1000)
-    assert (world.scheduler.reservation, world.state(low)) == (wide, JobState.QUEUED)
+    assert (world.queries.reservation, world.state(low)) == (wide, JobState.QUEUED)
     world.advance(6)
     assert (world.state(wide), world.state(low)) == (JobState.FAILED, JobState.RUNNING)
 
@@ -248,10 +248,10 @@ def test_the_next_one_is_kept_nodes_for_as_soon_as_the_first_is_placed() -> None
     second = world.submit(fixed(north=4), lasts=10)
     narrow = world.submit(flexible(2), lasts=1000)
     world.advance(45)
-    assert (world.scheduler.reservation, world.state(narrow)) == (first, JobState.QUEUED)
+    assert (world.queries.reservation, world.state(narrow)) == (first, JobState.QUEUED)
     world.advance(11)
     assert world.state(first) is JobState.RUNNING
-    assert (world.scheduler.reservation, world.state(narrow)) == (second, JobState.QUEUED)
+    assert (world.queries.reservation, world.state(narrow)) == (second, JobState.QUEUED)
 
 
 def test_an_aged_job_that_is_overtaken_keeps_place_and_reservation() -> None:
@@ -259,13 +259,13 @@ def test_an_aged_job_that_is_overtaken_keeps_place_and_reservation() -> None:
     running, _ = world.submit(fixed(north=2), lasts=1000), world.submit(fixed(north=2), lasts=1000)
     wide = starved(world, fixed(north=4))
     others = behind(world, fixed(north=3), 20)
-    assert (world.scheduler.reservation, world.scheduler.position(wide)) == (wide, 1)
+    assert (world.queries.reservation, world.queries.position(wide)) == (wide, 1)
     world.cancel(running)
     world.obey("north")
     is_overtaken(world, wide)
     assert world.reasons(wide, "requeued") == ["claim-failed: local users of north were faster"]
     assert positions(world, [wide, *others]) == list(range(1, 22))
-    assert world.scheduler.reservation == wide
+    assert world.queries.reservation == wide
     world.sites["north"].local_user_leaves("user-1")
     world.settle()
     assert (world.state(wide), positions(world, others)) == (JobState.CLAIMING, list(range(1, 21)))
@@ -277,11 +277,11 @@ def test_a_measurement_of_the_network_is_kept_nothing() -> None:
     world.submit(fixed(north=4), lasts=1000)
     world.submit(fixed(north=1, south=1), owner="koala", application=NO_APPLICATION, internal=True)
     world.advance(100)
-    assert world.scheduler.reservation is None
+    assert world.queries.reservation is None
     others = behind(world, flexible(1), 4)
     assert [world.state(job) for job in others] == [JobState.CLAIMING] * 4
     alike = starved(world, fixed(north=1, south=1))
-    assert world.scheduler.reservation == alike
+    assert world.queries.reservation == alike
 
 
 # Nodes that others are about to give back
@@ -325,13 +325,13 @@ def test_a_restart_forgets_no_tries() -> None:
     wide = world.submit(fixed(north=4))
     for _ in range(5):
         world.advance(10)
-        before = [(world.scheduler.tries(job), world.scheduler.position(job)) for job in (limited, wide)]
+        before = [(world.queries.tries(job), world.queries.position(job)) for job in (limited, wide)]
         world.restart()
         world.connect("north")
-        after = [(world.scheduler.tries(job), world.scheduler.position(job)) for job in (limited, wide)]
+        after = [(world.queries.tries(job), world.queries.position(job)) for job in (limited, wide)]
         assert after == before
-    assert world.scheduler.tries(limited) == 6
-    assert world.scheduler.reservation == limited, "it is the older one"
+    assert world.queries.tries(limited) == 6
+    assert world.queries.reservation == limited, "it is the older one"
     world.advance(30)
     assert (world.state(limited), world.job(limited).placement_tries) == (JobState.FAILED, 8)
-    assert world.scheduler.reservation == wide
+    assert world.queries.reservation == wide

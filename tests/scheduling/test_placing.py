@@ -38,7 +38,7 @@ def ask(
     policy: Policy | None = None,
 ) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
-    return Eligibility(profiles).ask(policy or builtin().resolve("", request), spec, view)
+    return Eligibility(profiles).evaluate(policy or builtin().resolve("", request), spec, view)
 
 
 def clusters(answer: Placement | Refusal) -> set[str]:
@@ -110,7 +110,7 @@ def test_jobs_of_one_request_wait_for_different_reasons() -> None:
     world.advance(30)
     assert world.state(plain) is JobState.SUCCEEDED
     assert world.state(mpi) is JobState.QUEUED
-    assert world.scheduler.waiting_reason(world.job(mpi)).endswith(
+    assert world.queries.waiting_reason(world.job(mpi)).endswith(
         "north has Open MPI 5, south 4: a job runs under one series"
     )
 
@@ -267,7 +267,7 @@ def test_a_broken_policy_keeps_its_jobs_waiting_is_told_of_once_and_disturbs_nob
     said = "policy answering is broken: it placed 9 nodes on north, where 4 are idle"
     assert world.state(other) is JobState.SUCCEEDED
     assert {world.state(job) for job in jobs} == {JobState.QUEUED}
-    assert world.scheduler.waiting_reason(world.job(jobs[0])) == said
+    assert world.queries.waiting_reason(world.job(jobs[0])) == said
     assert world.warnings == [said]
     answer[0] = placed((1, "north"))
     world.advance(100)
@@ -283,7 +283,7 @@ def test_a_policy_that_raises_is_broken_and_disturbs_nobody() -> None:
     said = "policy answering is broken: it raised ZeroDivisionError('integer division or modulo by zero')"
     assert world.state(other) is JobState.SUCCEEDED
     assert world.state(job) is JobState.QUEUED
-    assert world.scheduler.waiting_reason(world.job(job)) == said
+    assert world.queries.waiting_reason(world.job(job)) == said
     assert world.warnings == [said]
 
 
@@ -358,12 +358,12 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
     seen = world.sites["north"].look()
     away = Reported("north", ClusterReport(seen.total, seen.idle, 0, 0, seen.holding, "squeue did not answer"))
     effects = world.step([away])
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert effects.clusters == {"north"}
     assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "squeue did not answer")
     job = world.submit(fixed(north=1))
     assert world.state(job) is JobState.QUEUED
-    assert "unreachable: squeue did not answer" in world.scheduler.waiting_reason(world.job(job))
+    assert "unreachable: squeue did not answer" in world.queries.waiting_reason(world.job(job))
     assert world.step([away]).clusters == set(), "it is not news"
     world.step([Reported("north", seen)])
     assert (cluster.state, cluster.why) == (ClusterState.USABLE, "")
@@ -374,7 +374,7 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
 def test_one_that_could_never_be_asked_says_why() -> None:
     world = World({"north": 4})
     world.disconnect("north")
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     world.step([Reported("north", ClusterReport(0, 0, problem="there is no queue long.q"))])
     assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "there is no queue long.q")
     world.disconnect("north", "its agent has gone")
@@ -385,7 +385,7 @@ def test_one_that_could_never_be_asked_says_why() -> None:
 
 def test_errors_counted_are_shown_before_a_resource_manager_that_cannot_be_asked() -> None:
     world = World({"north": 4})
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     cluster.unusable, cluster.note = True, "3 errors in a row"
     world.step([Reported("north", ClusterReport(4, 4, problem="squeue did not answer"))])
     assert (cluster.state, cluster.why) == (ClusterState.UNUSABLE, "3 errors in a row")

@@ -64,7 +64,7 @@ def test_a_preempted_job_leaves_all_of_its_clusters() -> None:
     high = world.submit(fixed(north=4), priority=HIGH)
     world.advance(1)
     assert (world.state(high), world.state(low)) == (JobState.RUNNING, JobState.QUEUED)
-    assert world.scheduler.grid["south"].available == 4
+    assert world.queries.grid["south"].available == 4
     assert [kind for kind, _ in world.commands(low)][-4:] == ["Stop", "Stop", "Forget", "Forget"]
 
 

@@ -8,7 +8,7 @@ from koalapy.scheduling.events import ClusterCleared, ClusterDrained, ClusterRes
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
-from tests.scheduling.test_faults import break_component
+from tests.scheduling.test_failures import break_component
 from tests.scheduling.world import World
 
 RULES = Rules(
@@ -20,14 +20,14 @@ def given_up(rules: Rules = RULES, north: int = 4) -> World:
     """North failed as often as it may."""
     world = World({"north": north, "south": 4}, rules)
     job = world.submit(fixed(north=1), lasts=1000)
-    while world.scheduler.grid["north"].state is ClusterState.USABLE:
+    while world.queries.grid["north"].state is ClusterState.USABLE:
         world.advance(1)
         break_component(world, world.tokens(job)[0])
     return world
 
 
 def state(world: World) -> ClusterState:
-    return world.scheduler.grid["north"].state
+    return world.queries.grid["north"].state
 
 
 def test_it_is_tried_again_after_a_pause_and_used_again_after_a_start_that_went_well() -> None:
@@ -38,7 +38,7 @@ def test_it_is_tried_again_after_a_pause_and_used_again_after_a_start_that_went_
     world.advance(5)
     assert world.state(1) is JobState.RUNNING
     assert state(world) is ClusterState.USABLE
-    assert world.scheduler.grid["north"].errors == 0
+    assert world.queries.grid["north"].errors == 0
 
 
 def test_one_component_at_a_time() -> None:
@@ -49,7 +49,7 @@ def test_one_component_at_a_time() -> None:
     trying = [job for job in (1, *others) if world.state(job) is JobState.CLAIMING]
     assert trying == [1]
     assert state(world) is ClusterState.PROBATION
-    view = world.scheduler.grid.view().get("north")
+    view = world.queries.grid.view().get("north")
     assert view is not None
     assert view.state is ClusterState.UNUSABLE
     assert "probation" in view.note
@@ -78,17 +78,14 @@ def test_wide_jobs_do_not_wait_for_ever_when_no_cluster_is_trusted() -> None:
     world = World({"north": 4, "south": 4}, RULES)
     for name in ("north", "south"):
         broken = world.submit(fixed(**{name: 1}), lasts=1000)
-        while world.scheduler.grid[name].state is ClusterState.USABLE:
+        while world.queries.grid[name].state is ClusterState.USABLE:
             world.advance(1)
             break_component(world, world.tokens(broken)[0])
         world.cancel(broken)
     wide = [world.submit(nonfixed(2, 1, 1), lasts=50) for _ in range(2)]
     world.advance(200)
     assert all(world.state(job) is JobState.SUCCEEDED for job in wide)
-    assert {cluster.state for cluster in world.scheduler.grid.clusters()} <= {
-        ClusterState.USABLE,
-        ClusterState.PROBATION,
-    }
+    assert {cluster.state for cluster in world.queries.grid.clusters()} <= {ClusterState.USABLE, ClusterState.PROBATION}
 
 
 def test_each_trial_that_fails_doubles_the_pause_up_to_a_bound() -> None:
@@ -143,7 +140,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     running = world.submit(fixed(north=2), lasts=50)
     world.advance(1)
     world.step([ClusterDrained("north", "ops", "new disks")])
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert (cluster.state, cluster.why) == (ClusterState.DRAINED, "by ops: new disks")
     world.step([ClusterDrained("north", "somebody", "")])
     assert cluster.why == "by ops: new disks", "an order that gives no reason takes none away"
@@ -152,7 +149,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     world.advance(60)
     assert world.state(running) is JobState.SUCCEEDED
     assert world.state(waiting) is JobState.QUEUED
-    assert world.scheduler.waiting_reason(world.job(waiting)) == (
+    assert world.queries.waiting_reason(world.job(waiting)) == (
         "needs 1 node on north, which is drained by ops: new disks"
     )
     assert world.job(elsewhere).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
@@ -177,7 +174,7 @@ def test_exit_codes_after_which_a_job_is_tried_again() -> None:
         "the program exited with 75 (restart 1 of 2)",
         "the program exited with 75 (restart 2 of 2)",
     ]
-    assert world.scheduler.grid["north"].errors == 0
+    assert world.queries.grid["north"].errors == 0
     other = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), lasts=5)
     world.advance(60)
     assert (world.job(other).restarts, world.state(other)) == (0, JobState.FAILED)

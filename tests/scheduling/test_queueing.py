@@ -207,19 +207,19 @@ def test_the_reason_names_what_is_missing_and_goes_with_it() -> None:
     world = World({"north": 4, "south": 4})
     world.submit(fixed(north=4), lasts=10)
     job = world.submit(nonfixed(4, 4))
-    reason = world.scheduler.waiting_reason(world.job(job))
+    reason = world.queries.waiting_reason(world.job(job))
     assert "(most: north with 0)" in reason or "no cluster has 4 idle nodes" in reason
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
     again = world.submit(nonfixed(4, 4))
     assert world.state(again) is JobState.CLAIMING
-    assert world.scheduler.waiting_reason(world.job(again)) != reason
+    assert world.queries.waiting_reason(world.job(again)) != reason
 
 
 def test_who_was_never_tried_waits_for_its_turn() -> None:
     world, _ = blocked(Rules(queue="fcfs"))
     job = world.submit(fixed(north=1))
-    assert world.scheduler.waiting_reason(world.job(job)) == "waits behind job 2"
+    assert world.queries.waiting_reason(world.job(job)) == "waits behind job 2"
 
 
 def test_a_job_of_an_earlier_daemon_whose_policy_is_gone_waits_and_says_so() -> None:
@@ -237,7 +237,7 @@ def test_a_job_of_an_earlier_daemon_whose_policy_is_gone_waits_and_says_so() -> 
     world.restart()
     world.connect("north")
     assert world.state(job) is JobState.QUEUED
-    assert world.scheduler.waiting_reason(world.job(job)) == "there is no policy mine"
+    assert world.queries.waiting_reason(world.job(job)) == "there is no policy mine"
 
 
 def test_one_refusal_stands_for_all_jobs_of_its_shape() -> None:
@@ -259,4 +259,4 @@ def test_one_refusal_stands_for_all_jobs_of_its_shape() -> None:
     asked.clear()
     world.advance(11)
     assert len(asked) < 20
-    assert world.scheduler.queued == 298
+    assert world.queries.queued == 298

@@ -22,7 +22,7 @@ def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
         world.advance(5)
         done = world.job(job)
         assert (done.state, done.restarts, done.reason) == (JobState.FAILED, 0, "north refused it: not 2 nodes")
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert (cluster.errors, cluster.state) == (0, ClusterState.USABLE)
     check_quiet(world)
 
@@ -33,7 +33,7 @@ def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
     job = world.submit(flexible(3, most=1))
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert (cluster.errors, cluster.unusable) == (world.rules.error_threshold, True)
 
 
@@ -47,7 +47,7 @@ def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
     assert [c.cluster for c in done.attempt.components] == ["south"]
     assert (done.state, done.restarts) == (JobState.RUNNING, 0)
     assert world.reasons(job, "requeued") == ["claim-failed: north takes no more: not 3 nodes"]
-    assert world.scheduler.grid["north"].errors == 0
+    assert world.queries.grid["north"].errors == 0
 
 
 def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwhile() -> None:
@@ -55,7 +55,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
     large = world.submit(flexible(5), lasts=1)
     world.advance(1)
-    cluster = world.scheduler.grid["north"]
+    cluster = world.queries.grid["north"]
     assert (cluster.available, cluster.idle, cluster.used, cluster.state) == (4, 8, 0, ClusterState.USABLE)
     assert "takes nothing of 5 nodes or more until" in cluster.said
     small = [world.submit(flexible(2), lasts=1) for _ in range(4)]
@@ -118,7 +118,7 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
     site.report(replace(site.look(), problem="not answering since 10:00:00"))
     world.deliver("north")
     explanation = current_state(
-        world.job(job), world.timeline, world.scheduler.grid, world.scheduler.waits, world.rules, world.now
+        world.job(job), world.timeline, world.queries.grid, world.queries.lrm_waits, world.rules, world.now
     )
     assert explanation.headline.endswith("; north: not answering since 10:00:00")
 
@@ -128,7 +128,7 @@ def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
     world.sites["north"].refuses = lambda size: "limit"
     job = world.submit(flexible(4), lasts=1)
     world.advance(1)
-    assert world.scheduler.grid["north"].available == 3
+    assert world.queries.grid["north"].available == 3
     world.sites["north"].refuses = lambda size: ""
     world.step([ClusterCleared("north")])
     world.advance(5)

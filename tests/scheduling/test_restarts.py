@@ -7,7 +7,7 @@ from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed
-from tests.scheduling.test_faults import break_component
+from tests.scheduling.test_failures import break_component
 from tests.scheduling.world import World
 
 RULES = Rules(error_threshold=1000, restart_pause=4, restart_pause_max=20, max_restarts=None)
@@ -65,8 +65,8 @@ def test_others_pass_a_job_that_pauses(queue: str) -> None:
     other = world.submit(fixed(north=1), lasts=10)
     world.advance(1)
     assert world.state(other) is JobState.RUNNING
-    assert world.scheduler.position(job.id) is None
-    assert world.scheduler.queued == 1
+    assert world.queries.position(job.id) is None
+    assert world.queries.queued == 1
     world.advance(50)
     assert world.state(job.id) is JobState.RUNNING
 
@@ -74,8 +74,8 @@ def test_others_pass_a_job_that_pauses(queue: str) -> None:
 def test_why_it_waits_is_told() -> None:
     world = World({"north": 4}, RULES, now=1_763_750_000.0)
     job = failing(world, times=3)
-    assert world.scheduler.waiting_reason(job) == "is tried again at 18:33:32, after 3 failed attempts"
-    found = explain(world.scheduler, job, world.timeline, world.now)
+    assert world.queries.waiting_reason(job) == "is tried again at 18:33:32, after 3 failed attempts"
+    found = explain(world.queries, job, world.timeline, world.now)
     assert found.headline == "is tried again at 18:33:32, after 3 failed attempts"
     assert found.position is None
     other = world.submit(fixed(north=4), lasts=1)
@@ -100,7 +100,7 @@ def test_a_job_is_cancelled_while_it_pauses_or_ends() -> None:
     job = failing(world)
     world.cancel(job.id)
     assert (world.state(job.id), world.job(job.id).retry_at) == (JobState.CANCELLED, None)
-    assert world.scheduler.queued == 0
+    assert world.queries.queued == 0
     ending = failing(world, times=1)
     world.settle()
     world.site_of(world.tokens(ending.id)[-1]).fails(world.tokens(ending.id)[-1], "node lost")

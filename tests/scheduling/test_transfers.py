@@ -108,8 +108,8 @@ def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
     world.advance(5)
     world.sites["north"].stage("1.1.0", 3, "no space left on device", fault, "data")
     world.settle()
-    assert world.scheduler.grid["north"].errors == (fault == "site"), "only its own trouble is its error"
-    assert world.scheduler.grid["south"].errors == 0
+    assert world.queries.grid["north"].errors == (fault == "site"), "only its own trouble is its error"
+    assert world.queries.grid["south"].errors == 0
     assert "1.1.0" not in world.sites["north"].stages
     assert "1.1.1" not in world.sites["south"].stages
     world.advance(60)
@@ -139,7 +139,7 @@ def test_a_job_whose_input_is_nowhere_waits_until_it_is_somewhere() -> None:
     world.step([ReplicasChanged("data", ())])
     job = world.submit(nonfixed(2), policy="worst-fit")
     assert world.state(job) is JobState.QUEUED
-    assert world.scheduler.waiting_reason(world.job(job)) == "no cluster has a good replica of data"
+    assert world.queries.waiting_reason(world.job(job)) == "no cluster has a good replica of data"
     world.step([ReplicasChanged("data", ("files",))])
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
@@ -149,7 +149,7 @@ def test_a_file_site_out_of_reach_serves_nobody() -> None:
     world = world_of()
     world.disconnect("files")
     job = world.submit(nonfixed(2), policy="worst-fit")
-    assert world.scheduler.waiting_reason(world.job(job)) == "files, which has data, is out of reach"
+    assert world.queries.waiting_reason(world.job(job)) == "files, which has data, is out of reach"
     world.connect("files")
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
@@ -336,18 +336,18 @@ def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(mon
 
 
 def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "MOST_GONE", 10)
+    monkeypatch.setattr(scheduler, "MAX_FILES_GONE", 10)
     world = world_of()
     world.step([ReplicasChanged("wanted", ()), ReplicasChanged("kept", ("files",))])
     job = world.submit(fixed(InputFile("wanted", 1600, ("files",)), north=2))
     for number in range(100):
         world.step([ReplicasChanged(f"f{number}", ())])
-    known = world.scheduler.view(Priority.LOW).replicas
+    known = world.queries.view(Priority.LOW).replicas
     assert len(known) <= 2 + 11
     assert (known["wanted"], known["kept"]) == ((), ("files",))
     assert world.state(job) is JobState.QUEUED
-    assert "no cluster has a good replica of wanted" in world.scheduler.waiting_reason(world.job(job))
+    assert "no cluster has a good replica of wanted" in world.queries.waiting_reason(world.job(job))
     world.cancel(job)
     for number in range(100):
         world.step([ReplicasChanged(f"f{number}", ())])
-    assert "wanted" not in world.scheduler.view(Priority.LOW).replicas
+    assert "wanted" not in world.queries.view(Priority.LOW).replicas

@@ -75,14 +75,14 @@ def test_ten_thousand_jobs() -> None:
     load = Load(world, utilisation=0.5, background=0.2)
     load.submit()
     load.local_user()
-    while load.left or world.scheduler.jobs():
+    while load.left or world.queries.jobs():
         world.advance(1000)
     jobs = list(world.jobs.values())
     assert len(jobs) == JOBS
     assert {job.state for job in jobs} == {JobState.SUCCEEDED}
     assert sum(job.restarts for job in jobs) == 0
     laws.check_quiet(world)
-    laws.check_books(world)
+    laws.check_counts(world)
     spans = [((job.started_at or 0) - job.submitted_at, (job.ended_at or 0) - job.submitted_at) for job in jobs]
     mean_wait = sum(wait for wait, _ in spans) / JOBS
     busy = load.node_seconds / (sum(SIZES.values()) * world.now)

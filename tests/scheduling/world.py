@@ -33,6 +33,7 @@ from koalapy.scheduling.events import (
     PeriodicScan,
 )
 from koalapy.scheduling.grid import ClusterStatus, Links
+from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
@@ -113,6 +114,10 @@ class World:
         for name in sizes:
             self.connect(name)
 
+    @property
+    def queries(self) -> Queries:
+        return self.scheduler.queries
+
     # What users do
 
     def submit(
@@ -128,7 +133,7 @@ class World:
         **spec: Any,
     ) -> JobId:
         """Submit a job whose program will do as told; returns its id."""
-        self.scheduler.admit()
+        self.queries.admit()
         spec |= {"priority": priority, "launcher": launcher}
         program = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
         return self.submit_together([JobSpec(request, command, **spec)], program)[0]
@@ -199,14 +204,14 @@ class World:
         self.timeline += effects.timeline
         self.warnings += effects.warnings
         for name in effects.clusters:
-            cluster = self.scheduler.grid[name]
+            cluster = self.queries.grid[name]
             self._clusters[name] = {field: getattr(cluster, field) for field in KEPT}
         for command in effects.commands:
             self._send(command)
         self._unasked |= effects.confirm
         self._ask_to_confirm()
         if self.strict:
-            laws.check_books(self)
+            laws.check_counts(self)
             if self.rules.event_driven:
                 laws.check_waiting(self)
         return effects

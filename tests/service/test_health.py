@@ -53,7 +53,7 @@ async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> 
             )
         )
         await until(daemon, "north", ("unreachable", 4, "full"))
-        assert daemon.scheduler.grid["north"].disks == (disk,)
+        assert daemon.scheduler.queries.grid["north"].disks == (disk,)
 
 
 async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(daemon.store, "write", slow)
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         async with asyncio.timeout(DEADLINE):
-            while daemon.scheduler.job(1) is not None:  # noqa: ASYNC110
+            while daemon.scheduler.queries.job(1) is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert not (await jobs.get(1)).job.state.is_final, "that is what anybody reads"
         assert (health.report().active, (await jobs.metrics(60.0)).active) == (1, 1)

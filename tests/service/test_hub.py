@@ -85,7 +85,7 @@ class Daemon:
         self.engine.dispatcher = self.hub
 
     def describe(self, name: str) -> ClusterRecord:
-        cluster = self.scheduler.grid[name]
+        cluster = self.scheduler.queries.grid[name]
         return ClusterRecord(
             name, "slurm", str(cluster.state), cluster.total, cluster.available, 0, 0, 0, 0, cluster.why, None, 1, 1.0
         )
@@ -268,7 +268,7 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
                 await asyncio.sleep(0.005)
         assert [probe["look"] for probe in probes] == [True]
         asked = daemon.engine.clock()
-        cluster = daemon.scheduler.grid["north"]
+        cluster = daemon.scheduler.queries.grid["north"]
         north.says(wire.Confirmed(sequence=probes[0]["sequence"] + 1), report(3))
         await until(daemon, "north", ("usable", 3, ""))
         assert cluster.confirmed_at < before, "that answers nothing"

@@ -127,11 +127,11 @@ class World:
 
     def link(self, pair: ClusterPair) -> Link:
         """As the scheduler knows it."""
-        return self.daemon.scheduler.grid.link(*pair)
+        return self.daemon.scheduler.queries.grid.link(*pair)
 
     async def job(self, ident: int, *states: JobState) -> None:
         def look() -> bool:
-            job = self.daemon.scheduler.job(ident) or self.daemon.store.job(ident)
+            job = self.daemon.scheduler.queries.job(ident) or self.daemon.store.job(ident)
             return job is not None and job.state in states
 
         await eventually(look)
@@ -173,7 +173,7 @@ async def test_every_link_is_measured_one_after_the_other(world: World) -> None:
     specs = [(await world.jobs.get(ident)).job.spec for ident in (1, 2, 3)]
     assert [spec.name for spec in specs] == ["network north-north", "network north-south", "network south-south"]
     assert {(spec.owner, spec.priority, spec.processes_per_node) for spec in specs} == {("koala", "low", 1)}
-    assert world.daemon.scheduler.jobs() == []
+    assert world.daemon.scheduler.queries.jobs() == []
     assert [site.most for site in world.sites.values()] == [1, 1]
     (line,) = await world.network.history("south", "north", 10)
     assert (line.kind, line.job, line.latency, line.bandwidth) == (MeasurementKind.PINGPONG, 2, 0.25, 2e6)
@@ -220,7 +220,7 @@ async def test_several_may_be_measured_at_once(world: World) -> None:
 
 async def test_nodes_that_do_not_reach_each_other_make_a_link_unreachable_until_they_do(world: World) -> None:
     network = world.new_network({BOTH: Link(0.1, 5e6)})
-    world.daemon.scheduler.grid.set_link(*BOTH, Link(0.1, 5e6))
+    world.daemon.scheduler.queries.grid.set_link(*BOTH, Link(0.1, 5e6))
     for site in world.sites.values():
         site.act = unreached
     network.measure(pairs=[("south", "north")])
@@ -266,7 +266,7 @@ async def test_a_cluster_that_is_not_used_is_not_measured_and_one_of_a_single_no
     drained = "north is drained: by ops: new switches"
     within = "south has 1 node, and it takes 2 to measure within a cluster"
     assert reasons == {NORTH: drained, BOTH: drained, SOUTH: within}
-    assert world.daemon.scheduler.jobs() == []
+    assert world.daemon.scheduler.queries.jobs() == []
 
 
 async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World) -> None:
@@ -278,7 +278,7 @@ async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World)
     another = world.new_network()
     another.start()
     assert [each.job for each in another.measure(pairs=[BOTH])] == [1], "it is under way"
-    await eventually(lambda: not (job := world.daemon.scheduler.job(twice[0].job.id)) or job.ending)
+    await eventually(lambda: not (job := world.daemon.scheduler.queries.job(twice[0].job.id)) or job.ending)
     world.sites["south"].deaf = False
     await world.job(twice[0].job.id, JobState.CANCELLED)
     assert (await world.measured(another))[BOTH].link == Link(0.25, 2e6)

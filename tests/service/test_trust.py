@@ -39,7 +39,7 @@ class Grid:
         """A job; its tokens as soon as its components were submitted."""
         job = Job(ident, JobSpec(request, ("true",)), 0.0)
         await self.daemon.engine.commit(Item(events=(JobSubmitted(job),)))
-        placed = self.daemon.scheduler.job(ident)
+        placed = self.daemon.scheduler.queries.job(ident)
         assert placed is not None
         tokens = [placed.token(index) for index in range(len(request.components))]
         agents = [{"north": self.north, "south": self.south}[c.cluster or ""] for c in request.components]
@@ -131,7 +131,7 @@ async def test_output_comes_from_where_the_component_is_now(tmp_path: Path) -> N
         (token,) = await grid.submit(1, ON_NORTH)
         grid.north.says(output(token, 0, b"early\n"))
         await when(lambda: heard(grid.north, "output_ack", token=token))
-        job = grid.daemon.scheduler.job(1)
+        job = grid.daemon.scheduler.queries.job(1)
         assert job is not None
         grid.daemon.scheduler._ledger.update_component(job, 0, cluster="south")
         grid.north.says(output(token, 6, b"late\n"))
@@ -147,7 +147,7 @@ async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluste
         grid.north.says(
             ComponentStatus(token=token, state=ComponentState.ENDED, error="lost a node", infrastructure=True)
         )
-        await when(lambda: (job := grid.daemon.scheduler.job(1)) is None or job.generation > 1)
+        await when(lambda: (job := grid.daemon.scheduler.queries.job(1)) is None or job.generation > 1)
         grid.south.says(output(token, 0, b"forged\n"))
         grid.north.says(output(token, 0, b"its last words\n"))
         await when(lambda: heard(grid.north, "output_ack", token=token))
@@ -162,7 +162,7 @@ async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
         grid.south.says(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
         grid.south.says(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
         await grid.all_taken_in(grid.south)
-        job = grid.daemon.scheduler.job(1)
+        job = grid.daemon.scheduler.queries.job(1)
         assert job is not None
         assert job.component_of(token) is not None
         assert heard(grid.south, "forget", token=token), "it is told that this is none of its components"
@@ -229,7 +229,7 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
         request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
         job = Job(1, JobSpec(request, ("true",)), 0.0)
         await grid.daemon.engine.commit(Item(events=(JobSubmitted(job),)))
-        placed = grid.daemon.scheduler.job(1)
+        placed = grid.daemon.scheduler.queries.job(1)
         assert placed is not None
         assert placed.attempt is not None
         token = placed.stage_token(placed.attempt.components[0])

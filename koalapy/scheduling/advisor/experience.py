@@ -114,6 +114,7 @@ class Experience:
         self._speeds = speeds or {}
         self._books: OrderedDict[str, Book] = OrderedDict()
         self._pool: Pool | None = None
+        self._first_seen: set[str] = set()
         for run in runs:
             self.add(run)
 
@@ -127,20 +128,32 @@ class Experience:
         if len(self._books) > KEPT_APPLICATIONS:
             self._books.popitem(last=False)
 
-    def learn(self, job: Job) -> str:
-        """Take in a job that is over, if it tells something; its application, if that is a new one."""
-        run = run_of(job)
-        if run is None:
-            return ""
-        met = "" if self.knows(run.application) else run.application
+    def learn(self, job: Job) -> None:
+        """Take in a job that is over, if it tells something."""
+        if (run := run_of(job)) is None:
+            return
+        if not self.knows(run.application):
+            self._first_seen.add(run.application)
         self.add(run)
-        return met
+
+    def take_first_seen(self) -> set[str]:
+        """The applications of which the first run was learned since this was last called."""
+        first_seen, self._first_seen = self._first_seen, set()
+        return first_seen
 
     def _speed(self, clusters: Collection[ClusterName]) -> float:
         """That of the slowest, for which the others wait."""
         return min((self._speeds.get(name, 1.0) for name in clusters), default=1.0)
 
     # What it says
+
+    def shape(self, spec: JobSpec) -> tuple[object, ...]:
+        """What of a job its answers depend on, beside the job's request and inputs.
+
+        Applications of which nothing is known are all alike: there may be as many as there are jobs.
+        """
+        application = application_of(spec)
+        return (application if self.knows(application) else "", spec.processes_per_node, spec.communication)
 
     def knows(self, application: str) -> bool:
         """Whether a run of it was seen."""

@@ -19,7 +19,7 @@ from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import has_unclaimed
 from koalapy.scheduling.lifecycle.attempts import Attempts
-from koalapy.scheduling.queueing.tries import may_not_be_claimed, tries_used_up
+from koalapy.scheduling.queueing.try_limits import may_not_be_claimed, tries_used_up
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
 

@@ -5,17 +5,17 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.queries import Queries
 from koalapy.validation.submission import check
 
 
 class DryRun:
     """Answers as the scheduler would, in place of one waiting job or beside all of them, and counts what it asks."""
 
-    def __init__(self, scheduler: Scheduler, instead_of: Job | None = None) -> None:
-        self.scheduler = scheduler
+    def __init__(self, queries: Queries, instead_of: Job | None = None) -> None:
+        self.queries = queries
         self.job = instead_of
-        self._limits = scheduler.limits()
+        self._limits = queries.limits()
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
@@ -26,23 +26,23 @@ class DryRun:
     def view(self, priority: Priority) -> GridView:
         """What a job of that priority is offered; nodes kept for the job itself are its own."""
         if priority not in self._views:
-            scheduler = self.scheduler
-            self._views[priority] = scheduler.grid.view() if self._has_reservation else scheduler.view(priority)
+            queries = self.queries
+            self._views[priority] = queries.grid.view() if self._has_reservation else queries.view(priority)
         return self._views[priority]
 
     @property
     def _has_reservation(self) -> bool:
-        return self.job is not None and self.scheduler.reservation == self.job.id
+        return self.job is not None and self.queries.reservation == self.job.id
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
         """Nodes that are not offered to such a job there, but kept for another."""
         offered = priority is Priority.HIGH or self._has_reservation
-        return 0 if offered else self.scheduler.kept(cluster)
+        return 0 if offered else self.queries.kept(cluster)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""
         self.asks += 1
-        return self.scheduler.ask(spec, view)
+        return self.queries.evaluate(spec, view)
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:
         """Whether there is room for it now, if need be by preemption."""
@@ -57,14 +57,14 @@ class DryRun:
         return answer
 
     def may_preempt(self, spec: JobSpec) -> bool:
-        return spec.priority is Priority.HIGH and self.scheduler.rules.preemption == "placement"
+        return spec.priority is Priority.HIGH and self.queries.rules.preemption == "placement"
 
     def widest_view(self, spec: JobSpec) -> GridView:
         """All that the job could be given, if need be by preemption."""
         if not self.may_preempt(spec):
             return self.view(spec.priority)
         if self._preempting is None:
-            self._preempting = self.scheduler.view_with_preemption()
+            self._preempting = self.queries.view_with_preemption()
         return self._preempting
 
     def preempts(self, spec: JobSpec, placement: Placement) -> bool:
@@ -82,11 +82,11 @@ class DryRun:
 
     def is_tried_at_once(self, priority: Priority) -> bool:
         """Whether a new job is not put behind others without being looked at."""
-        if self.scheduler.rules.queue != "fcfs":
+        if self.queries.rules.queue != "fcfs":
             return True
         if self._others_wait is None:
             own = self.job.id if self.job is not None else None
-            waiting = (j for j in self.scheduler.jobs() if j.waits and j.id != own)
+            waiting = (j for j in self.queries.jobs() if j.waits and j.id != own)
             self._others_wait = frozenset(job.spec.priority for job in waiting)
         return priority not in self._others_wait
 

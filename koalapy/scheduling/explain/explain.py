@@ -12,34 +12,34 @@ from koalapy.scheduling.explain.cluster_findings import Kept, cluster_findings, 
 from koalapy.scheduling.explain.current_state import current_state
 from koalapy.scheduling.explain.dry_run import DryRun
 from koalapy.scheduling.explain.smallest_change import smallest_change
-from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.queries import Queries
 
 MAX_HISTORY_LENGTH = 50
 MAX_CLOSED_CLUSTERS = 10
 """Of so many clusters that are not usable it is worked out whether their return would do."""
 
 
-def explain(scheduler: Scheduler, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
+def explain(queries: Queries, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
     """Why a job is where it is; ``now`` in seconds since the epoch."""
-    known = scheduler.job(job.id) is not None
+    known = queries.job(job.id) is not None
     if job.state is JobState.QUEUED and known:
-        explanation = _queued_job(DryRun(scheduler, job), job, timeline, now)
+        explanation = _queued_job(DryRun(queries, job), job, timeline, now)
     else:
-        explanation = current_state(job, timeline, scheduler.grid, scheduler.waits, scheduler.rules, now)
+        explanation = current_state(job, timeline, queries.grid, queries.lrm_waits, queries.rules, now)
         if job.state is JobState.HELD:
-            answer = DryRun(scheduler, job).answer(job.spec)
+            answer = DryRun(queries, job).answer(job.spec)
             if isinstance(answer, Placement):
                 note = f"there is room for it on {listed_where(answer)}"
             else:
                 note = f"released now it would wait: {answer.summary}"
             explanation = replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
-    tries = scheduler.tries(job.id) if known else job.placement_tries
+    tries = queries.tries(job.id) if known else job.placement_tries
     return replace(explanation, tries=tries, reasons=_history(timeline))
 
 
-def explain_submission(scheduler: Scheduler, spec: JobSpec, now: float) -> Explanation:
+def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanation:
     """Where a job would go if it were submitted now, and why not elsewhere; or why it would wait."""
-    dry_run = DryRun(scheduler)
+    dry_run = DryRun(queries)
     answer = dry_run.answer(spec)
     tried = dry_run.is_tried_at_once(spec.priority)
     if isinstance(answer, Placement) and tried:
@@ -48,12 +48,12 @@ def explain_submission(scheduler: Scheduler, spec: JobSpec, now: float) -> Expla
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
     if not tried:
-        headline = f"would wait behind job {_head(scheduler, spec.priority)}"
+        headline = f"would wait behind job {_head(queries, spec.priority)}"
     elif _is_reservation_in_the_way(dry_run, spec):
-        headline = f"nodes are kept for job {scheduler.reservation}, which has waited longer"
+        headline = f"nodes are kept for job {queries.reservation}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    position = 1 + sum(1 for _ in _queued(scheduler, spec.priority))
+    position = 1 + sum(1 for _ in _queued(queries, spec.priority))
     return replace(_waiting(dry_run, spec, answer, headline, now), position=position, ahead=position - 1)
 
 
@@ -61,25 +61,25 @@ def explain_submission(scheduler: Scheduler, spec: JobSpec, now: float) -> Expla
 
 
 def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
-    scheduler = dry_run.scheduler
-    explanation = _waiting(dry_run, job.spec, dry_run.answer(job.spec), scheduler.waiting_reason(job), now)
+    queries = dry_run.queries
+    explanation = _waiting(dry_run, job.spec, dry_run.answer(job.spec), queries.waiting_reason(job), now)
     returns = [e for e in timeline if e.event in ("requeued", "released")]
     notes = explanation.notes
     if returns and returns[-1].event == "requeued":
         notes = (f"queued again at {clock(returns[-1].at, now, exact=True)}: {returns[-1].reason}", *notes)
-    position = scheduler.position(job.id)
+    position = queries.position(job.id)
     return replace(explanation, notes=notes, position=position, ahead=(position or 1) - 1)
 
 
 def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headline: str, now: float) -> Explanation:
     """What is common to a job that waits and to a submission that would."""
-    scheduler, job = dry_run.scheduler, dry_run.job
+    queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
     clusters, notes = _clusters(dry_run, spec, placement, now)
     if placement is not None:
         notes = (f"there is room for it on {listed_where(placement)}", *notes)
-        if job is not None and not scheduler.rules.event_driven:
-            notes = (*notes, f"scans come every {scheduler.rules.scan_interval:g} s: event_driven is off")
+        if job is not None and not queries.rules.event_driven:
+            notes = (*notes, f"scans come every {queries.rules.scan_interval:g} s: event_driven is off")
     elif isinstance(answer, Refusal) and answer.summary != headline:
         notes = (answer.summary, *notes)
     suffices = []
@@ -87,7 +87,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices = [*enough_idle(clusters), *_enough_if_usable(dry_run, spec)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
-        reserved = scheduler.reservation
+        reserved = queries.reservation
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec.priority)) is not None:
         suffices.append(f"job {first} placed before it")
@@ -107,11 +107,11 @@ def _clusters(
     dry_run: DryRun, spec: JobSpec, placement: Placement | None, now: float
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
     """Cluster by cluster, and the reasons that are of none of them."""
-    scheduler = dry_run.scheduler
+    queries = dry_run.queries
     view = dry_run.view(spec.priority)
-    refused = () if placement is not None else scheduler.reasons(spec, view)
-    clusters = scheduler.grid.clusters()
-    kept = Kept(scheduler.reservation, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
+    refused = () if placement is not None else queries.reasons(spec, view)
+    clusters = queries.grid.clusters()
+    kept = Kept(queries.reservation, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
     findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
@@ -119,30 +119,30 @@ def _clusters(
 
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
     """Whether only the nodes kept for another job keep it from being placed."""
-    scheduler, job = dry_run.scheduler, dry_run.job
-    reserved = scheduler.reservation
+    queries, job = dry_run.queries, dry_run.job
+    reserved = queries.reservation
     if reserved is None or spec.priority is not Priority.LOW or (job is not None and job.id == reserved):
         return False
-    return isinstance(dry_run.ask(spec, scheduler.grid.view()), Placement)
+    return isinstance(dry_run.ask(spec, queries.grid.view()), Placement)
 
 
 def _must_be_placed_first(dry_run: DryRun, priority: Priority) -> JobId | None:
     """The one job that has to be placed first."""
-    job, mode = dry_run.job, dry_run.scheduler.rules.queue
+    job, mode = dry_run.job, dry_run.queries.rules.queue
     if mode == "scan" or (job is None and mode == "head"):
         return None
-    head = _head(dry_run.scheduler, priority)
+    head = _head(dry_run.queries, priority)
     return head if head != (job.id if job is not None else None) else None
 
 
-def _queued(scheduler: Scheduler, priority: Priority) -> Iterator[Job]:
-    return (j for j in scheduler.jobs() if j.waits and j.spec.priority is priority)
+def _queued(queries: Queries, priority: Priority) -> Iterator[Job]:
+    return (j for j in queries.jobs() if j.waits and j.spec.priority is priority)
 
 
-def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:
-    narrowest = scheduler.rules.queue_order == "narrowest-first"
+def _head(queries: Queries, priority: Priority) -> JobId | None:
+    narrowest = queries.rules.queue_order == "narrowest-first"
     queued = [
-        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id) for job in _queued(scheduler, priority)
+        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id) for job in _queued(queries, priority)
     ]
     return min(queued)[2] if queued else None
 
@@ -150,7 +150,7 @@ def _head(scheduler: Scheduler, priority: Priority) -> JobId | None:
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:
     """The clusters whose return, each alone, would do."""
     view = dry_run.view(spec.priority)
-    closed = [cluster for cluster in dry_run.scheduler.grid.clusters() if not cluster.is_open or cluster.doubted]
+    closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
         idle = max(0, cluster.trusted_available - dry_run.kept(cluster.name, spec.priority))

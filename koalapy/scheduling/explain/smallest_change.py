@@ -102,14 +102,14 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
 
 
 def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
-    scheduler = dry_run.scheduler
+    queries = dry_run.queries
     yield single_step("", None, "submit it again: a new job is tried at once", spec)
     if isinstance(spec.request, FlexibleRequest):
-        yield from _looser(spec.request, spec, len(scheduler.grid.clusters()))
+        yield from _looser(spec.request, spec, len(queries.grid.clusters()))
     elif isinstance(spec.request, FixedRequest):
         yield from _elsewhere(spec.request, spec, dry_run.view(spec.priority))
     usual = DEFAULTS[spec.request.type]
-    for name in sorted(scheduler.policies.names(), key=lambda name: (name != usual, name)):
+    for name in sorted(queries.policies.names(), key=lambda name: (name != usual, name)):
         if name != (spec.policy or usual):
             yield single_step("policy", name, f"use the policy {name}", replace(spec, policy=name, policy_options=()))
     whole = as_flexible(spec)
@@ -117,7 +117,7 @@ def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
         yield single_step(
             "request.type", "flexible", f"let the scheduler split the {nodes(whole.request.total_size)}", whole
         )
-    yield from _other_combinations(spec, scheduler.grid)
+    yield from _other_combinations(spec, queries.grid)
     if whole is not None:
         free = without_bounds(whole)
         yield single_step(

@@ -19,8 +19,6 @@ class AttemptEndings:
         self._ledger, self._grid, self._timers = state.ledger, state.grid, state.timers
         self._experience = state.experience
         self._attempts, self._health, self._queues = attempts, health, queues
-        self.met: set[str] = set()
-        """Applications of which the first run was seen, until somebody takes note of them."""
 
     def settle(self, token: Token, now: float) -> None:
         """Of the job whose component a token names."""
@@ -61,13 +59,12 @@ class AttemptEndings:
             exit_code=attempt.exit_code,
             retry_at=None,
         )
-        if met := self._experience.learn(job):
-            self.met.add(met)
+        self._experience.learn(job)
 
     def _requeue(self, job: Job, now: float) -> None:
         """Back to the placement queue, at once or after the pause that its failures have earned it."""
         if job.retry_at is None or job.retry_at <= now:
-            self._queues.come_back(job)
+            self._queues.requeue(job)
         else:
             self.pause(job, job.retry_at)
 
@@ -75,7 +72,7 @@ class AttemptEndings:
         """A job that waited for its next try queues again, unless it was held or cancelled meanwhile."""
         job = self._ledger.get(job_id)
         if job is not None and job.state is JobState.QUEUED and job.retry_at == at:
-            self._queues.come_back(job)
+            self._queues.requeue(job)
 
     def pause(self, job: Job, until: float) -> None:
         """A queued job is tried again, but not before then."""

@@ -1,4 +1,4 @@
-"""Asks a policy for a placement on those clusters where a job may run, and holds its answer against the request.
+"""On which clusters a job may run, and what its policy answers there.
 
 A job may run where there are the folders that it needs, and, under Open MPI, on clusters of one series together.
 """
@@ -18,8 +18,6 @@ from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import not_usable
 from koalapy.scheduling.queueing.policy_answers import BrokenPolicy, checked, constrained
 from koalapy.scheduling.queueing.policy_reasons import Reasons, explained, explained_where_named
-
-__all__ = ["BrokenPolicy", "Demands", "Eligibility"]
 
 
 class Demands(NamedTuple):
@@ -57,7 +55,7 @@ class Eligibility:
             return Demands(one_series, folders, at_most, ratio, options)
         return ()
 
-    def ask(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+    def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The policy's answer; ``BrokenPolicy`` when it is none."""
         request = spec.request
         if isinstance(request, FixedRequest):
@@ -65,12 +63,12 @@ class Eligibility:
                 return Refusal(cut_off)
         elif unmoved := _unmoved(spec, view):
             view = view.only(frozenset(c.name for c in view if c.name not in unmoved))
-            answer = self._ask(policy, spec, view)
+            answer = self._evaluate(policy, spec, view)
             said = "; ".join(dict.fromkeys(unmoved.values()))
             return Refusal(f"{answer.summary}; {said}") if isinstance(answer, Refusal) else answer
-        return self._ask(policy, spec, view)
+        return self._evaluate(policy, spec, view)
 
-    def _ask(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+    def _evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         request, demands = spec.request, self.demands(spec)
         if not demands:
             return checked(policy, request, view)
@@ -80,7 +78,7 @@ class Eligibility:
             return refusal or constrained(policy, request, view, constraints)
         view, lacking = self._able(demands.folders, view)
         if demands.one_series:
-            answer = self._ask_by_series(policy, request, view, constraints)
+            answer = self._evaluate_by_series(policy, request, view, constraints)
         else:
             answer = constrained(policy, request, view, constraints)
         if lacking and isinstance(answer, Refusal):
@@ -90,12 +88,13 @@ class Eligibility:
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Why each cluster cannot serve the job now, in order of name; empty when the job can be placed.
 
-        All that ``ask`` heeds is told of, also folders, the series of Open MPI, and constraints. Of a fixed request
-        only the clusters are told of that stand in its way. ``missing`` is what would suffice within the constraints.
+        All that ``evaluate`` heeds is told of, also folders, the series of Open MPI, and constraints. Of a fixed
+        request only the clusters are told of that stand in its way. ``missing`` is what would suffice within the
+        constraints.
         Of a broken policy each reason says that it is; nothing is raised.
         """
         try:
-            if isinstance(self.ask(policy, spec, view), Placement):
+            if isinstance(self.evaluate(policy, spec, view), Placement):
                 return ()
             if isinstance(spec.request, FixedRequest):
                 reasons = self._reasons_where_named(policy, spec, spec.request, view)
@@ -162,7 +161,7 @@ class Eligibility:
             return view, []
         return view.only(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
 
-    def _ask_by_series(
+    def _evaluate_by_series(
         self, policy: Policy, request: Request, view: GridView, constraints: Constraints
     ) -> Placement | Refusal:
         """The clusters of one series after the other, those with the most idle nodes first."""

@@ -1,7 +1,6 @@
-"""Asks the policies on behalf of jobs; the answers depend on a job's shape, and on the view."""
+"""Evaluates the policies of jobs: what they answer depends on a job's shape, and on the view."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -9,15 +8,14 @@ from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal
-from koalapy.model.request import Request, shape_of
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
-from koalapy.scheduling.advisor.advising import Advising
-from koalapy.scheduling.queueing.eligibility import BrokenPolicy, Eligibility
-from koalapy.scheduling.queueing.policy_answers import informed
+from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
+from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.scheduling.queueing.placement_queues import PlacementQueues
+from koalapy.scheduling.queueing.policy_answers import BrokenPolicy, informed
 from koalapy.scheduling.state import SchedulerState
 
-Shape = tuple[object, ...]
 LOOK_AHEAD = 50
 """How many waiting requests a policy that looks ahead is shown."""
 
@@ -26,37 +24,21 @@ class PolicyEvaluator:
     """Policies by name, what jobs demand of clusters beside, and what clusters on probation are given."""
 
     def __init__(
-        self,
-        state: SchedulerState,
-        eligibility: Eligibility,
-        waiting: Callable[[], Iterable[Request]],
-        advising: Advising,
+        self, state: SchedulerState, eligibility: Eligibility, queues: PlacementQueues, knowledge: KnowledgeBuilder
     ) -> None:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
-        self._eligibility = eligibility
-        self._waiting = waiting
-        self._advising = advising
+        self._eligibility, self._queues, self._knowledge = eligibility, queues, knowledge
         self._broken: set[str] = set()
         """Policies of which was told that they answer nonsense."""
 
-    def shape(self, spec: JobSpec) -> Shape:
-        """What the answer to a job depends on."""
-        learned = self._advising.shape(spec) if self.learns(spec) else ()
-        own = ("internal",) if spec.internal else ()
-        return (spec.policy, *shape_of(spec.request), *self._eligibility.demands(spec), *spec.inputs, *learned, *own)
-
-    def learns(self, spec: JobSpec) -> bool:
-        """Whether the answer to a job may also change with what is learned meanwhile."""
-        return self._policies.capabilities(spec.policy).learns
-
-    def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+    def evaluate(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""
         nowhere = _had_from_nowhere(spec, view)
         if nowhere:
             return Refusal(nowhere)
         try:
             policy = self._policy(spec, view)
-            answer = self._eligibility.ask(policy, spec, self._looking_ahead(policy, spec, view))
+            answer = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
             return Refusal(error.message)
@@ -82,7 +64,7 @@ class PolicyEvaluator:
         policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
         if not self._policies.capabilities(policy.name).learns:
             return policy
-        return informed(policy, self._advising.knowledge(spec, view))
+        return informed(policy, self._knowledge.build(spec, view))
 
     def _looking_ahead(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
         """The view with the requests of others who wait, for the few policies that want to know."""
@@ -90,7 +72,7 @@ class PolicyEvaluator:
             return view
 
         def ahead(view: GridView) -> GridView:
-            waiting = list(islice(self._waiting(), LOOK_AHEAD + 1))
+            waiting = list(islice(self._queues.requests(), LOOK_AHEAD + 1))
             if spec.request in waiting:  # its own, or one that is as good
                 waiting.remove(spec.request)
             return replace(view, waiting=tuple(waiting[:LOOK_AHEAD]))
@@ -111,7 +93,7 @@ class PolicyEvaluator:
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
             clusters = tuple(replace(c, idle=largest.get(c.name, c.idle)) for c in view)
             view = replace(view, clusters=clusters, waiting=())
-            another = self._eligibility.ask(policy, spec, self._looking_ahead(policy, spec, view))
+            another = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
                 return whole if self._grid.is_all_on_trial else another
             answer = another

@@ -3,15 +3,17 @@
 import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName, Request
-from koalapy.scheduling.queueing.needs import Needs, needs_of
+from koalapy.scheduling.queueing.feasibility import Needs, needs_of
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
 Key = tuple[int, int]
+Shape = tuple[object, ...]
+"""What a policy's answer to a job depends on, beside the grid."""
 ANY_CLUSTER: ClusterName = ""
 """Stands for them all where a request names none."""
 
@@ -20,7 +22,7 @@ ANY_CLUSTER: ClusterName = ""
 class Group:
     """The waiting jobs of one shape, in order; there is no group without jobs."""
 
-    shape: Hashable
+    shape: Shape
     needs: Needs
     number: int
     entries: "list[Entry]" = field(default_factory=list)
@@ -54,7 +56,7 @@ class PlacementQueue:
 
     def __init__(self, order: QueueOrder = "fcfs") -> None:
         self._narrowest_first = order == "narrowest-first"
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Shape, Group] = {}
         self._entries: dict[JobId, Entry] = {}
         self._last_scans: dict[int, set[JobId]] = {}
         """Jobs by the number of the scan with which their tries are used up."""
@@ -76,7 +78,7 @@ class PlacementQueue:
         """Jobs from head to tail."""
         return iter(sorted(self._entries, key=lambda job: self._entries[job].key))
 
-    def push(self, job: JobId, seq: int, shape: Hashable, request: Request) -> None:
+    def push(self, job: JobId, seq: int, shape: Shape, request: Request) -> None:
         """Put a job to the place that its ``seq`` gives it, the smaller the nearer to the head."""
         group = self._groups.get(shape)
         if group is None:

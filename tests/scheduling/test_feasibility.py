@@ -9,7 +9,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import Request
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.queueing.needs import Needs, Room, needs_of
+from koalapy.scheduling.queueing.feasibility import IdleSummary, Needs, needs_of
 from tests.placement.grids import NAMES, grids, linked
 from tests.scheduling.requests import fixed, flexible, nonfixed
 
@@ -29,8 +29,8 @@ requests: st.SearchStrategy[Request] = st.one_of(
 )
 
 
-def room(view: GridView) -> Room:
-    return Room({cluster.name: cluster.idle for cluster in view if cluster.state is ClusterState.USABLE})
+def room(view: GridView) -> IdleSummary:
+    return IdleSummary({cluster.name: cluster.idle for cluster in view if cluster.state is ClusterState.USABLE})
 
 
 @settings(max_examples=400)
@@ -67,5 +67,5 @@ def test_needs(request_: Request, needs: Needs) -> None:
 
 def test_components_that_share_a_cluster_need_their_slots_there() -> None:
     """Seven idle nodes have room for one component of four, and three idle ones for none."""
-    assert not Room({"north": 7, "south": 3}).may_fit(needs_of(nonfixed(4, 4)))
-    assert Room({"north": 8, "south": 3}).may_fit(needs_of(nonfixed(4, 4)))
+    assert not IdleSummary({"north": 7, "south": 3}).may_fit(needs_of(nonfixed(4, 4)))
+    assert IdleSummary({"north": 8, "south": 3}).may_fit(needs_of(nonfixed(4, 4)))

@@ -1,7 +1,7 @@
 """What a policy that learns is told of a job: the experience with its application, and when nodes will be free."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -11,24 +11,25 @@ from koalapy.model.advice import size_of
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
-from koalapy.model.request import ClusterName, Request
+from koalapy.model.request import ClusterName
 from koalapy.placement.knowledge import SURE, Capacity, Knowledge, Release
 from koalapy.scheduling.grid import ClusterStatus, GridStatus
+from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.state import SchedulerState
 
-KEPT_WAITS = 10_000
+MAX_RETAINED_WAITS = 10_000
 """Jobs of which is known for how long they might have been placed; those asked for last."""
 FREE_ODDS = 2.0
 """The odds of harm up to which a job is co-allocated to find out how that goes when it disturbs nobody."""
-MOST_BETWEEN = 200
+MAX_RUNS_BETWEEN = 200
 """Runs on one cluster after which one on several is tried at the latest, however little hope there is."""
-LONGEST_GAP = 120.0
+MAX_GAP_SECONDS = 120.0
 """Seconds that count at most between two questions: what was possible meanwhile is not known."""
 
 
 @dataclass(slots=True)
-class Wait:
-    """Of one job, which is told by its spec: every job has one of its own."""
+class WaitWithRoom:
+    """How long there was room for one job, which is told by its spec: every job has one of its own."""
 
     spec: JobSpec
     asked: float
@@ -58,13 +59,13 @@ class Capacities(Mapping[ClusterName, Capacity]):
         return len(self._clusters)
 
 
-class Advising:
-    """Looks up what is known at this moment; what holds for the whole grid once for each view."""
+class KnowledgeBuilder:
+    """Gathers what is known of a job at this moment; what holds for the whole grid once for each view."""
 
-    def __init__(self, state: SchedulerState, waiting: Callable[[], Iterable[Request]]) -> None:
+    def __init__(self, state: SchedulerState, queues: PlacementQueues) -> None:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
-        self._waiting = waiting
-        self._waits: OrderedDict[int, Wait] = OrderedDict()
+        self._queues = queues
+        self._waits: OrderedDict[int, WaitWithRoom] = OrderedDict()
         self._capacities: dict[ClusterName, tuple[dict[Token, int], int, Capacity]] = {}
         """As worked out since something last happened, with the components there then, and what of them was leaving."""
 
@@ -72,19 +73,10 @@ class Advising:
         """Times have passed, and jobs may stand differently."""
         self._capacities.clear()
 
-    def shape(self, spec: JobSpec) -> tuple[object, ...]:
-        """What of a job the knowledge depends on, beside its request and its inputs.
-
-        Applications of which nothing is known are all alike: there may be as many as there are jobs.
-        """
-        application = application_of(spec)
-        known = application if self._experience.knows(application) else ""
-        return (known, spec.processes_per_node, spec.communication)
-
-    def knowledge(self, spec: JobSpec, view: GridView) -> Knowledge:
+    def build(self, spec: JobSpec, view: GridView) -> Knowledge:
         """Of one job, as far as it bears on its placement on a view."""
         application = application_of(spec)
-        first_two = view.once(("first two that wait",), lambda view: tuple(islice(self._waiting(), 2)))
+        first_two = view.once(("first two that wait",), lambda view: tuple(islice(self._queues.requests(), 2)))
         slowdowns, times = self._experience.answer(application, size_of(spec), spec.communication)
         loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
         return Knowledge(
@@ -138,11 +130,11 @@ class Advising:
         """
         now, wait = self._state.now, self._waits.get(id(spec))
         if wait is None:
-            wait = self._waits[id(spec)] = Wait(spec, now)  # which holds the spec, so that its id stays its own
-            if len(self._waits) > KEPT_WAITS:
+            wait = self._waits[id(spec)] = WaitWithRoom(spec, now)  # which holds the spec, so that its id stays its own
+            if len(self._waits) > MAX_RETAINED_WAITS:
                 self._waits.popitem(last=False)
         if wait.had_room:
-            wait.seconds += min(now - wait.asked, LONGEST_GAP)
+            wait.seconds += min(now - wait.asked, MAX_GAP_SECONDS)
         idle = sum(cluster.available for cluster in self._grid.clusters() if cluster.is_open)
         wait.asked, wait.had_room = now, spec.request.total_size <= min(idle, view.usable_idle)
         self._waits.move_to_end(id(spec))
@@ -185,7 +177,7 @@ class Advising:
 def runs_between(probability: float, loaded: bool) -> float:
     """Of an application on one cluster before it is tried on several, by how probable it is that this does no harm."""
     odds = 1.0 / max(probability, 1e-3) - 1.0
-    return min(MOST_BETWEEN, max(1.0, odds**2) if loaded else max(0.0, odds - FREE_ODDS))
+    return min(MAX_RUNS_BETWEEN, max(1.0, odds**2) if loaded else max(0.0, odds - FREE_ODDS))
 
 
 def _latest(job: Job, began: float) -> float:

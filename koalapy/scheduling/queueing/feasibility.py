@@ -1,4 +1,4 @@
-"""What any placement of a request needs at least: a quick reason to refuse, before its policy is asked."""
+"""Whether a request may fit into the idle nodes at all: a quick reason to refuse it, before its policy is asked."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def needs_of(request: Request) -> Needs:
     return Needs(sum(sizes), max(sizes, default=0), slots=tuple(each for each in counted if each[1] > 1))
 
 
-class Room:
+class IdleSummary:
     """The idle nodes of one moment; sums over them are worked out once for all who ask."""
 
     def __init__(self, idle: Mapping[ClusterName, int]) -> None:

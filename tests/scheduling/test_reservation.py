@@ -31,16 +31,16 @@ def test_with_aging_it_is_placed_as_soon_as_those_that_ran_before_have_ended() -
     stream_of_narrow_jobs(world, 6)
     wide = world.submit(fixed(north=4), lasts=20)
     stream_of_narrow_jobs(world, 6)
-    assert world.scheduler.reservation == wide
+    assert world.queries.reservation == wide
     assert world.state(wide) is JobState.QUEUED
     narrow = world.submit(flexible(1))
-    assert world.scheduler.waiting_reason(world.job(narrow)) in (
+    assert world.queries.waiting_reason(world.job(narrow)) in (
         f"nodes are kept for job {wide}, which has waited longer",
         "needs 1 node; 0 are idle (north 0)",
     )
     world.advance(25)
     assert world.state(wide) is JobState.RUNNING
-    assert world.scheduler.reservation != wide
+    assert world.queries.reservation != wide
     world.advance(60)
     assert world.state(narrow) is JobState.SUCCEEDED
 
@@ -50,7 +50,7 @@ def test_nodes_beyond_those_that_are_kept_are_given_to_others() -> None:
     world.submit(fixed(north=4), lasts=100)
     wide = world.submit(fixed(north=3))
     world.advance(40)
-    assert world.scheduler.reservation == wide
+    assert world.queries.reservation == wide
     beside = world.submit(flexible(4))
     assert world.state(beside) is JobState.CLAIMING
     assert world.job(beside).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
@@ -61,7 +61,7 @@ def test_high_jobs_are_not_held_up_by_a_low_one() -> None:
     world.submit(fixed(north=2), lasts=200)
     wide = world.submit(fixed(north=4))
     world.advance(40)
-    assert world.scheduler.reservation == wide
+    assert world.queries.reservation == wide
     low = world.submit(flexible(1))
     high = world.submit(flexible(1), priority=Priority.HIGH)
     assert (world.state(low), world.state(high)) == (JobState.QUEUED, JobState.CLAIMING)
@@ -75,7 +75,7 @@ def test_a_reservation_ends_with_its_job() -> None:
     low = world.submit(flexible(1))
     assert world.state(low) is JobState.QUEUED
     world.cancel(wide)
-    assert world.scheduler.reservation is None
+    assert world.queries.reservation is None
     world.advance(11)
     assert world.state(low) in (JobState.RUNNING, JobState.SUCCEEDED)
 
@@ -87,7 +87,7 @@ def test_nothing_is_kept_for_what_local_users_make_impossible() -> None:
     wide = world.submit(fixed(north=4))
     world.advance(100)
     assert world.state(wide) is JobState.QUEUED
-    assert world.scheduler.reservation is None
+    assert world.queries.reservation is None
     low = world.submit(flexible(2))
     assert world.state(low) is JobState.CLAIMING
 

@@ -1,17 +1,17 @@
-"""How often a job may be tried before it is given up (semantics 4 and 5)."""
+"""How often a job may be tried before it is given up (semantics 4 and 5); None is as often as it takes."""
 
 from koalapy.model.job import Job
 from koalapy.scheduling.rules import Rules
 
 
 def placement_limit(job: Job, rules: Rules) -> int | None:
-    """The most tries to place a job; None is as many as it takes."""
+    """The most tries to place a job."""
     own = job.spec.max_placement_tries
     return own if own is not None else rules.max_placement_tries
 
 
 def claiming_limit(job: Job, rules: Rules) -> int | None:
-    """The most claiming tries of a job; None is as many as it takes."""
+    """The most claiming tries of a job."""
     own = job.spec.max_claiming_tries
     return own if own is not None else rules.max_claiming_tries
 

@@ -1,0 +1,114 @@
+"""What the scheduler knows, for those who ask; nothing here changes anything."""
+
+from koalapy.model.cluster import GridView
+from koalapy.model.errors import BusyError, NotFoundError
+from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
+from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.queueing.placement_queues import PlacementQueues
+from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
+from koalapy.scheduling.queueing.scan import Scanner
+from koalapy.scheduling.state import SchedulerState
+from koalapy.validation.limits import ClusterLimits, Limits
+
+
+class Queries:
+    """The scheduler's read-only side."""
+
+    def __init__(
+        self, state: SchedulerState, queues: PlacementQueues, scanner: Scanner, evaluator: PolicyEvaluator
+    ) -> None:
+        self.rules, self.policies, self.grid, self.experience = (
+            state.rules,
+            state.policies,
+            state.grid,
+            state.experience,
+        )
+        self.lrm_waits = state.lrm_waits
+        """What components wait for in their resource managers."""
+        self._ledger, self._queues, self._scanner, self._evaluator = state.ledger, queues, scanner, evaluator
+
+    # Jobs
+
+    def job(self, job: JobId) -> Job | None:
+        """A job that is not final, as it stands."""
+        return self._ledger.get(job)
+
+    def jobs(self) -> list[Job]:
+        """All jobs that are not final."""
+        return list(self._ledger.jobs.values())
+
+    def find(self, token: Token) -> tuple[Job, Component] | None:
+        """The component of a live attempt that a token names, and its job."""
+        return self._ledger.find(token)
+
+    def find_staged(self, token: Token) -> tuple[Job, Component] | None:
+        """The component of a live attempt whose stage a token names, and its job."""
+        return self._ledger.find_staged(token)
+
+    # The placement queues
+
+    @property
+    def queued(self) -> int:
+        return len(self._queues)
+
+    def admit(self) -> None:
+        """Refuse a submission while the placement queues are full; nothing is kept of it."""
+        if self.queued >= self.rules.placement_queue_limit:
+            raise BusyError(
+                f"{self.queued} jobs wait already, and placement_queue_limit is {self.rules.placement_queue_limit}",
+                retry_after=self.rules.scan_interval,
+                hint="submit again later",
+            )
+
+    def position(self, job: JobId) -> int | None:
+        """A queued job's place in its queue, counted from 1."""
+        known = self._ledger.get(job)
+        return self._queues.position(known) if known else None
+
+    def tries(self, job: JobId) -> int:
+        """How often an unfinished job was tried to be placed, scans that passed it over among them."""
+        known = self._ledger.get(job)
+        if known is None:
+            raise NotFoundError(f"there is no unfinished job {job}", field="job", value=job)
+        return self._queues.tries(known)
+
+    def waiting_reason(self, job: Job) -> str:
+        """Why a queued job is not placed."""
+        return self._scanner.waiting_reason(job)
+
+    def awaited_clusters(self) -> frozenset[ClusterName]:
+        """Where a job that waits to be placed might be, if there was room."""
+        return self._queues.awaited_clusters()
+
+    @property
+    def reservation(self) -> JobId | None:
+        """The job that has failed so many scans that nodes are kept for it."""
+        return self._queues.reservation.job
+
+    def kept(self, cluster: ClusterName) -> int:
+        """Nodes that are kept for that job there, and offered to none of low priority."""
+        return self._queues.reservation.kept(cluster)
+
+    # What might be placed
+
+    def limits(self) -> Limits:
+        """What submissions are held against."""
+        clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
+        return Limits(clusters, self.policies, self.rules.max_components_per_job)
+
+    def view(self, priority: Priority) -> GridView:
+        """The grid as a job of that priority would be placed on it now."""
+        return self._queues.reservation.view(priority)
+
+    def view_with_preemption(self) -> GridView:
+        """The grid as it would be if low-priority jobs made room for one of high priority."""
+        return self._scanner.view_with_preemption()
+
+    def evaluate(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """What the job's policy answers on a view."""
+        return self._evaluator.evaluate(spec, view)
+
+    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
+        return self._evaluator.reasons(spec, view)
