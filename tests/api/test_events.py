@@ -5,14 +5,16 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 
-from koalapy.api.events import _stream
+from koalapy.api.app import create_app
 from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.model.job import Job, JobSpec
+from koalapy.model.job import JobId, JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.service.jobs import JobChange, JobRecord
-from tests.api.conftest import Open
+from koalapy.service.jobs import JobChange
+from tests.api.conftest import TOKEN, URL, Open
+from tests.cli.memory import MemoryService
 
 Event = tuple[str | None, str, dict[str, Any]]
 
@@ -65,9 +67,15 @@ async def test_what_cannot_be_followed(open_api: Open) -> None:
     "error", [StoreUnavailable("the database does not answer"), NotFoundError("there is no job 1")]
 )
 async def test_a_stream_ends_when_the_database_does_not_answer_or_the_job_is_not_kept(error: Exception) -> None:
-    async def changes() -> AsyncIterator[JobChange]:
-        yield JobChange(JobRecord(Job(1, JobSpec(FlexibleRequest(1), ("true",)), 1.0), ""), ())
-        raise error
+    class Failing(MemoryService):
+        async def changes(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
+            yield JobChange(await self.get(job), ())
+            raise error
 
-    told = [event async for event in _stream(changes())]
-    assert [event.splitlines()[0] for event in told] == ["event: job"]
+    service = Failing()
+    await service.submit(JobSpec(FlexibleRequest(1), ("true",)))
+    app = create_app(service, service, [TOKEN])
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
+        answer = await client.get("/api/v1/jobs/1/events")
+    assert [kind for _, kind, _ in parsed(answer.text)] == ["job"]
