@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pydantic
 
-from koalapy.api import advisor, clusters, explain, fields, files, network, schemas
+from koalapy.api import advisor, clusters, explain, fields, files, health, network, schemas
 from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites, sha
@@ -39,7 +39,7 @@ class Declared:
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
         if kind not in ("text/plain", "text/event-stream", "application/x-tar"):
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
-            modules = (schemas, fields, files, clusters, explain, network, advisor)
+            modules = (schemas, fields, files, health, clusters, explain, network, advisor)
             model: type[pydantic.BaseModel] = next(getattr(m, name) for m in modules if hasattr(m, name))
             model.model_validate_json(answer.content, strict=True)
 
