@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-NAP = 1.0
+MAX_LAG = 1.0
 """Seconds: whatever takes longer than it should by more than this, the process was stopped meanwhile."""
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -85,16 +85,16 @@ class Loop:
         self._alarms.pop(name, None)
 
     def turn(self) -> None:
-        self.awake(NAP)
+        self.awake(MAX_LAG)
         now = self.time()
         timeout = max(0.0, min((due for due, _ in self._alarms.values()), default=now + 60) - now)
         files = self._selector.get_map()
         ready = self._selector.select(timeout)
-        self.awake(timeout + NAP)
+        self.awake(timeout + MAX_LAG)
         for key, events in ready:
             if files.get(key.fd) is key:  # an earlier callback may have closed it
                 key.data(events)
-        self.awake(NAP)
+        self.awake(MAX_LAG)
         now = self.time()
         for name, (due, callback) in list(self._alarms.items()):
             if due <= now and self._alarms.get(name, (0, None))[1] is callback:
@@ -133,7 +133,7 @@ class Link:
         self._loop.watch(self._socket.fileno(), self._ready)
         self.send(self._hello())
 
-    def look_anew(self) -> None:
+    def reconnect(self) -> None:
         """Nothing is heard of the agent: there may be another by now, at another place."""
         self.close()
         self.connect()
@@ -163,11 +163,11 @@ class Link:
             except OSError:
                 data = b""
             if data:
-                self._take(data)
+                self._receive_lines(data)
             else:
                 self._broken()
 
-    def _take(self, data: bytes) -> None:
+    def _receive_lines(self, data: bytes) -> None:
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []

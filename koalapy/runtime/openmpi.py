@@ -6,15 +6,15 @@ import os
 import signal
 import socket
 
-from koalapy.runtime.desk import Desk
-from koalapy.runtime.doors import AT_ONCE, GUESTS
 from koalapy.runtime.installation import NAMING, Installation
+from koalapy.runtime.launch_requests import LaunchRequests
+from koalapy.runtime.output_filter import OutputFilter
 from koalapy.runtime.parameters import before_rank, prepare
 from koalapy.runtime.plan import Plan
-from koalapy.runtime.preflight import Preflight, Visitor
+from koalapy.runtime.preflight import Preflight, Prober
+from koalapy.runtime.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
 from koalapy.runtime.processes import allow_files, find_program
 from koalapy.runtime.settings import Failure
-from koalapy.runtime.words import Words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from koalapy.runtime.role import Node
 
-RESEND = 2.0
-LAUNCH_PATIENCE = 30.0
-NOTICE_PATIENCE = 60.0
+RESEND_INTERVAL = 2.0
+LAUNCH_TIMEOUT = 30.0
+NOTICE_TIMEOUT = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
 """Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
-LONGEST_REFUSAL = 1000
-OWN_FILES = AT_ONCE + GUESTS + 64
+MAX_REASON_LENGTH = 1000
+OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
 """Open files that the head node needs beside one for each node: those of the pre-flight, and its own."""
 
 
@@ -44,7 +44,7 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
     return found, folder
 
 
-def fit_again(node: Node, plan: Plan, found: Installation, folder: str) -> None:
+def refit(node: Node, plan: Plan, found: Installation, folder: str) -> None:
     """Make the environment anew: the nodes have other addresses now."""
     node.environment = plan.environment(node.settings)
     prepare(node.environment, found, plan)
@@ -80,28 +80,28 @@ class Follower:
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
-        self._visitor: Visitor | None = None
+        self._prober: Prober | None = None
         self._pid: int | None = None
 
     def start(self) -> None:
         """The head node will ask."""
         self._installation, self._folder = make_ready(self._runner, self._plan)
-        self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell)
-        self._visitor.say_ready()
+        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send)
+        self._prober.send_ready()
 
     def refuse(self, failure: Failure) -> None:
         """The job cannot run here by its user's doing: whose exit code is the program's is to say so."""
-        self._tell({"op": "unfit", "code": failure.code, "error": failure.message})
-        self._runner.loop.after("unfit", RESEND, lambda: self.refuse(failure))
+        self._send({"op": "unfit", "code": failure.code, "error": failure.message})
+        self._runner.loop.after("unfit", RESEND_INTERVAL, lambda: self.refuse(failure))
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         head = self._plan.head
         if sender != (head["token"], head["node"]):
             return  # nobody else has anything to order here
         op = payload["op"]
-        if op == "probe" and self._visitor is not None and payload["way"] == self._visitor.way:
-            self._visitor.probe(payload["doors"])
-        elif op == "move" and self._visitor is not None and payload["way"] > self._visitor.way:
+        if op == "probe" and self._prober is not None and payload["way"] == self._prober.route:
+            self._prober.probe(payload["doors"])
+        elif op == "move" and self._prober is not None and payload["way"] > self._prober.route:
             self._move(payload["way"], payload["hosts"])
         elif op == "unreached":
             self._runner.conclude(None, payload["error"], infrastructure=True)
@@ -113,12 +113,12 @@ class Follower:
     def child_ended(self, pid: int, code: int) -> None:
         if pid != self._pid:
             return
-        self._tell_end(code)
+        self._send_end(code)
         if is_lost(code):
             error = f"the MPI daemon on {self._runner.settings.name} {how_it_ended(code)}"
             self._runner.conclude(None, error, infrastructure=True)
 
-    def heard(self, output: bytes) -> bytes:
+    def filter_output(self, output: bytes) -> bytes:
         return output
 
     def close(self) -> None:
@@ -126,32 +126,32 @@ class Follower:
         self._runner.loop.cancel("unfit")
         self._leave_preflight()
 
-    def _move(self, way: int, hosts: list[str]) -> None:
-        """The gang did not meet by the addresses of before."""
+    def _move(self, route: int, hosts: list[str]) -> None:
+        """The nodes did not reach each other by the addresses of before."""
         self._leave_preflight()
         self._plan.move(hosts)
-        fit_again(self._runner, self._plan, self._installation, self._folder)
-        self._visitor = Visitor(self._runner, self._plan, self._installation.series, self._tell, way)
-        self._visitor.say_ready()
+        refit(self._runner, self._plan, self._installation, self._folder)
+        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send, route)
+        self._prober.send_ready()
 
     def _launch(self, command: str, namesakes: str) -> None:
         self._leave_preflight()
         if self._pid is None:
             own = own_daemon(self._runner, self._plan, self._installation, command, namesakes)
             self._pid = self._runner.spawn(["sh", "-c", own])
-            self._runner.tell_running()
-        self._tell({"op": "launched"})
+            self._runner.report_running()
+        self._send({"op": "launched"})
 
     def _leave_preflight(self) -> None:
-        if self._visitor is not None:
-            self._visitor.close()
-            self._visitor = None
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
 
-    def _tell_end(self, code: int) -> None:
-        self._tell({"op": "daemon_ended", "code": code})
-        self._runner.loop.after("daemon-ended", RESEND, lambda: self._tell_end(code))
+    def _send_end(self, code: int) -> None:
+        self._send({"op": "daemon_ended", "code": code})
+        self._runner.loop.after("daemon-ended", RESEND_INTERVAL, lambda: self._send_end(code))
 
-    def _tell(self, payload: dict[str, Any]) -> None:
+    def _send(self, payload: dict[str, Any]) -> None:
         head = self._plan.head
         self._runner.relay(head["token"], head["node"], {**payload, "index": self._plan.index})
 
@@ -164,7 +164,7 @@ class Head:
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
-        self._desk: Desk | None = None
+        self._launch_requests: LaunchRequests | None = None
         self._preflight: Preflight | None = None
         self._namesakes: dict[int, str] = {}
         """What is wrong with the host names of nodes that share one."""
@@ -179,7 +179,7 @@ class Head:
         self._mpirun = 0
         self._code: int | None = None
         self._refusal = ""
-        self._words = Words(runner, plan)
+        self._filter = OutputFilter(runner, plan)
 
     def start(self) -> None:
         environment = self._runner.environment
@@ -196,13 +196,13 @@ class Head:
         if self._elsewhere:
             series = self._installation.series
             self._preflight = Preflight(self._runner, self._plan, series, self._reached, self._moving)
-            self._preflight.begin()
-        self._tell_when_all_started()
+            self._preflight.start()
+        self._report_when_all_started()
 
     def _start_mpirun(self, folder: str) -> None:
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
-        self._desk = Desk(self._runner.loop, folder, list(self._by_host), self._asked)
-        options = self._installation.options(self._desk.agent, len(self._plan.nodes))
+        self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
+        options = self._installation.options(self._launch_requests.agent, len(self._plan.nodes))
         contexts = self._plan.mpirun_contexts(before_rank(self._runner.environment))
         self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *contexts])
 
@@ -211,14 +211,14 @@ class Head:
         os.kill(self._mpirun, signal.SIGKILL)
         self._mpirun = 0
         self._waiting.clear()
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+        if self._launch_requests is not None:
+            self._launch_requests.close()
+            self._launch_requests = None
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         place, op = self._plan.index_of(sender), payload["op"]
         if op == "undelivered":
-            self._refusal = str(payload["reason"])[:LONGEST_REFUSAL]
+            self._refusal = str(payload["reason"])[:MAX_REASON_LENGTH]
             return
         index = payload.get("index", -1)
         if place is None or index != place:
@@ -227,14 +227,14 @@ class Head:
             self._runner.loop.cancel(f"launch-{index}")
             del self._commands[index]
             self._started.add(index)
-            self._tell_when_all_started()
+            self._report_when_all_started()
         elif op in ("ready", "reached"):
             if self._preflight is not None:
-                self._preflight.told(payload)
+                self._preflight.receive(payload)
         elif op == "unfit":
             if not 0 < int(payload["code"]) < 256:
                 raise ValueError(f"{payload['code']} is no exit code")
-            self._runner.say(str(payload["error"])[:LONGEST_REFUSAL])
+            self._runner.say(str(payload["error"])[:MAX_REASON_LENGTH])
             self._runner.conclude(int(payload["code"]))
         elif op == "daemon_ended":
             self._runner.relay(*sender, {"op": "noted"})
@@ -248,14 +248,14 @@ class Head:
             self._runner.loop.after("daemons", self._runner.settings.lease, self._conclude)
             self._conclude_when_all_ended()
 
-    def heard(self, output: bytes) -> bytes:
-        return self._words.heard(output)
+    def filter_output(self, output: bytes) -> bytes:
+        return self._filter.apply(output)
 
     def close(self) -> None:
-        self._words.close()
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+        self._filter.close()
+        if self._launch_requests is not None:
+            self._launch_requests.close()
+            self._launch_requests = None
         if self._preflight is not None:
             self._preflight.close()
         for index in self._commands:
@@ -269,20 +269,20 @@ class Head:
             self._namesakes = self._preflight.namesakes
         self._preflight = None
         if not self._mpirun:
-            fit_again(self._runner, self._plan, self._installation, self._folder)
+            refit(self._runner, self._plan, self._installation, self._folder)
             folder = f"{self._folder}/moved"
             os.mkdir(folder, 0o700)
             self._start_mpirun(folder)
         for host, command in self._waiting:
-            self._asked(host, command)
+            self._launch_requested(host, command)
 
-    def _asked(self, host: str, command: str) -> None:
+    def _launch_requested(self, host: str, command: str) -> None:
         index = self._by_host[host]
         if self._preflight is not None:
             self._waiting.append((host, command))
         elif index != self._plan.index:
-            self._commands[index] = (command, self._runner.loop.time() + LAUNCH_PATIENCE)
-            self._hand_over(index)
+            self._commands[index] = (command, self._runner.loop.time() + LAUNCH_TIMEOUT)
+            self._send_launch(index)
         else:
             self._start_here(index, command)
 
@@ -296,7 +296,7 @@ class Head:
         except Failure as failure:
             self._runner.conclude(None, failure.message, infrastructure=True)
 
-    def _hand_over(self, index: int) -> None:
+    def _send_launch(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
         command, deadline = self._commands[index]
         if self._runner.loop.time() > deadline:
@@ -306,21 +306,21 @@ class Head:
         node = self._plan.nodes[index]
         launch = {"op": "launch", "command": command, "namesakes": self._namesakes.get(index, "")}
         self._runner.relay(node["token"], node["node"], launch)
-        self._runner.loop.after(f"launch-{index}", RESEND, lambda: self._hand_over(index))
+        self._runner.loop.after(f"launch-{index}", RESEND_INTERVAL, lambda: self._send_launch(index))
 
     def _answer(self, index: int, error: str = "") -> None:
-        if self._desk is not None:
-            self._desk.answer(self._plan.nodes[index]["host"], error)
+        if self._launch_requests is not None:
+            self._launch_requests.answer(self._plan.nodes[index]["host"], error)
 
-    def _tell_when_all_started(self) -> None:
+    def _report_when_all_started(self) -> None:
         if self._elsewhere <= self._started:
-            self._runner.tell_running()
+            self._runner.report_running()
 
     def _daemon_ended(self, index: int, code: int) -> None:
         self._answer(index, how_it_ended(code) if code else "")
         self._ended[index] = code
         if self._code is None and code:
-            self._runner.loop.after("notice", NOTICE_PATIENCE, self._conclude)
+            self._runner.loop.after("notice", NOTICE_TIMEOUT, self._conclude)
         self._conclude_when_all_ended()
 
     def _conclude_when_all_ended(self) -> None:
@@ -328,10 +328,10 @@ class Head:
             self._conclude()
 
     def _conclude(self) -> None:
-        error = self._what_went_wrong()
+        error = self._infrastructure_error()
         self._runner.conclude(None if error else self._code, error, infrastructure=bool(error))
 
-    def _what_went_wrong(self) -> str:
+    def _infrastructure_error(self) -> str:
         """The infrastructure's failure; empty when mpirun's exit code is the program's.
 
         A daemon that ends with an error of its own is no failure as such: some do after a failed rank, whose exit code

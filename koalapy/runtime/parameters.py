@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 
-from koalapy.runtime.address import own_addresses
 from koalapy.runtime.installation import CALLED
+from koalapy.runtime.networks import own_addresses
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False

@@ -6,10 +6,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from koalapy.runtime.doors import Door, Round
-from koalapy.runtime.meeting import other_ways, own_choices
+from koalapy.runtime.networks import other_routes, own_choices
 from koalapy.runtime.parameters import rank_ports
 from koalapy.runtime.plan import PLAIN, Plan
+from koalapy.runtime.probe import ProbeListener, ProbeRound
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from koalapy.runtime.role import Node
 
-RESEND = 2.0
-READY_PATIENCE = 30.0
+RESEND_INTERVAL = 2.0
+READY_TIMEOUT = 30.0
 CANNOT_REACH = "cannot reach node"
 """Part of every error that says two nodes do not reach each other: by it a network is told from other faults."""
-BLAME_PATIENCE = 10.0
+BLAME_TIMEOUT = 10.0
 """Seconds for a node to report an error of its cluster; then the head node does."""
 
 
@@ -47,60 +47,60 @@ def _are_texts(found: list[Any]) -> bool:
     return all(isinstance(text, str) for text in found)
 
 
-class Visitor:
-    """A node's own part: it opens its door, and knocks at all others when the head node says where they are."""
+class Prober:
+    """A node's own part: it listens, and probes all others when the head node says where they are."""
 
     def __init__(
-        self, runner: Node, plan: Plan, series: int, tell: Callable[[dict[str, Any]], None], way: int = 0
+        self, runner: Node, plan: Plan, series: int, send: Callable[[dict[str, Any]], None], route: int = 0
     ) -> None:
-        """``way`` counts the ways to meet that were tried before this one."""
-        self._runner, self._plan, self._tell, self.way = runner, plan, tell, way
+        """``route`` counts the routes that were tried before this one."""
+        self._runner, self._plan, self._send, self.route = runner, plan, send, route
         ports = rank_ports(runner.environment)
-        self._door = Door(runner.loop, runner.settings.name, plan.me["host"], ports)
-        self._round: Round | None = None
-        self._answer: dict[str, Any] | None = None
+        self._listener = ProbeListener(runner.loop, runner.settings.name, plan.me["host"], ports)
+        self._probes: ProbeRound | None = None
+        self._result: dict[str, Any] | None = None
         self.ready: dict[str, Any] = {
             "op": "ready",
             "index": plan.index,
             "name": runner.settings.name,
             "series": series,
-            "port": self._door.port,
-            "word": self._door.word,
-            "way": way,
+            "port": self._listener.port,
+            "word": self._listener.nonce,
+            "way": route,
             "choices": own_choices(plan, runner.environment),
             "host_name": socket.gethostname().partition(".")[0],
         }
 
-    def say_ready(self) -> None:
+    def send_ready(self) -> None:
         """And again until the head node answers: relays may get lost."""
-        self._runner.loop.after("ready", RESEND, self.say_ready)
-        self._tell(self.ready)
+        self._runner.loop.after("ready", RESEND_INTERVAL, self.send_ready)
+        self._send(self.ready)
 
-    def probe(self, doors: list[tuple[int, str]]) -> None:
-        """Knock at all doors, given as (port, word) in the order of the plan's nodes, and say how that went."""
+    def probe(self, listeners: list[tuple[int, str]]) -> None:
+        """Probe all listeners, given as (port, nonce) in the order of the plan's nodes, and say how that went."""
         self._runner.loop.cancel("ready")
-        if self._answer is not None:
-            self._tell(self._answer)
-        elif self._round is None:
+        if self._result is not None:
+            self._send(self._result)
+        elif self._probes is None:
             hosts = [node["host"] for node in self._plan.nodes]
-            places = {i: (hosts[i], port, word) for i, (port, word) in enumerate(doors) if i != self._plan.index}
-            self._round = Round(self._runner.loop, hosts[self._plan.index], places, self._done)
-            self._round.begin()
+            places = {i: (hosts[i], port, nonce) for i, (port, nonce) in enumerate(listeners) if i != self._plan.index}
+            self._probes = ProbeRound(self._runner.loop, hosts[self._plan.index], places, self._done)
+            self._probes.start()
 
     def close(self) -> None:
         self._runner.loop.cancel("ready")
-        self._door.close()
-        if self._round is not None:
-            self._round.close()
+        self._listener.close()
+        if self._probes is not None:
+            self._probes.close()
 
     def _done(self, failures: dict[int, str]) -> None:
-        told = {"op": "reached", "index": self._plan.index, "way": self.way}
-        self._answer = {**told, "failures": sorted(failures.items())}
-        self._tell(self._answer)
+        report = {"op": "reached", "index": self._plan.index, "way": self.route}
+        self._result = {**report, "failures": sorted(failures.items())}
+        self._send(self._result)
 
 
 class Preflight:
-    """The head node's part: it tells all nodes of all doors, and learns who cannot reach whom.
+    """The head node's part: it sends all listeners to all nodes, and learns who cannot reach whom.
 
     Where they do not reach each other by the addresses they are known by, other networks that they have are tried.
     """
@@ -110,27 +110,27 @@ class Preflight:
     ) -> None:
         """``over`` is called once all have reached all; ``moving`` before that, when the nodes' addresses change."""
         self._runner, self._plan, self._over, self._moving = runner, plan, over, moving
-        self._series, self._way = series, 0
-        self._ways: list[tuple[list[str], list[str]]] = []
-        """Networks and addresses of the ways to meet that have not been tried."""
+        self._series, self._route = series, 0
+        self._routes: list[tuple[list[str], list[str]]] = []
+        """Networks and addresses of the routes that have not been tried."""
         self._error = ""
-        """Why the first way was none, and whose node tells that."""
-        self._teller = 0
+        """Why the first route was none, and whose node tells that."""
+        self._reporter = 0
         self._ready: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, list[tuple[int, str]]] = {}
         self.namesakes: dict[int, str] = {}
         """Of each node that shares its host name with another, why that must not be; known when all are ready."""
-        self._visitor = Visitor(runner, plan, series, self.told)
-        self._deadline = self._runner.loop.time() + READY_PATIENCE
+        self._prober = Prober(runner, plan, series, self.receive)
+        self._deadline = self._runner.loop.time() + READY_TIMEOUT
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._wait()
-        self.told(self._visitor.ready)
+        self.receive(self._prober.ready)
 
-    def told(self, payload: dict[str, Any]) -> None:
-        """A node has its door open, or has knocked at all others'."""
+    def receive(self, payload: dict[str, Any]) -> None:
+        """A node listens, or has probed all others."""
         index = payload["index"]
-        if payload["way"] != self._way or not is_sound(payload, len(self._plan.nodes)):
+        if payload["way"] != self._route or not is_sound(payload, len(self._plan.nodes)):
             return
         if payload["op"] == "reached":
             self._failures[index] = payload["failures"]
@@ -140,38 +140,38 @@ class Preflight:
             self._ready[index] = payload
             if len(self._ready) == len(self._plan.nodes):
                 self._compare()
-                self._send_out()
+                self._send_probes()
 
     def close(self) -> None:
         self._runner.loop.cancel("preflight")
-        self._visitor.close()
+        self._prober.close()
 
     def _wait(self) -> None:
         """Until everybody has answered; those that have not are asked again."""
         if self._runner.loop.time() > self._deadline:
             missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
             self._runner.conclude(
-                None, f"node {self._name(missing)} did not get ready within {READY_PATIENCE:g} s", infrastructure=True
+                None, f"node {self._name(missing)} did not get ready within {READY_TIMEOUT:g} s", infrastructure=True
             )
             return
-        self._runner.loop.after("preflight", RESEND, self._again)
+        self._runner.loop.after("preflight", RESEND_INTERVAL, self._resend)
 
-    def _again(self) -> None:
+    def _resend(self) -> None:
         if len(self._ready) == len(self._plan.nodes):
-            self._send_out()
-        elif self._way:
-            self._tell_to_move()
+            self._send_probes()
+        elif self._route:
+            self._send_moves()
         self._wait()
 
-    def _send_out(self) -> None:
-        doors = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
+    def _send_probes(self) -> None:
+        listeners = [(self._ready[i]["port"], self._ready[i]["word"]) for i in range(len(self._plan.nodes))]
         for index, node in enumerate(self._plan.nodes):
             if index in self._failures:
                 continue
             if index == self._plan.index:
-                self._visitor.probe(doors)
+                self._prober.probe(listeners)
             else:
-                self._runner.relay(node["token"], node["node"], {"op": "probe", "way": self._way, "doors": doors})
+                self._runner.relay(node["token"], node["node"], {"op": "probe", "way": self._route, "doors": listeners})
 
     def _compare(self) -> None:
         """One job needs one series on all its nodes."""
@@ -199,15 +199,15 @@ class Preflight:
             return
         if not self._error:
             self._explain(failed)
-            self._ways = other_ways(self._plan, {i: ready["choices"] for i, ready in self._ready.items()})[::-1]
-        if self._ways:
-            self._move(*self._ways.pop())
+            self._routes = other_routes(self._plan, {i: ready["choices"] for i, ready in self._ready.items()})[::-1]
+        if self._routes:
+            self._move(*self._routes.pop())
         else:
-            self._deadline = self._runner.loop.time() + BLAME_PATIENCE
-            self._blame(self._teller, self._error)
+            self._deadline = self._runner.loop.time() + BLAME_TIMEOUT
+            self._blame(self._reporter, self._error)
 
     def _explain(self, failed: list[tuple[int, int, str]]) -> None:
-        """Keep the error of the first way: it is by the addresses that people know."""
+        """Keep the error of the first route: it is by the addresses that people know."""
         culprit = self._culprit([(i, j) for i, j, _ in failed])
         at = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == culprit}
         source, target, why = min(failed, key=lambda f: (f[1] not in at, f[0] not in at))
@@ -217,27 +217,27 @@ class Preflight:
             f"name a network that both have in clusters.{node['cluster']}.mpi.interface, "
             f"and ports that are open between them in clusters.{node['cluster']}.mpi.ports"
         )
-        self._teller = target if target in at else source
+        self._reporter = target if target in at else source
 
     def _move(self, networks: list[str], hosts: list[str]) -> None:
         """Try it by other networks."""
-        if not self._way:
+        if not self._route:
             self._moving()
-        self._visitor.close()
-        self._way += 1
+        self._prober.close()
+        self._route += 1
         self._error += f"; tried too: {', '.join(networks)}"
         self._plan.move(hosts)
         self._ready, self._failures = {}, {}
-        self._deadline = self._runner.loop.time() + READY_PATIENCE
-        self._visitor = Visitor(self._runner, self._plan, self._series, self.told, self._way)
-        self._tell_to_move()
-        self.told(self._visitor.ready)
+        self._deadline = self._runner.loop.time() + READY_TIMEOUT
+        self._prober = Prober(self._runner, self._plan, self._series, self.receive, self._route)
+        self._send_moves()
+        self.receive(self._prober.ready)
 
-    def _tell_to_move(self) -> None:
+    def _send_moves(self) -> None:
         hosts = [node["host"] for node in self._plan.nodes]
         for index, node in enumerate(self._plan.nodes):
             if index not in self._ready and index != self._plan.index:
-                self._runner.relay(node["token"], node["node"], {"op": "move", "way": self._way, "hosts": hosts})
+                self._runner.relay(node["token"], node["node"], {"op": "move", "way": self._route, "hosts": hosts})
 
     def _culprit(self, pairs: list[tuple[int, int]]) -> str:
         """The cluster with most of the failing pairs; if in doubt not the head node's, which has most of the nodes."""
@@ -253,7 +253,7 @@ class Preflight:
             self._runner.conclude(None, error, infrastructure=True)
             return
         self._runner.relay(node["token"], node["node"], {"op": "unreached", "error": error})
-        self._runner.loop.after("preflight", RESEND, lambda: self._blame(index, error))
+        self._runner.loop.after("preflight", RESEND_INTERVAL, lambda: self._blame(index, error))
 
     def _name(self, index: int) -> str:
         return str(self._ready[index]["name"] if index in self._ready else self._plan.nodes[index]["host"])

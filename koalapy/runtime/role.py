@@ -26,7 +26,7 @@ if TYPE_CHECKING:
             """A folder for this run on this node, gone when the run is over."""
             ...
 
-        def tell_running(self) -> None:
+        def report_running(self) -> None:
             """What this node is to start was started."""
 
         def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
         def child_ended(self, pid: int, code: int) -> None: ...
 
-        def heard(self, output: bytes) -> bytes:
+        def filter_output(self, output: bytes) -> bytes:
             """What the user is to see of what came from the program."""
             ...
 
@@ -62,7 +62,7 @@ class Single:
 
     def start(self) -> None:
         self._pid = self._runner.spawn(self._plan.context["command"])
-        self._runner.tell_running()
+        self._runner.report_running()
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         """Nobody has anything to say to such a node."""
@@ -71,7 +71,7 @@ class Single:
         if pid == self._pid:
             self._runner.conclude(code if code >= 0 else 128 - code)
 
-    def heard(self, output: bytes) -> bytes:
+    def filter_output(self, output: bytes) -> bytes:
         return output
 
     def close(self) -> None:

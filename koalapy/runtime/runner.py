@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
-LOOK_ANEW = 4
+RECONNECTS_PER_LEASE = 4
 """How often, while the lease lasts, we look for the agent when nothing is heard of it."""
 EARLY_LIMIT = 1024 * 1024
 """Bytes of relays that are kept until the plan is known."""
@@ -63,7 +63,7 @@ class Runner:
         self._result: dict[str, Any] | None = None
         self._exit_sent = False
         self._kill_at = 0.0
-        self._patience = settings.lease
+        self._delivery_timeout = settings.lease
         self._status: int | None = None
         self._link = Link(self.loop, settings, self._hello)
         self._link.receive = self._receive
@@ -73,7 +73,7 @@ class Runner:
     def run(self) -> int:
         self._watch_signals()
         self.loop.watch(self._reading, self._read)
-        self._heard()
+        self._renew_lease()
         if self.settings.problem:
             self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
@@ -116,7 +116,7 @@ class Runner:
             raise Failure(f"cannot make a folder in {base} on {self.settings.name}: {error.strerror}") from error
         return self._folder
 
-    def tell_running(self) -> None:
+    def report_running(self) -> None:
         if self._phase == "opened":
             self._phase = "running"
             self._link.send({"t": "running"})
@@ -146,18 +146,18 @@ class Runner:
         hello["lrm_job"] = s.lrm_job
         return {"t": "hello", **hello, "pid": os.getpid(), "phase": self._phase, "start": self._output.start}
 
-    def _heard(self) -> None:
+    def _renew_lease(self) -> None:
         """The agent is there: now it may be silent for as long as before."""
         self.loop.after("lease", self.settings.lease, self._lease_over)
-        self.loop.after("silence", self.settings.lease / LOOK_ANEW, self._look_anew)
+        self.loop.after("silence", self.settings.lease / RECONNECTS_PER_LEASE, self._reconnect)
 
-    def _look_anew(self) -> None:
+    def _reconnect(self) -> None:
         """The connection may be open though nobody is at its other end."""
-        self.loop.after("silence", self.settings.lease / LOOK_ANEW, self._look_anew)
-        self._link.look_anew()
+        self.loop.after("silence", self.settings.lease / RECONNECTS_PER_LEASE, self._reconnect)
+        self._link.reconnect()
 
     def _receive(self, message: dict[str, Any]) -> None:
-        self._heard()
+        self._renew_lease()
         kind = message["t"]
         if kind == "welcome":
             self.settings.lease = message["lease"]
@@ -183,7 +183,7 @@ class Runner:
 
     def _acknowledged(self, offset: int) -> None:
         if offset > self._output.start and self._phase == "ended":
-            self.loop.after("give-up", self._patience, self._give_up)  # somebody is taking it
+            self.loop.after("give-up", self._delivery_timeout, self._give_up)  # somebody is taking it
         self._output.acknowledge(offset)
         if not self._output.full:
             self.loop.watch(self._reading, self._read)
@@ -198,7 +198,7 @@ class Runner:
             except Failure as failure:
                 self._failed(Failure(failure.message))
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                print(f"koala runner: {sender} sent nonsense: {error!r}", file=sys.stderr)
+                print(f"koala runner: {sender} sent an invalid message: {error!r}", file=sys.stderr)
 
     def _open(self, message: dict[str, Any]) -> None:
         plan = Plan(message, self.settings.token, self.settings.node)
@@ -251,15 +251,15 @@ class Runner:
         self._keep(f"koala: {line}\n".encode())
 
     def _read(self, _events: int) -> None:
-        self._take_in()
+        self._read_once()
 
-    def _take_in(self) -> bool:
+    def _read_once(self) -> bool:
         """Keep what the program wrote; False when there is nothing."""
         try:
             data = os.read(self._reading, 65536)
         except BlockingIOError:
             return False
-        self._keep(data if self._role is None else self._role.heard(data))
+        self._keep(data if self._role is None else self._role.filter_output(data))
         return True
 
     def _keep(self, data: bytes) -> None:
@@ -302,7 +302,7 @@ class Runner:
 
     def _signalled(self, numbers: bytes) -> None:
         if any(number in numbers for number in END_SIGNALS):
-            self._patience = STOP_GRACE
+            self._delivery_timeout = STOP_GRACE
             self.conclude(None, stopped=True)
         if self._phase == "ending":
             self._sweep()
@@ -328,14 +328,14 @@ class Runner:
         self.loop.after("sweep", 0.05, self._sweep)
 
     def _finish(self) -> None:
-        while self._take_in():
+        while self._read_once():
             pass
         self._phase = "ended"
         self.loop.cancel("sweep")
         if self._folder:
             remove_tree(self._folder)
         self._write_result()
-        self.loop.after("give-up", self._patience, self._give_up)
+        self.loop.after("give-up", self._delivery_timeout, self._give_up)
         self._pump()
 
     def _write_result(self) -> None:
@@ -353,7 +353,7 @@ class Runner:
             print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)
 
     def _lease_over(self) -> None:
-        self._patience = 0.0
+        self._delivery_timeout = 0.0
         error = f"node {self.settings.name} had no word from its agent for {self.settings.lease:g} s"
         self.conclude(None, error, infrastructure=True)
         if self._phase == "ended":

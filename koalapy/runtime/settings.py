@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from koalapy.runtime.address import address_in, own_addresses
+from koalapy.runtime.networks import address_in, own_addresses
 
 NODE_VARIABLES = (
     ("LOCALD_NODE_INDEX", "LOCALD_NODE", "LOCALD_NODE_NAME"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.runtime.address import address_in, is_inside, own_addresses
+from koalapy.runtime.networks import address_in, is_inside, own_addresses
 from tests.runtime.conftest import FakeAgent
 
 HERE = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7"), ("ib0", "10.1.0.7"), ("ib0", "10.2.0.7")]

@@ -33,8 +33,8 @@ if MPI.COMM_WORLD.rank == 1:
 MPI.COMM_WORLD.barrier()
 """
 IMPATIENT = """
-import koalapy.runtime.words
-koalapy.runtime.words.HANGS_AFTER = 0.2
+import koalapy.runtime.output_filter
+koalapy.runtime.output_filter.HINT_DELAY = 0.2
 """
 
 

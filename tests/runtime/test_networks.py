@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runtime.meeting import MOST, other_ways
+from koalapy.runtime.networks import MAX_ROUTES, other_routes
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import is_sound
 from tests.needs import NAMESPACES
 from tests.runtime.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runtime.test_openmpi import run
 
-# Which ways there are
+# Which routes there are
 
 
 def plan_of(*nodes: tuple[str, str]) -> Plan:
@@ -38,7 +38,7 @@ def test_networks_that_all_have_come_first() -> None:
         1: [("10.9.0.0/24", "10.9.0.2"), ("10.1.0.0/24", "10.1.0.2")],
         2: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")],
     }
-    assert other_ways(plan, choices) == [
+    assert other_routes(plan, choices) == [
         (["10.9.0.0/24"], ["10.9.0.1", "10.9.0.2", "10.9.0.3"]),
         (["10.1.0.0/24", "10.9.0.0/24"], ["10.1.0.1", "10.1.0.2", "10.9.0.3"]),
         (["10.2.0.0/24", "10.9.0.0/24"], ["10.9.0.1", "10.9.0.2", "10.2.0.1"]),
@@ -48,8 +48,8 @@ def test_networks_that_all_have_come_first() -> None:
 def test_a_cluster_that_names_its_network_keeps_to_it() -> None:
     plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
     choices: dict[int, list[tuple[str, str]]] = {0: [], 1: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")]}
-    assert other_ways(plan, choices) == [(["10.9.0.0/24"], ["10.1.0.1", "10.9.0.3"])]
-    assert other_ways(plan, {0: [], 1: []}) == []
+    assert other_routes(plan, choices) == [(["10.9.0.0/24"], ["10.1.0.1", "10.9.0.3"])]
+    assert other_routes(plan, {0: [], 1: []}) == []
 
 
 @pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
@@ -88,9 +88,9 @@ networks = st.lists(st.sampled_from("abcdefg"), max_size=6, unique=True)
 @given(st.lists(st.tuples(st.sampled_from(["north", "south", "east"]), networks), min_size=1, max_size=5))
 def test_ways_are_few_and_different_and_of_addresses_that_nodes_have(nodes: list[tuple[str, list[str]]]) -> None:
     plan = plan_of(*((cluster, f"{known[0] if known else 'x'}{i}") for i, (cluster, known) in enumerate(nodes)))
-    ways = other_ways(plan, {i: [(n, f"{n}{i}") for n in known] for i, (_, known) in enumerate(nodes)})
-    assert len(ways) <= MOST
-    hosts = [way[1] for way in ways]
+    routes = other_routes(plan, {i: [(n, f"{n}{i}") for n in known] for i, (_, known) in enumerate(nodes)})
+    assert len(routes) <= MAX_ROUTES
+    hosts = [route[1] for route in routes]
     assert len({tuple(each) for each in hosts}) == len(hosts)
     assert [node["host"] for node in plan.nodes] not in hosts
     for each in hosts:

@@ -1,4 +1,4 @@
-"""What ``mpirun`` and its ranks write that is worth a word of ours, or none at all."""
+"""What ``mpirun`` and its ranks write that needs a hint for the user, or that nobody should have to read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
 """Open MPI warns of a harmless race between itself and its launch agent; nobody should have to read it."""
 TRACEBACK = b"Traceback (most recent call last)"
-HANGS_AFTER = 10.0
+HINT_DELAY = 10.0
 """Seconds after an exception for which ranks go on before we say what may be wrong."""
 HINT = (
     "a rank wrote a traceback {seconds:g} s ago, and the program has not ended: where one rank ends by an exception, "
@@ -20,8 +20,8 @@ HINT = (
 )
 
 
-class Words:
-    """Looks through the output of one run."""
+class OutputFilter:
+    """Of the output of one run."""
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner = runner
@@ -30,15 +30,15 @@ class Words:
         self._is_clear = is_alone or any("-m mpi4py" in each for each in commands)
         """Whether there is nothing to say: no rank waits for another, or one that fails ends all."""
 
-    def heard(self, output: bytes) -> bytes:
+    def apply(self, output: bytes) -> bytes:
         """What the user is to see of it."""
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # said once
-            self._runner.loop.after("hint", HANGS_AFTER, self._hint)
+            self._runner.loop.after("hint", HINT_DELAY, self._hint)
         return NOISE.sub(b"", output) if b"setpgid(" in output else output
 
     def close(self) -> None:
         self._runner.loop.cancel("hint")
 
     def _hint(self) -> None:
-        self._runner.say(HINT.format(seconds=HANGS_AFTER))
+        self._runner.say(HINT.format(seconds=HINT_DELAY))

@@ -9,15 +9,15 @@ from koalapy.runtime.link import Loop
 
 LAUNCH_AGENT = """\
 trap 'exit 0' TERM
-host=$1; shift; desk=${0%/*}
-{ printf '%s\\n' "$*" > "$desk/$host.command" && echo "$host" > "$desk/requests"; } 2>/dev/null || exit 1
-{ read -r code message < "$desk/$host.answer"; } 2>/dev/null || exit 1
+host=$1; shift; folder=${0%/*}
+{ printf '%s\\n' "$*" > "$folder/$host.command" && echo "$host" > "$folder/requests"; } 2>/dev/null || exit 1
+{ read -r code message < "$folder/$host.answer"; } 2>/dev/null || exit 1
 [ "$code" = 0 ] || echo "$message" >&2
 exit "$code"
 """
 
 
-class Desk:
+class LaunchRequests:
     """Where the launch agents that mpirun starts hand in (host, command), and learn how that ended.
 
     Pipes in a folder, so that a launch agent is a shell script without any child: mpirun starts one for each node, all
