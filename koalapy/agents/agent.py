@@ -16,8 +16,7 @@ from koalapy.agents.component import Component
 from koalapy.agents.daemons import Daemons
 from koalapy.agents.disks import DiskWatch
 from koalapy.agents.expired_daemons import ExpiredDaemons
-from koalapy.agents.files.depot import Depot
-from koalapy.agents.files.desk import FileDesk
+from koalapy.agents.files.service import FileService
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
@@ -88,20 +87,7 @@ class Agent:
         )
         self._barrier = Barrier(self._reporter, self._jobs, INITIAL_LEASE)
         self._questions = Questions(self._uplink)
-        self._files = FileDesk(
-            settings.cluster,
-            settings.replica_directories,
-            settings.stages,
-            settings.directory / "exports",
-            settings.transfer_address,
-            settings.transfer_port,
-            settings.transfer_limit,
-            Depot(settings.url, settings.cluster, settings.token),
-            self._questions,
-            self._reporter,
-            self._finished,
-            self._spool.disk_sync,
-        )
+        self._files = FileService(settings, self._questions, self._reporter, self._finished, self._spool.disk_sync)
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)

@@ -10,7 +10,7 @@ import contextlib
 import structlog
 
 from koalapy.agents.component import Component
-from koalapy.agents.files.desk import FileDesk
+from koalapy.agents.files.service import FileService
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.spool import Spool
@@ -24,7 +24,7 @@ CHECK_INTERVAL = 3600.0
 class ExpiredDaemons:
     """Removes what is left of a daemon that has been silent for ``after`` seconds while there is another."""
 
-    def __init__(self, spool: Spool, reporter: Reporter, jobs: LrmJobs, files: FileDesk, after: float) -> None:
+    def __init__(self, spool: Spool, reporter: Reporter, jobs: LrmJobs, files: FileService, after: float) -> None:
         self._spool, self._reporter, self._jobs, self._files = spool, reporter, jobs, files
         self._after = after
 

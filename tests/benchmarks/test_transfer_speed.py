@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.protocol.messages import StageBundle
 from tests.agents.files.conftest import INSTANCE, FileSite, Wire
-from tests.agents.files.depots import FakeDepot
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.needs import RSYNC, needs
 
 pytestmark = needs(RSYNC)
@@ -61,15 +61,17 @@ class Pair:
     """Two sites, and the same transfers with and without us."""
 
     def __init__(self, directory: Path, bare: str) -> None:
-        self.wire, self.depot, self.directory, self._bare = Wire(), FakeDepot(), directory, bare
-        self.north = FileSite("north", directory / "north", self.wire, Depot(self.depot.url, "north", "s3cret"))
+        self.wire, self.daemon_files, self.directory, self._bare = Wire(), FakeDaemonFiles(), directory, bare
+        self.north = FileSite(
+            "north", directory / "north", self.wire, DaemonFiles(self.daemon_files.url, "north", "s3cret")
+        )
         self.south = FileSite("south", directory / "south", self.wire)
         self._number = 0
 
     async def close(self) -> None:
         await self.north.stop()
         await self.south.stop()
-        self.depot.close()
+        self.daemon_files.close()
 
     async def rsync(self, what: str) -> float:
         target = self.directory / "copy"
@@ -141,7 +143,7 @@ def test_many_small_files_from_the_submitter(tmp_path: Path, bare: str, benchmar
                 member.size = len(content)
                 opened.addfile(member, io.BytesIO(content))
         ident = hashlib.sha256(archive.getvalue()).hexdigest()
-        pair.depot.bundles[ident] = archive.getvalue()
+        pair.daemon_files.bundles[ident] = archive.getvalue()
         bundle = StageBundle(id=ident, size=len(archive.getvalue()))
         try:
             return await pair.compare(

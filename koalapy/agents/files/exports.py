@@ -24,17 +24,17 @@ log = structlog.get_logger()
 
 RSYNC = "rsync"
 USER = "koala"
-LIFETIME = 24 * 3600.0
+TICKET_LIFETIME = 24 * 3600.0
 """Seconds after which a ticket is not valid any more; who has one gives it back before."""
-TICKETS = 256
+MAX_TICKETS = 256
 """Of more the oldest ends: nobody may have given it back, and who has begun to pull by it needs it no more."""
-CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 LOG = "rsync.log"
-LONGEST_LOG = 10_000_000
+MAX_LOG_SIZE = 10_000_000
 """Bytes."""
-LOGIN = 30.0
+LOGIN_TIMEOUT = 30.0
 """Seconds in which one who connects must show a ticket."""
-SILENCE = 60
+IO_TIMEOUT = 60
 """Seconds without a byte after which a connection is given up."""
 HEADER = """\
 use chroot = no
@@ -60,7 +60,7 @@ exclude = *
 """
 
 
-def lacking() -> list[str]:
+def missing_programs() -> list[str]:
     """Programs without which no files can be pulled here, or from here, that this host has not."""
     return [] if shutil.which(RSYNC) else [RSYNC]
 
@@ -71,7 +71,7 @@ class TicketBack(BaseModel):
     module: str
 
 
-class Way(BaseModel):
+class Route(BaseModel):
     """The answer to ``export``: by which way one puller gets what it asked for, once and for a while."""
 
     host: str = Field(pattern=r"^[A-Za-z0-9._:-]+$")
@@ -119,8 +119,8 @@ class Exports:
         except SiteRejected:
             os.close(folder)
             raise
-        if len(self._tickets) >= TICKETS:
-            self._take_back(next(iter(self._tickets)))
+        if len(self._tickets) >= MAX_TICKETS:
+            self._revoke(next(iter(self._tickets)))
         ticket = self._ticket(folder, only)
         try:
             self._write()
@@ -128,7 +128,7 @@ class Exports:
             self._end(ticket.module)
             raise
         assert self._listening is not None
-        return Way(
+        return Route(
             host=self._address,
             port=self._listening.getsockname()[1],
             module=ticket.module,
@@ -138,7 +138,7 @@ class Exports:
         ).model_dump()
 
     async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
-        self._take_back(TicketBack.model_validate(payload).module)
+        self._revoke(TicketBack.model_validate(payload).module)
         return {}
 
     async def close(self) -> None:
@@ -164,11 +164,11 @@ class Exports:
 
     def _ticket(self, folder: int, only: str | None) -> Ticket:
         module, password = secrets.token_hex(8), secrets.token_hex(16)
-        alarm = asyncio.get_running_loop().call_later(LIFETIME, self._take_back, module)
+        alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
         ticket = self._tickets[module] = Ticket(module, password, folder, only, alarm)
         return ticket
 
-    def _take_back(self, module: str) -> None:
+    def _revoke(self, module: str) -> None:
         if module in self._tickets:
             self._end(module)
             self._write()
@@ -179,7 +179,7 @@ class Exports:
         ticket.alarm.cancel()
         if any(not _has_begun(process.pid) for process in self._connections):
             # It may have been let in by this ticket, and would serve whatever has the descriptor's number next.
-            asyncio.get_running_loop().call_later(LOGIN, os.close, ticket.folder)
+            asyncio.get_running_loop().call_later(LOGIN_TIMEOUT, os.close, ticket.folder)
         else:
             os.close(ticket.folder)
         with contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ class Exports:
 
     def _write(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = HEADER.format(silence=SILENCE, log=self._directory / LOG)
+        text = HEADER.format(silence=IO_TIMEOUT, log=self._directory / LOG)
         if os.geteuid() == 0:
             # By default it would become another user, who can read less than the jobs.
             text += "uid = 0\ngid = 0\n"
@@ -206,7 +206,7 @@ class Exports:
             if ticket.only is not None:
                 text += ONLY.format(pattern=pattern_of(ticket.only))
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._directory / LOG).st_size > LONGEST_LOG:
+            if os.stat(self._directory / LOG).st_size > MAX_LOG_SIZE:
                 os.unlink(self._directory / LOG)
         fresh = self._directory / "rsyncd.new"
         fresh.write_text(text)
@@ -229,7 +229,7 @@ class Exports:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._connections) >= CONNECTIONS:
+            while len(self._connections) >= MAX_CONNECTIONS:
                 await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
             try:
                 connection, _ = await loop.sock_accept(listening)
@@ -266,7 +266,7 @@ class Exports:
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
         try:
-            async with asyncio.timeout(LOGIN):
+            async with asyncio.timeout(LOGIN_TIMEOUT):
                 await process.wait()
         except TimeoutError:
             if not _has_begun(process.pid):

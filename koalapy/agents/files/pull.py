@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from koalapy.agents.files import rsync
 from koalapy.agents.files.digest import Content, GrowingDigest, measure
-from koalapy.agents.files.exports import Way
-from koalapy.agents.files.trouble import Fault, StageTrouble, of_site
+from koalapy.agents.files.exports import Route
+from koalapy.agents.files.stage_error import Fault, StageError, site_error
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -24,12 +24,12 @@ from koalapy.protocol.messages import StageFile
 
 log = structlog.get_logger()
 
-TRIES = 6
+MAX_TRIES = 6
 """How often nothing more may come before we give up; after that many pauses about 30 s have passed."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 16.0
-OF_FILE = ("missing", "changed", "unreadable", "irregular", "outside")
+RETRY_DELAY, MAX_RETRY_DELAY = 0.5, 16.0
+FILE_FAULTS = ("missing", "changed", "unreadable", "irregular", "outside")
 """By these words a source says that its replica is not what the catalogue has."""
-HOPELESS = ("unconfigured", "no-rsync", "address", "unknown", "invalid")
+FINAL_FAULTS = ("unconfigured", "no-rsync", "address", "unknown", "invalid")
 SHARE = 10
 """A folder is measured no more often than that part of the time allows."""
 
@@ -81,7 +81,7 @@ class Pull:
         """Bytes that were there before it."""
 
     async def run(self) -> Path:
-        """The path of what came, whole and verified; ``StageTrouble``."""
+        """The path of what came, whole and verified; ``StageError``."""
         try:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
             for _ in range(2):
@@ -92,14 +92,14 @@ class Pull:
                 await asyncio.to_thread(_empty, self._folder)
                 self.there = 0
         except OSError as error:
-            raise of_site(self._cluster, error) from error
+            raise site_error(self._cluster, error) from error
         finally:
             self._stop_digest()
         raise await self._blame()
 
     async def _bring(self) -> None:
         """Pull until all is there; what has come is kept over all tries."""
-        failures, pause = 0, FIRST_PAUSE
+        failures, pause = 0, RETRY_DELAY
         while True:
             before = self.there
             try:
@@ -110,32 +110,32 @@ class Pull:
             except TooMuch:
                 return
             except SiteRejected as error:
-                if error.fault in OF_FILE:
-                    raise self._trouble(error.message, "file") from error
-                if error.fault in HOPELESS:
-                    raise self._trouble(error.message, "source") from error
+                if error.fault in FILE_FAULTS:
+                    raise self._error(error.message, "file") from error
+                if error.fault in FINAL_FAULTS:
+                    raise self._error(error.message, "source") from error
                 problem = error.message
             except ValidationError as error:
-                raise self._trouble(f"{self._file.source} answers what we do not understand", "source") from error
+                raise self._error(f"{self._file.source} answers what we do not understand", "source") from error
             except (SiteError, Cut) as error:
                 problem = str(error)
                 if isinstance(error, SiteUnavailable) and self._questions.are_new:
                     failures = 0  # the source's agent may have to come back, too
             if self.there > before:
-                failures, pause = 0, FIRST_PAUSE
+                failures, pause = 0, RETRY_DELAY
             failures += 1
             log.info("transfer cut", action="pull", file=self._file.name, source=self._file.source, reason=problem)
-            if failures > TRIES:
-                raise self._trouble(f"gave up after {failures} tries: {problem}", "source")
+            if failures > MAX_TRIES:
+                raise self._error(f"gave up after {failures} tries: {problem}", "source")
             await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, 2 * pause)
+            pause = min(MAX_RETRY_DELAY, 2 * pause)
 
     async def _once(self) -> None:
         file = self._file
         wanted = {"path": file.path, "part": file.part, "size": file.size}
-        ticket = Way.model_validate(await self._questions.ask(file.source, "export", wanted))
-        self._kind = ticket.kind
-        await self._look_anew()
+        route = Route.model_validate(await self._questions.ask(file.source, "export", wanted))
+        self._kind = route.kind
+        await self._measure_now()
         if self.there > file.size:
             self._stop_digest()
             await asyncio.to_thread(_empty, self._folder)
@@ -145,28 +145,28 @@ class Pull:
         began = time.monotonic()
         self._expect_first(began)
         try:
-            outcome = await rsync.pull(ticket, self._name, self._folder, self._tick)
+            outcome = await rsync.pull(route, self._name, self._folder, self._tick)
         except rsync.RsyncMissing as error:
             words = "there is no rsync on its head node: install it there"
-            raise StageTrouble(f"{self._cluster} cannot pull files: {words}", "site") from error
+            raise StageError(f"{self._cluster} cannot pull files: {words}", "site") from error
         finally:
             ended = time.monotonic()
             self.seconds += ended - began
             first = self._first  # not what the last look sees
-            await self._look_anew()
+            await self._measure_now()
             self.moved += max(0, self.there - self._before)
             if first is not None:
                 self.flowing += max(0.0, ended - first[0])
                 self.flowed += max(0, self.there - first[1])
-            self._give_back(file.source, ticket)
-        if outcome.our_own:
-            raise StageTrouble(f"there is no room left on {self._cluster}: {outcome.our_own}", "site")
+            self._return_ticket(file.source, route)
+        if outcome.local_error:
+            raise StageError(f"there is no room left on {self._cluster}: {outcome.local_error}", "site")
         if outcome.code:
-            raise Cut(outcome.complaint)
+            raise Cut(outcome.reason)
 
-    def _give_back(self, source: str, ticket: Way) -> None:
+    def _return_ticket(self, source: str, route: Route) -> None:
         """Nobody waits for it: a ticket that stays ends by itself."""
-        task = asyncio.ensure_future(self._questions.ask(source, "unexport", {"module": ticket.module}))
+        task = asyncio.ensure_future(self._questions.ask(source, "unexport", {"module": route.module}))
         task.add_done_callback(_forget)
 
     # How far it is
@@ -183,7 +183,7 @@ class Pull:
             raise TooMuch
         return self._first is not None
 
-    async def _look_anew(self) -> None:
+    async def _measure_now(self) -> None:
         """After a look that is still under way, lest it has the last word."""
         if self._looking is not None:
             await asyncio.wait((self._looking,))
@@ -222,21 +222,21 @@ class Pull:
             content = await asyncio.get_running_loop().run_in_executor(self._threads, _measure, self._folder)
         return (content.size, content.checksum) == (self._file.size, self._file.checksum)
 
-    async def _blame(self) -> StageTrouble:
+    async def _blame(self) -> StageError:
         """Twice the wrong bytes came: is the replica another now?"""
         file = self._file
         path = file.path if file.part is None else f"{file.path}/{file.part}"
         try:
             found = await self._questions.ask(file.source, "stat", {"path": path, "checksum": True}, 600.0)
         except SiteError as error:
-            return self._trouble(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
+            return self._error(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
         if found.get("checksum") != file.checksum:
-            return self._trouble("its checksum is another than the catalogue's: it was changed", "file")
-        return self._trouble(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
+            return self._error("its checksum is another than the catalogue's: it was changed", "file")
+        return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
 
-    def _trouble(self, reason: str, fault: Fault) -> StageTrouble:
+    def _error(self, reason: str, fault: Fault) -> StageError:
         message = f"{self._file.name} from {self._file.source}: {reason}"
-        return StageTrouble(message, fault, source=self._file.source, file=self._file.name)
+        return StageError(message, fault, source=self._file.source, file=self._file.name)
 
 
 def _forget(future: "asyncio.Future[Any]") -> None:

@@ -15,21 +15,21 @@ from pathlib import Path
 import structlog
 
 from koalapy.agents.component import Component
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.digest import DEEPEST
 from koalapy.agents.files.patterns import Patterns
-from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE
+from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY
 from koalapy.agents.files.roots import CONTENT, shown
 from koalapy.agents.files.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 log = structlog.get_logger()
 
-PATIENCE = 20.0
+STOPPED_BUSY_TIMEOUT = 20.0
 """Seconds for which a component that was told to end waits for a daemon that is there but takes no results."""
-BUSY = 60.0
+BUSY_TIMEOUT = 60.0
 """Seconds for which the others do; a daemon that is away is awaited for ever."""
-SENDERS = 16
+MAX_SENDERS = 16
 """How many components' results are sent at once; a daemon that hangs must not keep all threads of the agent waiting."""
 
 
@@ -40,11 +40,15 @@ class Collector:
     """
 
     def __init__(
-        self, depot: Depot, stages: Stages, collected: Callable[[Component], object], in_reach: Callable[[str], bool]
+        self,
+        daemon_files: DaemonFiles,
+        stages: Stages,
+        collected: Callable[[Component], object],
+        in_reach: Callable[[str], bool],
     ) -> None:
-        self._depot, self._stages, self._collected, self._in_reach = depot, stages, collected, in_reach
+        self._daemon_files, self._stages, self._collected, self._in_reach = daemon_files, stages, collected, in_reach
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(SENDERS, "results")
+        self._threads = ThreadPoolExecutor(MAX_SENDERS, "results")
         self._closing = threading.Event()
 
     def collect(self, component: Component) -> None:
@@ -79,26 +83,26 @@ class Collector:
         assert component.stage is not None
         folder = self._stages.folder(component.instance, component.stage)
         inputs = self._stages.inputs(component.instance, component.stage)
-        problem = await self._send_patiently(component, folder, inputs)
+        problem = await self._send_with_retries(component, folder, inputs)
         if problem:
             log.warning("results lost", action="collect", token=component.token, reason=problem)
             problem = f"its results could not be collected: {problem}"
         component.has_collected(problem)
         self._collected(component)
 
-    async def _send_patiently(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
+    async def _send_with_retries(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
         """Why it was given up; empty when all is sent."""
-        pause, waited = FIRST_PAUSE, 0.0
+        pause, waited = RETRY_DELAY, 0.0
         while True:
             if not self._in_reach(component.instance):
-                await asyncio.sleep(FIRST_PAUSE)
+                await asyncio.sleep(RETRY_DELAY)
                 continue
             try:
                 send = partial(self._send, component.stage or "", folder, component.collect, inputs)
                 await asyncio.get_running_loop().run_in_executor(self._threads, send)
                 return ""
             except SiteUnavailable as error:
-                if waited >= (BUSY if component.stop is None else PATIENCE):
+                if waited >= (BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT):
                     return error.message
                 log.info("results cannot be sent yet", action="collect", token=component.token, reason=error.message)
             except SiteRejected as error:
@@ -108,11 +112,13 @@ class Collector:
                 return f"{name}{error.strerror or error}"
             await asyncio.sleep(pause)
             waited += pause if self._in_reach(component.instance) else 0.0
-            pause = min(LONGEST_PAUSE, 2 * pause)
+            pause = min(MAX_RETRY_DELAY, 2 * pause)
 
     def _send(self, token: str, folder: Path, patterns: Sequence[str], inputs: Collection[str]) -> None:
         chosen = Patterns(patterns)
-        self._depot.put_results(token, lambda archive: write_archive(archive, folder, chosen, inputs), self._closing)
+        self._daemon_files.put_results(
+            token, lambda archive: write_archive(archive, folder, chosen, inputs), self._closing
+        )
 
 
 def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, without: Collection[str]) -> None:

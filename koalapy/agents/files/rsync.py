@@ -9,19 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agents.files.exports import RSYNC, Way
+from koalapy.agents.files.exports import RSYNC, Route
 
-SILENCE = 30
+IO_TIMEOUT = 30
 """Seconds without a byte after which a transfer counts as cut."""
 TICK = 0.25
 """Seconds between two looks at how far it is."""
 FIRST_TICK = 0.02
 """The same until the first bytes have come: how long that took is no sign of how fast the link is."""
-LONGEST_COMPLAINT = 4000
+MAX_ERROR_LENGTH = 4000
 """Bytes that are kept of what it says, the last ones: there is a line for each of very many files, maybe."""
 COUNT = re.compile(r"\((\d+)\)")
 OURS = re.compile(r"\[(receiver|generator)\]|\[(receiver|generator)=", re.IGNORECASE)
-ROOMLESS = ("No space left on device", "Disk quota exceeded", "File too large")
+NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
 READ_ONLY = ("Read-only file system", "Permission denied")
 
 
@@ -37,7 +37,7 @@ class Outcome:
     errors: str
 
     @property
-    def complaint(self) -> str:
+    def reason(self) -> str:
         """The line that says why, for people."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
         told = [line for line in lines if not line.startswith("rsync error:")]
@@ -46,35 +46,35 @@ class Outcome:
         return next(iter(told or lines), f"rsync ended with {self.code}").removeprefix("rsync: ")
 
     @property
-    def our_own(self) -> str:
+    def local_error(self) -> str:
         """Why nothing can be written here; empty when that is not what went wrong."""
         for line in self.errors.splitlines():
-            if any(word in line for word in ROOMLESS) or (
+            if any(word in line for word in NO_SPACE) or (
                 OURS.search(line) and any(word in line for word in READ_ONLY)
             ):
                 return line.strip().removeprefix("rsync: ")
         return ""
 
 
-def command(ticket: Way, folder: Path) -> list[str]:
+def command(route: Route, folder: Path) -> list[str]:
     """Pull what a ticket is for into a folder, and go on with what is there of it already.
 
     Names of single files are given by standard input, where none of their characters has a meaning.
     """
     options = ["--append", "--times", "--perms", "--chmod=u=rwX,go=", "--no-motd"]
-    options += [f"--timeout={SILENCE}", "--contimeout=10"]
-    options += ["--recursive"] if ticket.kind == "folder" else ["--from0", "--files-from=-"]
-    host = f"[{ticket.host}]" if ":" in ticket.host else ticket.host
-    return [RSYNC, *options, f"rsync://{ticket.user}@{host}:{ticket.port}/{ticket.module}/", f"{folder}/"]
+    options += [f"--timeout={IO_TIMEOUT}", "--contimeout=10"]
+    options += ["--recursive"] if route.kind == "folder" else ["--from0", "--files-from=-"]
+    host = f"[{route.host}]" if ":" in route.host else route.host
+    return [RSYNC, *options, f"rsync://{route.user}@{host}:{route.port}/{route.module}/", f"{folder}/"]
 
 
-async def pull(ticket: Way, name: str, folder: Path, tick: Callable[[], bool]) -> Outcome:
+async def pull(route: Route, name: str, folder: Path, tick: Callable[[], bool]) -> Outcome:
     """Run rsync to its end, ``tick`` being called all the while, which says whether anything has come;
     ``RsyncMissing``. Killed when cancelled."""
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": ticket.password}
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
     try:
         process = await asyncio.create_subprocess_exec(
-            *command(ticket, folder),
+            *command(route, folder),
             env=environment,
             cwd="/",
             start_new_session=True,
@@ -108,10 +108,10 @@ async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
     process.stdin.write(names)
     process.stdin.close()
     kept = b""
-    while said := await process.stderr.read(LONGEST_COMPLAINT):
+    while said := await process.stderr.read(MAX_ERROR_LENGTH):
         kept += said
-        if len(kept) > LONGEST_COMPLAINT:
-            kept = kept[-LONGEST_COMPLAINT:].partition(b"\n")[2]
+        if len(kept) > MAX_ERROR_LENGTH:
+            kept = kept[-MAX_ERROR_LENGTH:].partition(b"\n")[2]
     await process.wait()
     return kept
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from koalapy.agents.files.trouble import StageTrouble
+from koalapy.agents.files.stage_error import StageError
 from koalapy.protocol.messages import StageFile
 
 Content = tuple[str, str, str | None, str, int]
@@ -20,37 +20,37 @@ def content_of(file: StageFile) -> Content:
     return file.source, file.path, file.part, file.checksum, file.size
 
 
-class Errand:
-    """Something for which one stage goes at a time."""
+class SharedTask:
+    """Something that one stage at a time does for all that want it."""
 
     def __init__(self) -> None:
         self.wanted = 0
         """How many stages are on it or wait for it."""
         self.free = asyncio.Lock()
-        self.trouble: StageTrouble | None = None
+        self.failure: StageError | None = None
 
 
-class Errands:
+class SharedTasks:
     """Those that somebody is on or waits for."""
 
     def __init__(self) -> None:
-        self._known: dict[Content, Errand] = {}
+        self._known: dict[Content, SharedTask] = {}
 
     @asynccontextmanager
     async def alone(self, file: StageFile) -> AsyncIterator[None]:
-        """Wait until nobody else brings this; ``StageTrouble`` when it could not be had from its source meanwhile."""
-        errand = self._known.setdefault(content_of(file), Errand())
-        errand.wanted += 1
+        """Wait until nobody else brings this; ``StageError`` when it could not be had from its source meanwhile."""
+        task = self._known.setdefault(content_of(file), SharedTask())
+        task.wanted += 1
         try:
-            async with errand.free:
-                if errand.trouble is not None:
-                    raise errand.trouble
+            async with task.free:
+                if task.failure is not None:
+                    raise task.failure
                 yield
-        except StageTrouble as trouble:
-            # What names no source is the trouble of that one stage.
-            errand.trouble = trouble if trouble.source and trouble.fault != "site" else None
+        except StageError as failure:
+            # What names no source concerns that one stage only.
+            task.failure = failure if failure.source and failure.fault != "site" else None
             raise
         finally:
-            errand.wanted -= 1
-            if not errand.wanted:
+            task.wanted -= 1
+            if not task.wanted:
                 del self._known[content_of(file)]

@@ -17,16 +17,16 @@ import structlog
 
 from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.bundle import BadBundle, unpack
-from koalapy.agents.files.depot import Depot, DepotBusy
+from koalapy.agents.files.daemon_files import DaemonBusy, DaemonFiles
 from koalapy.agents.files.digest import GrowingDigest
-from koalapy.agents.files.pull import FIRST_PAUSE, LONGEST_PAUSE, Pull
+from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY, Pull
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.files.roots import CONTENT, is_plain_name
 from koalapy.agents.files.rsync import is_alive, kill_orphans
 from koalapy.agents.files.seals import make_read_only
-from koalapy.agents.files.sharing import Errands, content_of
+from koalapy.agents.files.sharing import SharedTasks, content_of
+from koalapy.agents.files.stage_error import StageError, site_error
 from koalapy.agents.files.trees import copy_tree, remove_tree
-from koalapy.agents.files.trouble import StageTrouble, of_site
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
 from koalapy.agents.spool import Folder
@@ -37,12 +37,12 @@ from koalapy.protocol.messages import Stage, StageBundle, StageFile
 log = structlog.get_logger()
 Made = TypeVar("Made")
 
-ORPHANS_END = 30.0
+ORPHANS_TIMEOUT = 30.0
 """Seconds that a killed rsync may take to be gone: one that a file system does not let go of stays."""
-BUSY = 60.0
+BUSY_TIMEOUT = 60.0
 """Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
 
-COPY_TRIES = 2
+MAX_COPY_TRIES = 2
 """So many stages are asked for a copy, the newest first: programs may have written to all of them."""
 
 
@@ -53,14 +53,14 @@ class Means:
     cluster: str
     replicas: Replicas
     questions: Questions
-    depot: Depot
+    daemon_files: DaemonFiles
     threads: Executor
     """For checksums of what is on its way."""
     bundle_threads: Executor
     replica_threads: Executor
     """For replicas on this site, which may have to be read again."""
     turns: Turns
-    errands: Errands
+    shared_tasks: SharedTasks
     copies: Callable[[StageFile], Sequence[Path]]
     """Where stages have the same content, the newest last."""
     disk_sync: DiskSync | None
@@ -79,7 +79,7 @@ class StageRun:
         self._means, self._changed = means, changed
         self._place = means.turns.arrive()
         self._state: StageState = "running"
-        self._trouble: StageTrouble | None = None
+        self._failure: StageError | None = None
         self._ready: set[int] = set()
         self._moving: int | None = None
         self._recalled = False
@@ -115,7 +115,7 @@ class StageRun:
             self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._journal.write(**entry)
         except OSError as error:
-            self._fail(of_site(self._means.cluster, error))
+            self._fail(site_error(self._means.cluster, error))
 
     def copies(self, wanted: StageFile) -> list[Path]:
         """Where a content lies that it has brought from another site; its program may have changed it since."""
@@ -143,23 +143,23 @@ class StageRun:
 
     def remove(self) -> None:
         """Remove the folder and all we know of it; blocks."""
-        with contextlib.suppress(StageTrouble):
+        with contextlib.suppress(StageError):
             self._end_orphans()
         for path in (self.folder, self._own):
             remove_tree(path)
 
     def status(self) -> StageStatus:
-        trouble = self._trouble
+        failure = self._failure
         size = sum(self._weight(file) for file in self._files) + (self._bundle.size if self._bundle else 0)
         return StageStatus(
             token=self.token,
             state=self._state,
             size=size,
             staged=size if self._state == "done" else self._staged(),
-            error=trouble.message if trouble else "",
-            fault=trouble.fault if trouble else "site",
-            source=trouble.source if trouble else "",
-            file=trouble.file if trouble else "",
+            error=failure.message if failure else "",
+            fault=failure.fault if failure else "site",
+            source=failure.source if failure else "",
+            file=failure.file if failure else "",
             moved=tuple(self._moved) if self._state == "done" else (),
         )
 
@@ -186,38 +186,38 @@ class StageRun:
             self._journal.write(done=True)
             self._state = "done"
         except OSError as error:
-            self._fail(of_site(self._means.cluster, error))
-        except StageTrouble as trouble:
-            self._fail(trouble)
+            self._fail(site_error(self._means.cluster, error))
+        except StageError as failure:
+            self._fail(failure)
         self._changed(self)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("stage failed by an error of ours", action="stage", token=self.token, exc_info=error)
-            self._fail(StageTrouble(f"{type(error).__name__}: {error}", "site"))
+            self._fail(StageError(f"{type(error).__name__}: {error}", "site"))
             self._changed(self)
 
-    def _fail(self, trouble: StageTrouble) -> None:
-        log.warning("stage failed", action="stage", token=self.token, fault=trouble.fault, reason=trouble.message)
-        self._state, self._trouble = "failed", trouble
+    def _fail(self, failure: StageError) -> None:
+        log.warning("stage failed", action="stage", token=self.token, fault=failure.fault, reason=failure.message)
+        self._state, self._failure = "failed", failure
 
     def _check(self) -> None:
         """Refuse names that would lead elsewhere, before anything is made of them."""
         targets: set[str] = set()
         for file in self._files:
             if not is_plain_name(file.target):
-                raise StageTrouble(f"{file.name}: {file.target!r} is no plain file name", "file", file=file.name)
+                raise StageError(f"{file.name}: {file.target!r} is no plain file name", "file", file=file.name)
             if file.target in targets:
-                raise StageTrouble(f"two inputs are called {file.target!r}", "file", file=file.name)
+                raise StageError(f"two inputs are called {file.target!r}", "file", file=file.name)
             if file.part is not None and not is_plain_name(file.part):
                 raise self._bad(file, f"{file.part!r} is no entry of a folder")
             if not is_plain_name(Path(file.path).name) or not file.checksum:
                 raise self._bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
 
-    def _bad(self, file: StageFile, reason: str) -> StageTrouble:
-        return StageTrouble(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
+    def _bad(self, file: StageFile, reason: str) -> StageError:
+        return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
 
     def _clear_workshop(self) -> None:
         """Begin with the folder as it should be."""
@@ -227,10 +227,10 @@ class StageRun:
     def _end_orphans(self) -> None:
         """End what an agent before us may have left running."""
         orphans = kill_orphans(self._own) if self._recalled else []
-        end = time.monotonic() + ORPHANS_END
+        end = time.monotonic() + ORPHANS_TIMEOUT
         while any(is_alive(pid) for pid in orphans):
             if time.monotonic() > end:
-                raise StageTrouble(f"an rsync on {self._means.cluster} cannot be ended: {orphans[0]}", "site")
+                raise StageError(f"an rsync on {self._means.cluster} cannot be ended: {orphans[0]}", "site")
             time.sleep(0.01)
 
     # Inputs
@@ -249,9 +249,9 @@ class StageRun:
         """Copied from a stage that has it, else pulled, by one stage at a time: then the next may copy from that."""
         tried: set[Path] = set()
         while True:
-            async with self._means.errands.alone(file):
+            async with self._means.shared_tasks.alone(file):
                 found = [place for place in self._means.copies(file) if place not in tried]
-                if not found or len(tried) == COPY_TRIES:
+                if not found or len(tried) == MAX_COPY_TRIES:
                     await self._pull_in(index, file)
                     return
             place = self._own / f"copy-{index}"
@@ -304,7 +304,7 @@ class StageRun:
         except SiteRejected as error:
             raise self._bad(file, error.message) from error
         except SiteUnavailable as error:
-            raise StageTrouble(f"{file.name}: {error.message}", "site") from error
+            raise StageError(f"{file.name}: {error.message}", "site") from error
 
     def _link(self, file: StageFile, place: Path) -> None:
         target = self.folder / file.target
@@ -324,7 +324,7 @@ class StageRun:
 
     def _must_be_free(self, file: StageFile) -> None:
         if os.path.lexists(self.folder / file.target):
-            raise StageTrouble(
+            raise StageError(
                 f"{file.name}: the submitter's own files have something called {file.target!r} as well",
                 "file",
                 file=file.name,
@@ -339,35 +339,35 @@ class StageRun:
                 break
             await asyncio.to_thread(path.unlink)
         else:
-            raise StageTrouble("the submitter's own files arrive with a wrong checksum", "source")
+            raise StageError("the submitter's own files arrive with a wrong checksum", "source")
         try:
             await self._make(self._unpack, path)
         except BadBundle as error:
-            raise StageTrouble(f"the submitter's own files: {error}", "source") from error
+            raise StageError(f"the submitter's own files: {error}", "source") from error
         self._unpacked = True
         self._journal.write(unpacked=True)
         await asyncio.to_thread(path.unlink)
 
     async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
         """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
-        pause, waited = FIRST_PAUSE, 0.0
+        pause, waited = RETRY_DELAY, 0.0
         digest = GrowingDigest(path)
         digesting = asyncio.get_running_loop().run_in_executor(self._means.threads, digest.follow)
         try:
             while True:
                 try:
-                    fetch = partial(self._means.depot.fetch, bundle.id, path, self._given_up, self._came)
+                    fetch = partial(self._means.daemon_files.fetch, bundle.id, path, self._given_up, self._came)
                     await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
                     break
                 except SiteRejected as error:
-                    raise StageTrouble(f"the submitter's own files: {error.message}", "source") from error
+                    raise StageError(f"the submitter's own files: {error.message}", "source") from error
                 except SiteUnavailable as error:
-                    if isinstance(error, DepotBusy) and waited >= BUSY:
-                        raise StageTrouble(f"the submitter's own files: {error.message}", "source") from error
+                    if isinstance(error, DaemonBusy) and waited >= BUSY_TIMEOUT:
+                        raise StageError(f"the submitter's own files: {error.message}", "source") from error
                     log.info("bundle cut", action="stage", token=self.token, reason=error.message)
                 await asyncio.sleep(pause)
                 waited += pause
-                pause = min(LONGEST_PAUSE, 2 * pause)
+                pause = min(MAX_RETRY_DELAY, 2 * pause)
             digest.finish()
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:

@@ -12,9 +12,9 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agents.disk_sync import DiskSync
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.replicas import Replicas
-from koalapy.agents.files.sharing import Errands
+from koalapy.agents.files.sharing import SharedTasks
 from koalapy.agents.files.stage import Means, StageRun
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
@@ -48,7 +48,7 @@ class Stages:
         directory: Path,
         replicas: Replicas,
         questions: Questions,
-        depot: Depot,
+        daemon_files: DaemonFiles,
         tell: Callable[[str, StageStatus], bool],
         in_use: Callable[[str, str], bool],
         pulls: int,
@@ -62,7 +62,15 @@ class Stages:
             ThreadPoolExecutor(REPLICAS, "replica"),
         )
         self._means = Means(
-            cluster, replicas, questions, depot, *self._pools, Turns(pulls), Errands(), self._copies, disk_sync
+            cluster,
+            replicas,
+            questions,
+            daemon_files,
+            *self._pools,
+            Turns(pulls),
+            SharedTasks(),
+            self._copies,
+            disk_sync,
         )
         self._tell, self._in_use = tell, in_use
         self._stages: dict[Key, StageRun] = {}

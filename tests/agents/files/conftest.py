@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from koalapy.agents.files import pull
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.digest import measure
 from koalapy.agents.files.exports import Exports
 from koalapy.agents.files.replicas import Replicas
@@ -22,7 +22,7 @@ from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
-from tests.agents.files.depots import FakeDepot
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.needs import RSYNC, needs
 
 DEADLINE = 30.0
@@ -71,11 +71,11 @@ class WireEnd:
 class FileSite:
     """One cluster's folders, and the part of its agent that deals with files, which may be replaced by a new one."""
 
-    def __init__(self, name: str, directory: Path, wire: Wire, depot: Depot | None = None) -> None:
+    def __init__(self, name: str, directory: Path, wire: Wire, daemon_files: DaemonFiles | None = None) -> None:
         self.name, self.directory, self.wire = name, directory, wire
         self.replicas = directory / "replicas"
         self.replicas.mkdir(parents=True)
-        self.depot = depot or Depot("http://127.0.0.1:1", name, "s3cret")
+        self.daemon_files = daemon_files or DaemonFiles("http://127.0.0.1:1", name, "s3cret")
         self.told: list[StageStatus] = []
         self.pulls = 4
         self.used: set[str] = set()
@@ -92,7 +92,7 @@ class FileSite:
             self.directory / "stages",
             replicas,
             self.questions,
-            self.depot,
+            self.daemon_files,
             self._tell,
             lambda instance, token: token in self.used,
             self.pulls,
@@ -244,8 +244,8 @@ def content_of(path: Path) -> tuple[int, str]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody here needs time to come back."""
-    monkeypatch.setattr(pull, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(pull, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(pull, "RETRY_DELAY", 0.01)
+    monkeypatch.setattr(pull, "MAX_RETRY_DELAY", 0.05)
 
 
 @pytest.fixture
@@ -254,16 +254,16 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-async def depot() -> AsyncIterator[FakeDepot]:
-    found = FakeDepot()
+async def daemon_files() -> AsyncIterator[FakeDaemonFiles]:
+    found = FakeDaemonFiles()
     yield found
     found.close()
 
 
 @pytest.fixture
-async def north(tmp_path: Path, wire: Wire, depot: FakeDepot) -> AsyncIterator[FileSite]:
+async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> AsyncIterator[FileSite]:
     """The execution site."""
-    site = FileSite("north", tmp_path / "north", wire, Depot(depot.url, "north", "s3cret"))
+    site = FileSite("north", tmp_path / "north", wire, DaemonFiles(daemon_files.url, "north", "s3cret"))
     yield site
     await site.stop()
 

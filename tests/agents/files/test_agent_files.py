@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents import agent
-from koalapy.agents.files import rsync
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files import rsync, service
+from koalapy.agents.files.daemon_files import DaemonFiles
 from tests.agents.conftest import FakeDaemon, Site
 from tests.agents.files.conftest import Gate, content_of, needs_rsync
-from tests.agents.files.depots import FakeDepot
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.agents.test_agent import AGENT
 
 T, S = "7.1.0", "7.1.9"
@@ -25,9 +24,9 @@ BIG = random.Random(2).randbytes(6_000_000)
 
 
 @pytest.fixture
-def depot(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDepot]:
-    fake = FakeDepot()
-    monkeypatch.setattr(agent, "Depot", lambda url, cluster, token: Depot(fake.url, cluster, token))
+def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
+    fake = FakeDaemonFiles()
+    monkeypatch.setattr(service, "DaemonFiles", lambda url, cluster, token: DaemonFiles(fake.url, cluster, token))
     yield fake
     fake.close()
 
@@ -75,28 +74,30 @@ async def test_the_daemon_asks_about_replicas(site: Site, daemon: FakeDaemon) ->
     assert (await daemon.ask("north", "dance"))["fault"] == "unknown"
 
 
-async def test_results_come_before_the_end_is_told(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
-    depot.away = True
+async def test_results_come_before_the_end_is_told(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    daemon_files.away = True
     await daemon.stage(S, replica(site, "in.txt", b"input"))
     await daemon.staged(S)
     await daemon.submit(T, stage=S, collect=["*.txt", "sub/**"])
     await daemon.reaches(T, "claimed")
     script = "echo one > a.txt; mkdir sub; echo two > sub/b; ln -s /etc/passwd c.txt; echo no > d.log; exit 3"
     await daemon.open(["sh", "-c", script], T)
-    assert await asyncio.to_thread(depot.answered.wait, 30)
+    assert await asyncio.to_thread(daemon_files.answered.wait, 30)
     await daemon.reaches(T, "delivering")
     assert not [said for said in daemon.said("status", T) if said["state"] == "ended"]
-    depot.away = False
+    daemon_files.away = False
     end = await daemon.reaches(T, "ended")
     assert (end["program_exit"], end["error"]) == (3, "")
-    assert names(depot.results[S]) == {"a.txt": b"one\n", "sub/b": b"two\n"}
-    assert depot.requests[-1] == f"PUT /api/v1/agents/north/results/{S} Bearer s3cret"
+    assert names(daemon_files.results[S]) == {"a.txt": b"one\n", "sub/b": b"two\n"}
+    assert daemon_files.requests[-1] == f"PUT /api/v1/agents/north/results/{S} Bearer s3cret"
 
 
 async def test_results_that_are_refused_are_lost_but_no_failure(
-    depot: FakeDepot, site: Site, daemon: FakeDaemon
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
 ) -> None:
-    depot.refuse = 413, "more than 1 MB"
+    daemon_files.refuse = 413, "more than 1 MB"
     await daemon.stage(S)
     await daemon.staged(S)
     script = "head -c 3000000 /dev/zero > a.bin"
@@ -106,25 +107,31 @@ async def test_results_that_are_refused_are_lost_but_no_failure(
     assert daemon.output[T].decode() == f"koala: {why}\n"
 
 
-async def test_results_come_though_a_node_is_lost(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
+async def test_results_come_though_a_node_is_lost(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
     """The agent cannot know whether the job succeeded all the same, as when a node is lost after ``mpirun`` ended."""
     await daemon.stage(S)
     await daemon.staged(S)
     end = await run(daemon, ["sh", "-c", "echo one > a; kill -9 $PPID; exec sleep 1000"], collect=["*"])
     assert end["infrastructure"]
-    assert names(depot.results[S]) == {"a": b"one\n"}
+    assert names(daemon_files.results[S]) == {"a": b"one\n"}
 
 
-async def test_nothing_is_collected_of_what_never_ran(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
+async def test_nothing_is_collected_of_what_never_ran(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["*"])
     await daemon.reaches(T, "claimed")
     await daemon.command("stop", T, reason="test")
     await daemon.reaches(T, "ended")
-    assert depot.requests == []
+    assert daemon_files.requests == []
 
 
-async def test_a_stage_stays_while_its_program_runs(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
+async def test_a_stage_stays_while_its_program_runs(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
     await daemon.stage(S)
     await daemon.staged(S)
     await daemon.submit(T, stage=S)
@@ -142,19 +149,21 @@ async def test_a_stage_stays_while_its_program_runs(depot: FakeDepot, site: Site
     await daemon.until(lambda: not any(site.settings.stages.iterdir()), poll=0.05)
 
 
-async def test_a_new_agent_collects_what_the_old_one_did_not(depot: FakeDepot, site: Site, daemon: FakeDaemon) -> None:
-    depot.away = True
+async def test_a_new_agent_collects_what_the_old_one_did_not(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    daemon_files.away = True
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["a"])
     await daemon.reaches(T, "claimed")
     await daemon.staged(S)
     await daemon.open(["sh", "-c", "echo one > a"], T)
-    assert await asyncio.to_thread(depot.answered.wait, 30)
+    assert await asyncio.to_thread(daemon_files.answered.wait, 30)
     await site.stop()
-    depot.away = False
+    daemon_files.away = False
     await site.start()
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
-    assert names(depot.results[S]) == {"a": b"one\n"}
+    assert names(daemon_files.results[S]) == {"a": b"one\n"}
 
 
 @needs_rsync

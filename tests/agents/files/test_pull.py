@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.files import exports, rsync
-from koalapy.agents.files.exports import Way
-from koalapy.agents.files.pull import TRIES, Pull
+from koalapy.agents.files.exports import Route
+from koalapy.agents.files.pull import MAX_TRIES, Pull
 from koalapy.agents.files.roots import Roots
 from koalapy.agents.questions import RECONNECT_ALLOWANCE
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -100,7 +100,7 @@ async def test_a_source_that_comes_back_after_the_daemon_has_time_for_that(
         assert "gave up" in (await north.comes_to("failed")).error
         gate.close()
         return
-    await north.until(lambda: wire.asked.count("export") > 3 * (TRIES + 1))
+    await north.until(lambda: wire.asked.count("export") > 3 * (MAX_TRIES + 1))
     south.start()
     await north.comes_to("done")
     found = north.stages.folder(INSTANCE, T) / "input"
@@ -422,9 +422,9 @@ async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_p
 # Who serves
 
 
-async def exported(site: FileSite, path: Path) -> Way:
+async def exported(site: FileSite, path: Path) -> Route:
     size, checksum = content_of(path)
-    return Way.model_validate(await site.exports.export({"path": str(path), "size": size, "checksum": checksum}))
+    return Route.model_validate(await site.exports.export({"path": str(path), "size": size, "checksum": checksum}))
 
 
 @pytest.mark.parametrize("option", ["--copy-links", "--copy-unsafe-links", "--copy-dirlinks"])
@@ -452,7 +452,7 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
 
 
 async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "LOGIN", 0.2)
+    monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.2)
     way = await exported(south, south.make("data"))
     reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
     async with asyncio.timeout(20):
@@ -470,7 +470,7 @@ async def test_who_was_let_in_may_take_as_long_as_it_takes(
         judged.append(real(pid))
         return judged[-1]
 
-    monkeypatch.setattr(exports, "LOGIN", 3.0)
+    monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 3.0)
     monkeypatch.setattr(exports, "_has_begun", judging)
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
@@ -486,7 +486,7 @@ async def test_who_was_let_in_may_take_as_long_as_it_takes(
 
 
 async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "TICKETS", 2)
+    monkeypatch.setattr(exports, "MAX_TICKETS", 2)
     path = south.make("data")
     ways = [await exported(south, path) for _ in range(3)]
     assert list(south.exports._tickets) == [way.module for way in ways[1:]]
@@ -504,7 +504,7 @@ async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
     with monkeypatch.context() as watched:
         watched.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: later.append(arguments))
         await south.exports.unexport({"module": way.module})
-    assert (exports.LOGIN, os.close, folder) in later
+    assert (exports.LOGIN_TIMEOUT, os.close, folder) in later
     os.close(folder)
     writer.close()
 
@@ -534,7 +534,7 @@ async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite, monkeypat
     log.write_text("x" * 100)
     await exported(south, path)
     assert log.exists()
-    monkeypatch.setattr(exports, "LONGEST_LOG", 99)
+    monkeypatch.setattr(exports, "MAX_LOG_SIZE", 99)
     await exported(south, path)
     assert not log.exists()
 
@@ -586,27 +586,27 @@ def fake_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return make
 
 
-WAY = Way(host="127.0.0.1", port=1, module="0", user="koala", password="", kind="folder")
+ROUTE = Route(host="127.0.0.1", port=1, module="0", user="koala", password="", kind="folder")
 
 
 async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], Path]) -> None:
     complain = "i=0; while [ $i -lt 5000 ]; do echo rsync: [sender] opening file number $i; i=$((i+1)); done >&2"
     fake_rsync(f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11")
-    outcome = await rsync.pull(WAY, "x", tmp_path, lambda: False)
+    outcome = await rsync.pull(ROUTE, "x", tmp_path, lambda: False)
     assert outcome.code == 11
-    assert outcome.complaint.startswith("[sender] opening file number ")
-    assert outcome.our_own == "[receiver] write failed: No space left on device (28)"
-    assert len(outcome.errors) <= rsync.LONGEST_COMPLAINT
+    assert outcome.reason.startswith("[sender] opening file number ")
+    assert outcome.local_error == "[receiver] write failed: No space left on device (28)"
+    assert len(outcome.errors) <= rsync.MAX_ERROR_LENGTH
 
 
 async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
     tmp_path: Path, fake_rsync: Callable[[str], Path]
 ) -> None:
     fake_rsync(f"cat > {tmp_path}/heard")
-    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: False)).code == 0
+    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False)).code == 0
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"
     fake_rsync("exec <&-; exit 3")
-    assert (await rsync.pull(WAY, "a b", tmp_path, lambda: False)).code == 3
+    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False)).code == 3
 
 
 async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:
@@ -624,7 +624,7 @@ async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: F
         lambda: None,
     )
     one._looking = old = asyncio.get_running_loop().create_future()
-    looking = asyncio.create_task(one._look_anew())
+    looking = asyncio.create_task(one._measure_now())
     for _ in range(5):
         await asyncio.sleep(0)
     one.there = 3

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from koalapy.agents.component import Component
 from koalapy.agents.files import results
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.patterns import Patterns
 from koalapy.agents.files.results import Collector, write_archive
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.agents.files.depots import FakeDepot
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 
 
 @pytest.mark.parametrize(
@@ -93,32 +93,32 @@ def test_only_regular_files_below_the_folder_are_results(tmp_path: Path) -> None
 
 
 def test_sending_and_what_may_go_wrong() -> None:
-    fake, goes_on = FakeDepot(), threading.Event()
-    depot = Depot(fake.url, "nörth/1", "s3cret")
+    fake, goes_on = FakeDaemonFiles(), threading.Event()
+    daemon_files = DaemonFiles(fake.url, "nörth/1", "s3cret")
     try:
-        depot.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")), goes_on)
+        daemon_files.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")), goes_on)
         assert list(fake.results) == ["7.1.0"]
         assert fake.requests == ["PUT /api/v1/agents/n%C3%B6rth%2F1/results/7.1.0 Bearer s3cret"]
         fake.refuse = (413, "more than 1 GB")
         with pytest.raises(SiteRejected, match="more than 1 GB"):
-            depot.put_results("7.1.0", lambda archive: None, goes_on)
+            daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
         fake.refuse = (503, "later")
         with pytest.raises(SiteUnavailable, match="later"):
-            depot.put_results("7.1.0", lambda archive: None, goes_on)
+            daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
     finally:
         fake.close()
     with pytest.raises(SiteUnavailable):
-        depot.put_results("7.1.0", lambda archive: None, goes_on)
+        daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
     with pytest.raises(SiteUnavailable):
-        depot.fetch("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
+        daemon_files.fetch("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
 
 
 def test_an_agent_that_ends_sends_no_more() -> None:
-    fake, ends = FakeDepot(), threading.Event()
+    fake, ends = FakeDaemonFiles(), threading.Event()
     ends.set()
     try:
         with pytest.raises(SiteUnavailable, match="the agent ends"):
-            Depot(fake.url, "north", "s3cret").put_results("7.1.0", lambda archive: None, ends)
+            DaemonFiles(fake.url, "north", "s3cret").put_results("7.1.0", lambda archive: None, ends)
         assert fake.results == {}
     finally:
         fake.close()
@@ -143,7 +143,7 @@ def test_many_stars_take_no_more_time_than_two() -> None:
 class Collecting:
     """A component that has ended, and a daemon that may be another one's."""
 
-    def __init__(self, path: Path, depot: Depot) -> None:
+    def __init__(self, path: Path, daemon_files: DaemonFiles) -> None:
         (path / "stage").mkdir()
         (path / "stage" / "a").write_text("1")
         (path / "spool").mkdir()
@@ -154,7 +154,7 @@ class Collecting:
         self.looks = 0
         self.looked = asyncio.Event()
         self.over = asyncio.Event()
-        self.collector = Collector(depot, self, lambda _: self.over.set(), self.in_reach)  # type: ignore[arg-type]
+        self.collector = Collector(daemon_files, self, lambda _: self.over.set(), self.in_reach)  # type: ignore[arg-type]
 
     def in_reach(self, instance: str) -> bool:
         self.looks += 1
@@ -178,15 +178,15 @@ class Collecting:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(results, "LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(results, "BUSY", 0.1)
+    monkeypatch.setattr(results, "RETRY_DELAY", 0.01)
+    monkeypatch.setattr(results, "MAX_RETRY_DELAY", 0.05)
+    monkeypatch.setattr(results, "BUSY_TIMEOUT", 0.1)
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> None:
-    fake = FakeDepot()
-    collecting = Collecting(tmp_path, Depot(fake.url, "north", "s3cret"))
+    fake = FakeDaemonFiles()
+    collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     task = asyncio.create_task(collecting.collect())
     try:
         async with asyncio.timeout(30):
@@ -201,7 +201,7 @@ async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("impatient")
 async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: Path) -> None:
-    collecting = Collecting(tmp_path, Depot("http://127.0.0.1:1", "north", "s3cret"))
+    collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.collector.collect(collecting.component)
     async with asyncio.timeout(30):
         await collecting.looked.wait()
@@ -215,7 +215,7 @@ async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: P
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited_for_ever(tmp_path: Path) -> None:
-    collecting = Collecting(tmp_path, Depot("http://127.0.0.1:1", "north", "s3cret"))
+    collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.reached = True
     assert "the daemon cannot be reached" in (await collecting.collect()).error
 
@@ -228,8 +228,8 @@ async def test_an_error_of_ours_does_not_keep_a_job_from_ending(
         raise RuntimeError("broken")
 
     monkeypatch.setattr(results, "write_archive", broken)
-    fake = FakeDepot()
-    collecting = Collecting(tmp_path, Depot(fake.url, "north", "s3cret"))
+    fake = FakeDaemonFiles()
+    collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     collecting.reached = True
     try:
         await collecting.collect()
@@ -243,8 +243,8 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.
         raise PermissionError(13, "Permission denied", "a")
 
     monkeypatch.setattr(results, "write_archive", refusing)
-    fake = FakeDepot()
-    collecting = Collecting(tmp_path, Depot(fake.url, "north", "s3cret"))
+    fake = FakeDaemonFiles()
+    collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     collecting.reached = True
     try:
         assert (await collecting.collect()).error == "its results could not be collected: a: Permission denied"

@@ -16,7 +16,7 @@ from koalapy.agents.files.digest import Content
 from koalapy.agents.files.trees import copy_tree
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
-from tests.agents.files.depots import FakeDepot
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.agents.files.test_stages import archive, keep, member
 
 pytestmark = needs_rsync
@@ -53,7 +53,7 @@ async def test_no_more_is_pulled_at_once_than_is_allowed(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(pull, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(pull, "TRIES", 0)
+    monkeypatch.setattr(pull, "MAX_TRIES", 0)
     await only_one(north)
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
@@ -96,8 +96,8 @@ async def test_who_was_cut_lets_others_pull_while_it_pauses(
     await gate.reached.wait()
     north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
-    monkeypatch.setattr(pull, "FIRST_PAUSE", 3600.0)
-    monkeypatch.setattr(pull, "LONGEST_PAUSE", 3600.0)
+    monkeypatch.setattr(pull, "RETRY_DELAY", 3600.0)
+    monkeypatch.setattr(pull, "MAX_RETRY_DELAY", 3600.0)
     gate.cut()
     await north.comes_to("done", U)
     assert north.stages.statuses(INSTANCE)[0].state == "running"
@@ -282,10 +282,10 @@ async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: Fi
 
 
 async def test_what_is_wrong_with_one_stage_is_no_trouble_of_others(
-    north: FileSite, south: FileSite, depot: FakeDepot, wire: Wire, gate: Gate
+    north: FileSite, south: FileSite, daemon_files: FakeDaemonFiles, wire: Wire, gate: Gate
 ) -> None:
     wanted = south.input(south.make("big", BIG))
-    north.stage(wanted, bundle=keep(depot, archive(member("input"))))
+    north.stage(wanted, bundle=keep(daemon_files, archive(member("input"))))
     await gate.reached.wait()
     folder = north.stage(wanted, token=U)
     await waits(north)

@@ -15,13 +15,13 @@ import pytest
 
 from koalapy.agents.files import stage, stages
 from koalapy.agents.files.bundle import BadBundle, unpack
-from koalapy.agents.files.depot import Depot
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.stage import StageRun
 from koalapy.agents.files.trees import remove_tree
 from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agents.files.conftest import INSTANCE, FileSite, T
-from tests.agents.files.depots import FakeDepot
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.needs import ROOT, needs
 
 
@@ -42,9 +42,9 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return out.getvalue()
 
 
-def keep(depot: FakeDepot, content: bytes) -> StageBundle:
+def keep(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
     ident = hashlib.sha256(content).hexdigest()
-    depot.bundles[ident] = content
+    daemon_files.bundles[ident] = content
     return StageBundle(id=ident, size=len(content))
 
 
@@ -158,10 +158,10 @@ async def test_no_folder_can_be_made(north: FileSite) -> None:
 # The submitter's own files
 
 
-async def test_a_bundle_is_unpacked(north: FileSite, depot: FakeDepot) -> None:
+async def test_a_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     script = member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
     content = archive(member("bin", type=tarfile.DIRTYPE), script, member("./-a b\nü*", b"odd"), member("empty", b""))
-    folder = north.stage(north.input(north.make("data")), bundle=keep(depot, content))
+    folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, content))
     done = await north.comes_to("done")
     assert done.size == done.staged == len(content)
     assert (folder / "bin" / "run.sh").stat().st_mode & 0o7777 == 0o700
@@ -172,15 +172,15 @@ async def test_a_bundle_is_unpacked(north: FileSite, depot: FakeDepot) -> None:
 
 
 async def test_a_bundle_that_is_cut_is_gone_on_with(
-    north: FileSite, depot: FakeDepot, monkeypatch: pytest.MonkeyPatch
+    north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.files.stage.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("koalapy.agents.files.stage.RETRY_DELAY", 0.01)
     content = archive(member("big", os.urandom(3_000_000)))
-    depot.cut_after = 2_000_000
-    north.stage(bundle=keep(depot, content))
+    daemon_files.cut_after = 2_000_000
+    north.stage(bundle=keep(daemon_files, content))
     await north.comes_to("done")
-    assert depot.sent == len(content)
-    first, second = depot.requests
+    assert daemon_files.sent == len(content)
+    first, second = daemon_files.requests
     assert "/api/v1/agents/north/bundles/" in first
     assert first.endswith("Bearer s3cret")
     assert "bytes=2000000-" in second
@@ -193,17 +193,19 @@ async def test_a_bundle_that_the_daemon_has_not(north: FileSite) -> None:
     assert failed.error == "the submitter's own files: the daemon refuses: there is no such bundle"
 
 
-async def test_a_bundle_with_a_wrong_checksum(north: FileSite, depot: FakeDepot) -> None:
-    bundle = keep(depot, archive(member("a")))
-    depot.bundles[bundle.id] = archive(member("b"))
+async def test_a_bundle_with_a_wrong_checksum(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    bundle = keep(daemon_files, archive(member("a")))
+    daemon_files.bundles[bundle.id] = archive(member("b"))
     folder = north.stage(bundle=bundle)
     assert "wrong checksum" in (await north.comes_to("failed")).error
-    assert len(depot.requests) == 2
+    assert len(daemon_files.requests) == 2
     assert os.listdir(folder) == []
 
 
-async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(north: FileSite, depot: FakeDepot) -> None:
-    folder = north.stage(north.input(north.make("data")), bundle=keep(depot, archive(member("input", b"mine"))))
+async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(
+    north: FileSite, daemon_files: FakeDaemonFiles
+) -> None:
+    folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, archive(member("input", b"mine"))))
     assert "something called 'input' as well" in (await north.comes_to("failed")).error
     assert (folder / "input").read_bytes() == b"mine"
 
@@ -282,7 +284,7 @@ async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSi
 
 
 async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
-    north: FileSite, depot: FakeDepot, monkeypatch: pytest.MonkeyPatch
+    north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, done = threading.Event(), []
 
@@ -295,7 +297,7 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
     real = StageRun.remove
     monkeypatch.setattr(stage, "unpack", unpacking)
     monkeypatch.setattr(StageRun, "remove", lambda run: (done.append("removed"), real(run)))
-    north.stage(bundle=keep(depot, archive(member("a"))))
+    north.stage(bundle=keep(daemon_files, archive(member("a"))))
     assert await asyncio.to_thread(entered.wait, 30)
     north.stages.unstage(INSTANCE, T)
     await north.until(lambda: len(done) == 2)
@@ -324,8 +326,8 @@ def test_what_a_program_has_made_read_only_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
 
 
-async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, depot: FakeDepot) -> None:
-    folder = north.stage(bundle=keep(depot, archive(member(os.fsdecode(b"caf\xe9"), b"x"))))
+async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    folder = north.stage(bundle=keep(daemon_files, archive(member(os.fsdecode(b"caf\xe9"), b"x"))))
     await north.comes_to("done")
     assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
 
@@ -348,7 +350,7 @@ async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
         goes_on.wait(30)
         raise SiteRejected("no")
 
-    monkeypatch.setattr(Depot, "fetch", hanging)
+    monkeypatch.setattr(DaemonFiles, "fetch", hanging)
     try:
         for number in range(stages.BUNDLES + 4):
             north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))

@@ -4,7 +4,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class FakeDepot:
+class FakeDaemonFiles:
     """Hands out bundles, and keeps what is put; on request it hangs up early, is away, or refuses."""
 
     def __init__(self) -> None:
@@ -18,14 +18,14 @@ class FakeDepot:
         """Status and words for whoever puts results."""
         self.away = False
         self.answered = threading.Event()
-        depot = self
+        daemon_files = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                depot.get(self)
+                daemon_files.get(self)
 
             def do_PUT(self) -> None:
-                depot.put(self)
+                daemon_files.put(self)
 
             def log_message(self, *_: object) -> None:
                 pass

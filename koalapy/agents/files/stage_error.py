@@ -7,7 +7,7 @@ Fault = Literal["site", "source", "file"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class StageTrouble(Exception):
+class StageError(Exception):
     """It will not go on: ``fault`` says whom to blame, ``source`` and ``file`` which cluster and logical file."""
 
     def __init__(self, message: str, fault: Fault, *, source: str = "", file: str = "") -> None:
@@ -18,7 +18,7 @@ class StageTrouble(Exception):
         self.file = file
 
 
-def of_site(cluster: str, error: OSError) -> StageTrouble:
+def site_error(cluster: str, error: OSError) -> StageError:
     """A file of ours could not be made or written."""
     what = "there is no room left" if error.errno in FULL else "a file cannot be written"
-    return StageTrouble(f"{what} on {cluster}: {error.strerror or error}", "site")
+    return StageError(f"{what} on {cluster}: {error.strerror or error}", "site")

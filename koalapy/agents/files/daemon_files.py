@@ -14,18 +14,18 @@ from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
-PATIENCE = 60.0
+IO_TIMEOUT = 60.0
 """Seconds in which the daemon must take or give the next bytes."""
-PIECE = 1024 * 1024
-LONGEST_COMPLAINT = 2000
+CHUNK_SIZE = 1024 * 1024
+MAX_ERROR_LENGTH = 2000
 
 
-class DepotBusy(SiteUnavailable):
+class DaemonBusy(SiteUnavailable):
     """The daemon answers, but cannot do it now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Depot:
+class DaemonFiles:
     """The daemon's file routes, for one agent.
 
     Everything blocks, and raises ``SiteUnavailable`` when the daemon cannot be reached, ``SiteRejected`` when it
@@ -36,8 +36,8 @@ class Depot:
     cluster: str
     token: str
 
-    def fetch(self, bundle: str, path: Path, stop: threading.Event, came: Callable[[int], None]) -> None:
-        """Bring a bundle into a file, of which the beginning may be there; ``came`` is told how much there is."""
+    def fetch(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
+        """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
         with open(path, "ab") as file:
             there = file.tell()
             headers = {"Range": f"bytes={there}-"} if there else {}
@@ -53,7 +53,7 @@ class Depot:
                 while not stop.is_set() and (data := _read(answer)):
                     file.write(data)
                     there += len(data)
-                    came(there)
+                    progress(there)
                 if answer.length:
                     raise SiteUnavailable("the daemon hung up in the midst of a bundle")
             finally:
@@ -85,10 +85,10 @@ class Depot:
             raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
         body = _Chunks(connection, stop)
         try:
-            with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=PIECE) as archive:
+            with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_SIZE) as archive:
                 write(archive)
             body.end()
-        except _Refused:
+        except _BodyRejected:
             return  # Who refuses what is too large hangs up before its end, and its answer says so.
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -96,8 +96,8 @@ class Depot:
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
             context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=PATIENCE, context=context)
-        return http.client.HTTPConnection(host, port, timeout=PATIENCE)
+            return http.client.HTTPSConnection(host, port, timeout=IO_TIMEOUT, context=context)
+        return http.client.HTTPConnection(host, port, timeout=IO_TIMEOUT)
 
     def _path(self, what: str, ident: str) -> str:
         base = urlsplit(self.url).path.rstrip("/")
@@ -107,7 +107,7 @@ class Depot:
         return {"Authorization": f"Bearer {self.token}", "Connection": "close", **more}
 
 
-class _Refused(Exception):
+class _BodyRejected(Exception):
     """The daemon does not want the rest."""
 
 
@@ -124,14 +124,14 @@ class _Chunks(io.RawIOBase):
         try:
             self._connection.send(b"%x\r\n%b\r\n" % (size, data))
         except OSError as error:
-            raise _Refused from error
+            raise _BodyRejected from error
         return size
 
     def end(self) -> None:
         try:
             self._connection.send(b"0\r\n\r\n")
         except OSError as error:
-            raise _Refused from error
+            raise _BodyRejected from error
 
 
 def _exchange(
@@ -153,7 +153,7 @@ def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
 
 def _read(answer: http.client.HTTPResponse) -> bytes:
     try:
-        return answer.read(PIECE)
+        return answer.read(CHUNK_SIZE)
     except (OSError, http.client.HTTPException) as error:
         raise SiteUnavailable(f"the daemon does not go on: {error}") from error
 
@@ -161,17 +161,17 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 def _check(answer: http.client.HTTPResponse) -> None:
     if answer.status < 300:
         return
-    said = _complaint(answer)
+    text = _error_text(answer)
     if answer.status >= 500 or answer.status in (408, 425, 429):
-        raise DepotBusy(f"the daemon says {said}")
-    raise SiteRejected(f"the daemon refuses: {said}", value=answer.status)
+        raise DaemonBusy(f"the daemon says {text}")
+    raise SiteRejected(f"the daemon refuses: {text}", value=answer.status)
 
 
-def _complaint(answer: http.client.HTTPResponse) -> str:
-    """The words of a problem+json, or at least the status."""
+def _error_text(answer: http.client.HTTPResponse) -> str:
+    """The detail of a problem+json, or at least the status."""
     plain = f"{answer.status} {answer.reason}"
     try:
-        told: Any = json.loads(answer.read(LONGEST_COMPLAINT))
-        return str(told.get("detail") or plain)
+        problem: Any = json.loads(answer.read(MAX_ERROR_LENGTH))
+        return str(problem.get("detail") or plain)
     except (OSError, ValueError, AttributeError, http.client.HTTPException):
         return plain

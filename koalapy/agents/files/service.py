@@ -1,12 +1,11 @@
 """The agent's side of files as a whole: joins its parts."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from koalapy.agents.component import Component
 from koalapy.agents.disk_sync import DiskSync
-from koalapy.agents.files.depot import Depot
-from koalapy.agents.files.exports import Exports, lacking
+from koalapy.agents.files.daemon_files import DaemonFiles
+from koalapy.agents.files.exports import Exports, missing_programs
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.results import Collector
 from koalapy.agents.files.roots import Roots
@@ -14,48 +13,44 @@ from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.settings import AgentSettings
 
 
-class FileDesk:
+class FileService:
     """Answers what is asked of replicas, brings files to components, and collects their results."""
 
     def __init__(
         self,
-        cluster: str,
-        replica_directories: Sequence[Path],
-        stage_directory: Path,
-        exports_directory: Path,
-        address: str,
-        port: int | None,
-        pulls: int,
-        depot: Depot,
+        settings: AgentSettings,
         questions: Questions,
         reporter: Reporter,
         finished: Callable[[Component], object],
         disk_sync: DiskSync,
     ) -> None:
-        """``pulls`` may run at once; ``finished`` is called with components that have nothing more to send."""
+        """``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
-        seals = Seals(exports_directory.with_name("seals.json"))
-        self._replicas = replicas = Replicas(Roots(cluster, replica_directories), seals)
-        self._exports = Exports(replicas, exports_directory, address, port)
+        daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token)
+        roots = Roots(settings.cluster, settings.replica_directories)
+        self._replicas = replicas = Replicas(roots, Seals(settings.directory / "seals.json"))
+        exports = settings.directory / "exports"
+        self._exports = Exports(replicas, exports, settings.transfer_address, settings.transfer_port)
         self.stages = Stages(
-            cluster,
-            stage_directory,
+            settings.cluster,
+            settings.stages,
             replicas,
             questions,
-            depot,
+            daemon_files,
             reporter.publish_stage,
             self._is_in_use,
-            pulls,
+            settings.transfer_limit,
             disk_sync,
         )
-        self.collector = Collector(depot, self.stages, self._collected, self._is_in_reach)
+        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach)
         questions.answer_with("stat", replicas.stat)
         questions.answer_with("export", self._exports.export)
         questions.answer_with("unexport", self._exports.unexport)
         reporter.stages = self.stages.statuses
-        reporter.lacks = lacking
+        reporter.lacks = missing_programs
         reporter.ended = self.ended
 
     def ended(self, component: Component) -> None:
