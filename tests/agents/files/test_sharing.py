@@ -35,7 +35,8 @@ async def gate(wire: Wire) -> AsyncIterator[Gate]:
 async def waits(site: FileSite) -> None:
     """Until somebody waits, for a turn or for somebody else's pull."""
     means = site.stages._means
-    await site.until(lambda: bool(means.turns._waiting) or any(e.free._waiters for e in means.errands._known.values()))
+    tasks = means.shared_tasks._known
+    await site.until(lambda: bool(means.turns._waiting) or any(task.free._waiters for task in tasks.values()))
 
 
 # Turns
