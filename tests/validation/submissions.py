@@ -1,0 +1,50 @@
+"""Submissions, and what they are held against."""
+
+from dataclasses import replace
+
+import pytest
+
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
+from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.placement.registry import builtin
+from koalapy.placement.worst_fit import WorstFit
+from koalapy.validation import submission
+from koalapy.validation.limits import ClusterLimits, Limits
+
+GRID = (ClusterLimits("north", 4), ClusterLimits("south", 3))
+UNKNOWN = (ClusterLimits("north", None), ClusterLimits("south", 3))
+RUN = ("true",)
+
+
+class Another(WorstFit):
+    """One of which nothing is known."""
+
+    name = "another"
+    fits = None  # type: ignore[assignment]
+
+
+POLICIES = builtin()
+POLICIES.register(Another())
+
+
+def check(spec: JobSpec, clusters: tuple[ClusterLimits, ...]) -> None:
+    submission.check(spec, Limits(clusters, POLICIES))
+
+
+def spec(request: Request, command: tuple[str, ...] = RUN, **options: object) -> JobSpec:
+    return replace(JobSpec(request, command), **options)  # type: ignore[arg-type]
+
+
+def one(**component: object) -> NonFixedRequest:
+    return NonFixedRequest((ComponentRequest(**({"size": 1} | component)),))  # type: ignore[arg-type]
+
+
+def split(total: int, *options: tuple[int, ...], least: int = 1, most: int | None = None) -> JobSpec:
+    return spec(FlexibleRequest(total, least, most, options))
+
+
+def refusal(spec: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID) -> UsageError:
+    with pytest.raises(UsageError) as refused:
+        check(spec, clusters)
+    return refused.value

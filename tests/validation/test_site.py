@@ -1,0 +1,108 @@
+"""What jobs need of clusters beside nodes: folders, and one series of Open MPI."""
+
+import pytest
+
+from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.profile import ClusterProfile, Mpi
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.validation.limits import ClusterLimits
+from tests.placement.grids import fixed, nonfixed
+from tests.validation.submissions import GRID, UNKNOWN, check, refusal, spec
+
+MIXED = (
+    ClusterLimits("east", 2, ClusterProfile(scratch="/s", home="/h")),
+    ClusterLimits("north", 4, ClusterProfile(scratch="/s")),
+    ClusterLimits("south", 3, ClusterProfile(mpi=Mpi(4))),
+)
+SERIES_HINT = "name clusters of one series, or use the launcher processes"
+
+
+def folder_hint(folder: str) -> str:
+    return f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
+
+
+WRONG_PLACES = [
+    (
+        spec(fixed((1, "north"), (1, "south"))),
+        "request.components[1].cluster",
+        "south",
+        " is south, but north has Open MPI 5, south 4: a job runs under one series",
+        SERIES_HINT,
+    ),
+    (
+        spec(fixed((1, "north")), workdir="{home}/x"),
+        "workdir",
+        "{home}/x",
+        " needs {home}, but cluster north has no home folder",
+        folder_hint("home"),
+    ),
+    (
+        spec(fixed((1, "north"), (1, "south")), ("a", "{scratch}"), launcher=Launcher.PROCESSES),
+        "command[1]",
+        "{scratch}",
+        " needs {scratch}, but cluster south has no scratch folder",
+        folder_hint("scratch"),
+    ),
+    (
+        spec(FixedRequest((ComponentRequest(1, "south", output="{scratch}"),))),
+        "request.components[0].output",
+        "{scratch}",
+        " needs {scratch}, but cluster south has no scratch folder",
+        folder_hint("scratch"),
+    ),
+    (
+        spec(FlexibleRequest(7)),
+        "request.total_size",
+        7,
+        " fits on the grid, but not on clusters with one series of Open MPI"
+        " (Open MPI 5: north 4, east 2; Open MPI 4: south 3)",
+        "ask for less, or use the launcher processes",
+    ),
+    (
+        spec(nonfixed(4, 3)),
+        "request.components",
+        [4, 3],
+        " fits on the grid, but not on clusters with one series of Open MPI"
+        " (Open MPI 5: north 4, east 2; Open MPI 4: south 3)",
+        "ask for less, or use the launcher processes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "field", "value", "problem", "hint"), WRONG_PLACES)
+def test_refuses_what_no_cluster_can_run(wrong: JobSpec, field: str, value: object, problem: str, hint: str) -> None:
+    error = refusal(wrong, MIXED)
+    assert (error.field, error.value, error.message, error.hint) == (field, value, field + problem, hint)
+
+
+def test_refuses_a_folder_that_no_cluster_has() -> None:
+    for clusters in (GRID, UNKNOWN):
+        error = refusal(spec(nonfixed(1), ("sh", "-c", "cd {scratch}")), clusters)
+        assert (error.field, error.value) == ("command[2]", "cd {scratch}")
+        assert error.message == "command[2] needs {scratch}, and no cluster has a scratch folder"
+
+
+def test_what_does_not_fit_where_the_folders_are_says_so() -> None:
+    error = refusal(spec(FlexibleRequest(7), ("{scratch}",)), MIXED)
+    assert error.field == "request.total_size"
+    assert error.message == (
+        "request.total_size is 7, but the whole grid has 6 nodes (north 4, east 2); cluster south has no scratch folder"
+    )
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        spec(fixed((1, "north"), (1, "south")), launcher=Launcher.PROCESSES),
+        spec(fixed((1, "north"), (1, "east")), ("{scratch}",)),
+        spec(FlexibleRequest(6)),
+        spec(FlexibleRequest(6), ("{scratch}",)),
+        spec(FlexibleRequest(2), ("{home}",)),
+        spec(FlexibleRequest(9), launcher=Launcher.PROCESSES),
+        spec(FlexibleRequest(2), ("${scratch}", "{{home}}", "{cluster}")),
+        spec(nonfixed(4, 2)),
+        spec(nonfixed(3)),
+    ],
+)
+def test_accepts_what_some_clusters_can_run(good: JobSpec) -> None:
+    check(good, MIXED)
