@@ -6,6 +6,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from koalapy.model.bounds import Name, Path, Space
+from koalapy.model.quantities import bytes_text
 
 LOW_FRACTION, MIN_FRACTION = 0.05, 0.01
 """Of a small disk these count instead of the bytes of ``DiskLimits``."""
@@ -25,7 +26,9 @@ class Disk:
     files: Space | None = None
 
     def __str__(self) -> str:
-        left = f"{_rounded(self.free)} left" if self.files is None or self.files > LOW_FILES else "room for few files"
+        left = "room for few files"
+        if self.files is None or self.files > LOW_FILES:
+            left = f"{bytes_text(float(f'{self.free:.2g}'))} left"  # in two digits: it does not change all the time
         return f"the disk of its {self.what} ({self.path}) has {left}"
 
 
@@ -47,11 +50,3 @@ class DiskLimits:
 
 def _below(disk: Disk, size: int, files: int) -> bool:
     return disk.free < size or (disk.files is not None and disk.files < files)
-
-
-def _rounded(size: int) -> str:
-    """In two digits, so that it does not change all the time."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= factor:
-            return f"{float(f'{size / factor:.2g}'):g} {unit}"
-    return f"{size} bytes"

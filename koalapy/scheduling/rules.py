@@ -58,7 +58,7 @@ class Rules:
     max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000
     max_placement_tries: Count | None = None
     claim_grace: Seconds = 10.0
-    """How long a runner may stay queued in its LRM before local users count as having overtaken it."""
+    """How long a runner may stay queued in its LRM before its claim has timed out: local users got the nodes first."""
     barrier_timeout: Seconds = 120.0
     """From placement until every node has reported, and from the open barrier until the program is launched."""
     unreachable_after: Seconds = 5.0

@@ -35,7 +35,7 @@ class LrmJob:
     """Why it ended so; of one that has not, what it waits for."""
     starting: float = 0.0
     """Of one whose nodes are its own and are still made ready, as when they are switched on: the seconds that may take
-    at most. Nobody has overtaken it."""
+    at most. Its claim has not timed out."""
     refused: Fault | None = None
     """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
 

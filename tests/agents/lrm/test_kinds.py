@@ -8,6 +8,7 @@ import pytest
 from koalapy.agents.lrm.kinds import KINDS
 from koalapy.agents.lrm.port import Lrm
 from koalapy.agents.settings import AgentSettings
+from koalapy.model.errors import SiteRejected
 from koalapy.settings import ClusterSection
 
 PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if not name.startswith("_")]
@@ -20,6 +21,13 @@ def test_a_kind_is_made_by_an_agents_settings(kind: str, tmp_path: Path) -> None
     for name in PORT:
         ours, wanted = getattr(type(made), name), getattr(Lrm, name)
         assert inspect.signature(ours).parameters.keys() == inspect.signature(wanted).parameters.keys(), name
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.on_this_host])
+def test_options_that_no_shell_could_split_are_refused_at_the_start(kind: str, tmp_path: Path) -> None:
+    settings = AgentSettings("north", "http://d", "s3cret", tmp_path / "spool", kind=kind, native_specification="-l 'a")
+    with pytest.raises(SiteRejected, match="native_specification"):
+        settings.lrm.make(settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)

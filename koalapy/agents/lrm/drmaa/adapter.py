@@ -32,6 +32,7 @@ class DrmaaLrm:
 
     def __init__(self, settings: SiteSettings, control: DrmaaControl, directory: Path) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
+        split_options(settings.native_specification)  # what no job could be submitted with is refused at the start
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         self._polling = Polling(settings.poll_interval)
         self._table = SubmittedJobs(directory / "drmaa-jobs.json")

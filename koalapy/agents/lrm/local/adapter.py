@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from koalapy.agents.lrm.local.cluster import LocalCluster, raise_error
+from koalapy.agents.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
@@ -18,8 +18,6 @@ _ENDED_RETENTION = 10.0
 """Seconds for which an ended job stays in our snapshots; locald itself remembers the last 10,000."""
 SETTLING_TIME = 2.0
 """Seconds; locald does at once whatever it is sent."""
-REQUEST_TIMEOUT = 30.0
-"""Seconds that locald has to answer."""
 _RETRY_DELAY = 0.5
 """Seconds before a locald that could not be reached is tried again."""
 _MAX_LINE = 64 << 20

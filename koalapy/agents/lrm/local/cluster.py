@@ -17,7 +17,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 _LOCALD = Path(__file__).with_name("locald.py")
 _CANNOT_RUN = 2
 _HELD_BY_ANOTHER = 3
-_REQUEST_TIMEOUT = 30.0
+REQUEST_TIMEOUT = 30.0
 """Seconds that locald has to answer."""
 
 
@@ -179,7 +179,7 @@ class LocalConnection:
 
     def request(self, operation: str, **fields: object) -> dict[str, Any]:
         """Ask and wait for the reply, for so long as one may take. Raises ``SiteError``."""
-        self._socket.settimeout(_REQUEST_TIMEOUT)
+        self._socket.settimeout(REQUEST_TIMEOUT)
         try:
             self.send(operation, **fields)
             return self.receive()
