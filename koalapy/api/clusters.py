@@ -8,7 +8,7 @@ from koalapy.api import fields
 from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.job import FINAL_STATES, Priority
+from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
 from koalapy.ports import ClusterRecord
 from koalapy.service import jobs
 from koalapy.service.jobs import Jobs
@@ -16,7 +16,7 @@ from koalapy.service.jobs import Jobs
 SHORTEST = 0.001
 """Seconds: a shorter span ends where it begins, as far as clocks can tell."""
 Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
-Since = Annotated[float, Query(ge=SHORTEST, le=fields.LONGEST, allow_inf_nan=False, description="seconds until now")]
+Since = Annotated[float, Query(ge=SHORTEST, le=MAX_DURATION, allow_inf_nan=False, description="seconds until now")]
 
 
 class DrainOrder(Input):

@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from koalapy.api.conversion import job_view, timeline_view
-from koalapy.api.jobs import Id
+from koalapy.api.fields import as_json
+from koalapy.api.jobs import Id, TimelineView, job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, StoreUnavailable
@@ -40,8 +40,10 @@ def events_router(service: Jobs) -> APIRouter:
         try:
             async for change in changes:
                 for number, entry in change.timeline:
-                    yield ServerSentEvent(event="timeline", data=timeline_view(entry), id=str(number))
-                yield ServerSentEvent(event="job", data=job_view(change.record))
+                    yield ServerSentEvent(
+                        event="timeline", data=as_json(TimelineView.model_validate(entry)), id=str(number)
+                    )
+                yield ServerSentEvent(event="job", data=as_json(job_view(change.record)))
         except (StoreUnavailable, NotFoundError):
             return  # Who follows a job that is not over comes again, and goes on where this ended; or it is gone.
 

@@ -6,12 +6,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from pydantic import BeforeValidator, Field
 
-from koalapy.api.conversion import job_view, spec_of
-from koalapy.api.fields import Moment, Output
-from koalapy.api.jobs import Id
+from koalapy.api.fields import Moment, Output, as_json
+from koalapy.api.jobs import Id, job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.api.schemas import JobSubmission
+from koalapy.api.submission import JobSubmission
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.placement.registry import DEFAULTS
@@ -24,7 +23,7 @@ def _submission_of(spec: object) -> object:
         return spec
     if spec.policy == DEFAULTS[spec.request.type]:
         spec = replace(spec, policy="")
-    view = job_view(JobRecord(Job(0, spec, 0.0), ""))
+    view = as_json(job_view(JobRecord(Job(0, spec, 0.0), "")))
     submission = JobSubmission.model_validate({name: view[name] for name in JobSubmission.model_fields})
     return submission.model_dump(mode="json", exclude_defaults=True, by_alias=True)
 
@@ -128,6 +127,6 @@ def explain_router(service: Jobs) -> APIRouter:
     )
     async def explain_submission(submission: JobSubmission) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
-        return await service.explain_submission(spec_of(submission))
+        return await service.explain_submission(submission.to_model())
 
     return router

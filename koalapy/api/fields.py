@@ -7,17 +7,20 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-MOST_WORDS = 10_000
-"""Words of a command, or variables of an environment."""
-MOST_ENTRIES = 1000
-"""Inputs of a component, or patterns of files."""
-MOST_JOBS = 1000
-"""Jobs that may be acted on at once."""
+from koalapy.model.field import Bounds, Length
+from koalapy.model.job import MAX_DURATION
+from koalapy.model.request import (
+    MAX_CLUSTER_NAME_LENGTH,
+    MAX_LOGICAL_NAME_LENGTH,
+    MAX_NAME_LENGTH,
+    MAX_OPTIONS,
+    MAX_PATH_LENGTH,
+    MAX_WORDS,
+)
+
 LARGEST_ID = 2**63 - 1
 EXACT = 2**53
 """Whole numbers beyond it are not the same to everybody who reads JSON."""
-MOST_OPTIONS = 100
-"""Options of a policy, or ways to split a request."""
 
 
 def seconds(value: object) -> object:
@@ -41,7 +44,7 @@ def _duration(value: object) -> object:
     return seconds(value)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Names are shown in tables and terminals, where control characters do harm."""
     if not text.isprintable():
         raise PydanticCustomError("one_line", "has characters that cannot be shown")
@@ -53,20 +56,14 @@ Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 command can hold, are refused by it. No field or parameter takes a bare ``str`` (a test proves it)."""
 TEXT = {"type": "string", "pattern": r"^[^\x00]*$"}
 
-LINE = {"format": "one-line"}
-"""A text of characters that can be shown."""
-
-LONGEST = 100 * 365 * 86400
-"""Seconds."""
-
 Seconds = Annotated[
     float,
     BeforeValidator(_duration),
-    Field(le=LONGEST, allow_inf_nan=False),
+    Field(le=MAX_DURATION, allow_inf_nan=False),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST},
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DURATION},
                 {"type": "string", "format": "duration-of-job"},
             ],
             "description": "seconds, or 90m, 1h30m, 1:30:00, 2-12:00:00",
@@ -80,13 +77,22 @@ LARGEST = 2**31 - 1
 """The largest whole number that databases hold in a column of a usual kind."""
 
 
-def _number(least: int, most: int = LARGEST) -> Any:
+def number_within(bounds: Bounds) -> Any:
     """How OpenAPI tells the bounds of a number that are checked with a better message later."""
-    return WithJsonSchema({"type": "integer", "minimum": least, "maximum": most})
+    most = LARGEST if bounds.most is None else bounds.most
+    return WithJsonSchema({"type": "integer", "minimum": bounds.least, "maximum": most})
 
 
-def _fraction(**bounds: float) -> Any:
-    return WithJsonSchema({"type": "number", "maximum": 1, **bounds})
+def fraction_within(bounds: Bounds) -> Any:
+    told = {"minimum": bounds.least, "exclusiveMinimum": bounds.above, "maximum": bounds.most}
+    return WithJsonSchema({"type": "number", **{name: bound for name, bound in told.items() if bound is not None}})
+
+
+def within(length: Length) -> Any:
+    """The bounds of a text, or of what has entries; that there must be some is checked with a better message later."""
+    if length.one_line:
+        return Field(min_length=length.least or None, max_length=length.most, json_schema_extra={"format": "one-line"})
+    return Field(min_length=length.least or None, max_length=length.most)
 
 
 def _whole(value: object) -> object:
@@ -96,16 +102,14 @@ def _whole(value: object) -> object:
 
 Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=LARGEST)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
-Positive = Annotated[Number, _number(1)]
-NotNegative = Annotated[Number, _number(0)]
-ExitCode = Annotated[Number, _number(1, 255)]
+Positive = Annotated[Number, number_within(Bounds(least=1))]
 
-JobId = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-EXACT, le=EXACT), _number(-EXACT, EXACT)]
+JobId = Annotated[
+    int, BeforeValidator(_whole), Field(strict=True, ge=-EXACT, le=EXACT), number_within(Bounds(-EXACT, EXACT))
+]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A number; its bounds are checked with a better message later."""
-Share = Annotated[Fraction, _fraction(minimum=0)]
-Ratio = Annotated[Fraction, _fraction(exclusiveMinimum=0)]
 
 
 def _combined(value: object) -> object:
@@ -128,24 +132,24 @@ CoallocationJson: dict[str, Any] = {
 }
 Coallocation = Annotated[int | None, BeforeValidator(_combined), WithJsonSchema(CoallocationJson)]
 
-Name = Annotated[Text, Field(max_length=200, json_schema_extra=LINE), AfterValidator(_one_line)]
-Reason = Annotated[Text, Field(max_length=1000, json_schema_extra=LINE), AfterValidator(_one_line)]
-FileName = Annotated[Text, Field(max_length=4096)]
-Cluster = Annotated[Text, Field(min_length=1, max_length=100)]
-LogicalName = Annotated[Text, Field(min_length=1, max_length=1000, json_schema_extra=LINE), AfterValidator(_one_line)]
-Pattern = Annotated[Text, Field(max_length=4096, json_schema_extra={"format": "file-pattern"})]
+Name = Annotated[Text, within(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(one_line)]
+Reason = Annotated[Text, within(Length(1000, one_line=True)), AfterValidator(one_line)]
+FileName = Annotated[Text, within(Length(MAX_PATH_LENGTH))]
+Cluster = Annotated[Text, within(Length(MAX_CLUSTER_NAME_LENGTH, least=1))]
+LogicalName = Annotated[Text, within(Length(MAX_LOGICAL_NAME_LENGTH, least=1, one_line=True)), AfterValidator(one_line)]
+Pattern = Annotated[Text, Field(max_length=MAX_PATH_LENGTH, json_schema_extra={"format": "file-pattern"})]
 
 
 def _words(least: int) -> Any:
     first = TEXT | {"minLength": 1}
     return WithJsonSchema(
-        {"type": "array", "minItems": least, "maxItems": MOST_WORDS, "prefixItems": [first], "items": TEXT}
+        {"type": "array", "minItems": least, "maxItems": MAX_WORDS, "prefixItems": [first], "items": TEXT}
     )
 
 
-Command = Annotated[list[Text], Field(max_length=MOST_WORDS), _words(0)]
+Command = Annotated[list[Text], Field(max_length=MAX_WORDS), _words(0)]
 """A program and its arguments."""
-OwnCommand = Annotated[list[Text], Field(max_length=MOST_WORDS), _words(1)]
+OwnCommand = Annotated[list[Text], Field(max_length=MAX_WORDS), _words(1)]
 """That of one component."""
 
 
@@ -156,9 +160,9 @@ def _names(most: int, name: dict[str, str]) -> Any:
     )
 
 
-Environment = Annotated[dict[Text, Text], Field(max_length=MOST_WORDS), _names(MOST_WORDS, {"pattern": r"^[^=\x00]+$"})]
+Environment = Annotated[dict[Text, Text], Field(max_length=MAX_WORDS), _names(MAX_WORDS, {"pattern": r"^[^=\x00]+$"})]
 """Variables of programs; what may be a name is checked with a better message later."""
-Options = Annotated[dict[Text, Text], Field(max_length=MOST_OPTIONS), _names(MOST_OPTIONS, TEXT)]
+Options = Annotated[dict[Text, Text], Field(max_length=MAX_OPTIONS), _names(MAX_OPTIONS, TEXT)]
 
 
 def moment(at: object) -> object:
@@ -182,6 +186,10 @@ class Output(BaseModel):
     """An answer, or a part of one; made of whatever has attributes of these names."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True, validate_by_name=True)
+
+
+def as_json(view: Output) -> Any:
+    return view.model_dump(mode="json", by_alias=True)
 
 
 class Problem(BaseModel):

@@ -6,15 +6,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from koalapy.api import schemas
+from koalapy.api import submission
 from koalapy.model.wording import known_names
 
 REQUESTS: dict[str, type[BaseModel]] = {
-    "fixed": schemas.Fixed,
-    "nonfixed": schemas.NonFixed,
-    "flexible": schemas.Flexible,
+    "fixed": submission.Fixed,
+    "nonfixed": submission.NonFixed,
+    "flexible": submission.Flexible,
 }
-COMPONENTS: dict[str, type[BaseModel]] = {"fixed": schemas.FixedComponent, "nonfixed": schemas.NonFixedComponent}
+COMPONENTS: dict[str, type[BaseModel]] = {"fixed": submission.FixedComponent, "nonfixed": submission.NonFixedComponent}
 KINDS = "fixed, nonfixed or flexible"
 WANTED = {
     "int_type": ("not an integer", "give a whole number"),
@@ -122,11 +122,11 @@ def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
     """Which fields there are where an unknown one was found."""
     tag = str(location[2]) if len(location) > 3 else ""
     if "inputs" in location[:-1]:
-        model = schemas.ComponentInput if tag in COMPONENTS else schemas.JobInput
+        model = submission.ComponentInput if tag in COMPONENTS else submission.JobInput
     elif tag in COMPONENTS and len(location) > 4:
         model = COMPONENTS[tag]
     elif tag in REQUESTS:
         model = REQUESTS[tag]
-    if model is schemas.NonFixedComponent and location[-1] == "cluster":
+    if model is submission.NonFixedComponent and location[-1] == "cluster":
         return "leave it out, or make the request fixed"
     return known_names(str(location[-1]), (field.alias or name for name, field in model.model_fields.items()))

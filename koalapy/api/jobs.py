@@ -2,22 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field
 
-from koalapy.api import fields, schemas
-from koalapy.api.conversion import acted_view, attempt_view, job_view, spec_of, timeline_view
-from koalapy.api.problems import declared
+from koalapy.api import fields
+from koalapy.api.derived import view_model
+from koalapy.api.fields import Input, Moment, Output, Problem, as_json
+from koalapy.api.problems import declared, problem_of
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.job import FINAL_STATES, JobState
+from koalapy.api.submission import JobSubmission
+from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
+from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobFilter
-from koalapy.service.jobs import JobRecord, Jobs
+from koalapy.service.jobs import ActionResult, JobRecord, Jobs
 
 LONGEST_WAIT = 60.0
 LARGEST_PAGE = 1000
+MAX_JOBS = 1000
+"""Jobs that may be acted on at once."""
 
 Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
@@ -32,6 +38,229 @@ Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
 
 
+class Why(Input):
+    """Why somebody acts on a job."""
+
+    reason: fields.Reason = ""
+
+
+class CancelOrder(Why):
+    """Which jobs are to end, and why."""
+
+    jobs: Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
+
+
+JobInputView = view_model("JobInputView", InputFile, "An input of every component.", without={"part"})
+ComponentInputView = view_model(
+    "ComponentInputView",
+    InputFile,
+    "An input of one component; only what was given.",
+    without={"distribution"},
+    only_given=True,
+)
+RequestedComponentView = view_model(
+    "RequestedComponentView",
+    ComponentRequest,
+    "A component as it was asked for; only what was given.",
+    only_given=True,
+    elements={"inputs": ComponentInputView},
+)
+FlexibleView = view_model("FlexibleView", FlexibleRequest, "A flexible request.")
+
+
+class ComponentsView(Output):
+    """A fixed or non-fixed request."""
+
+    type: Literal["fixed", "nonfixed"]
+    components: list[RequestedComponentView]  # type: ignore[valid-type]
+
+
+class _PlacedView(Output):
+    index: int
+    cluster: str
+    size: int
+    hosts: list[str]
+    exit_code: int | None
+    error: str
+
+
+class _StageView(Output):
+    """The files that are brought to a component."""
+
+    sources: list[str]
+    """Where each of its inputs comes from, in their order."""
+    staging_since: Moment | None
+    """When its files were ordered to its cluster; null when none must be brought before it can start."""
+    stage_size: int
+    """Bytes that must be brought, as far as known."""
+    staged: int
+    """Of these, bytes that are there."""
+    staged_at: Moment | None
+
+
+class ComponentView(_StageView, _PlacedView):
+    state: str
+    lrm_job: str | None
+    unknown_since: Moment | None
+
+
+class AttemptComponentView(_StageView, _PlacedView):
+    """A component of an attempt, with its own times.
+
+    ``rank`` is its place in the placement. One whose claim failed is ``superseded`` by another of the same rank.
+    """
+
+    rank: int
+    state: ComponentState
+    infrastructure: bool
+    submitted_at: Moment | None
+    claimed_at: Moment | None
+    ended_at: Moment | None
+    file_site: str | None
+    transfer_time: float
+    superseded: bool
+
+
+class TimelineView(Output):
+    at: Moment
+    event: str
+    state: JobState
+    reason: str
+    generation: int
+    component: int | None
+    cluster: str | None
+
+
+class _Spans(Output):
+    """In seconds, as semantics 12 has them."""
+
+    queue_time: float | None
+    wait_time: float | None
+    startup_overhead: float | None
+    response_time: float | None
+    start_delay: float | None
+    """How much later than first estimated the last attempt was to start."""
+
+
+class _Head(Output):
+    id: int
+    state: JobState
+    reason: str
+    exit_code: int | None
+
+
+_requests: Any = Annotated[ComponentsView | FlexibleView, Field(discriminator="type")]
+_Spec = view_model("JobView", JobSpec, "", elements={"inputs": JobInputView, "request": _requests}, base=_Head)
+
+
+class JobView(_Spans, _Spec):  # type: ignore[misc, valid-type]
+    """A job and where it stands; times are ISO 8601 in UTC, spans are in seconds."""
+
+    submitted_at: Moment
+    placed_at: Moment | None
+    started_at: Moment | None
+    ended_at: Moment | None
+    generation: int
+    restarts: int
+    retry_at: Moment | None
+    """When a queued job whose attempts kept failing is tried again; null while it is in its placement queue."""
+    placement_tries: int
+    claiming_tries: int
+    components: list[ComponentView]
+
+
+class JobWithTimeline(JobView):
+    timeline: list[TimelineView]
+
+
+class JobPage(Output):
+    jobs: list[JobView]
+    next: str | None
+    """Where the next page is; null on the last."""
+
+
+class Timeline(Output):
+    timeline: list[TimelineView]
+
+
+class AttemptView(_Spans):
+    """One try to run a job; spans are measured as those of the job."""
+
+    generation: int
+    placed_at: Moment
+    start_estimate: Moment | None
+    claim_at: Moment | None
+    barrier_at: Moment | None
+    launched_at: Moment | None
+    ended_at: Moment | None
+    end_reason: str
+    exit_code: int | None
+    components: list[AttemptComponentView]
+
+
+class AttemptList(Output):
+    attempts: list[AttemptView]
+    """In order; ``generation`` counts them from 1."""
+
+
+class CancelledJob(Output):
+    """What became of one job: its state now, or what stood against it."""
+
+    job: int
+    state: JobState | None
+    """``cancelled``, or what it is until all its nodes are given back; null where there is a problem."""
+    problem: Problem | None
+
+
+class CancelledJobs(Output):
+    jobs: list[CancelledJob]
+    """Each job once, in the order that they were given in."""
+
+
+def job_view(record: JobRecord) -> JobView:
+    view: JobView = JobView.model_validate(_told_of(record))
+    return view
+
+
+def _told_of(record: JobRecord) -> dict[str, Any]:
+    job, attempt = record.job, record.job.attempt
+    return (
+        _attributes(JobView, job.spec)
+        | _attributes(JobView, job)
+        | {
+            "reason": record.reason,
+            "components": attempt.gang if attempt else (),
+            **_spans(job, job.placed_at, job.started_at, job.ended_at, attempt),
+        }
+    )
+
+
+def attempt_view(job: Job, attempt: Attempt) -> AttemptView:
+    """Its spans are what the job's would be had it been the last."""
+    spans = _spans(job, attempt.placed_at, attempt.barrier_at, attempt.ended_at, attempt)
+    return AttemptView.model_validate(_attributes(AttemptView, attempt) | spans)
+
+
+def _attributes(view: type[Output], value: object) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in view.model_fields if hasattr(value, name)}
+
+
+def _spans(
+    job: Job, placed: float | None, ready: float | None, ended: float | None, attempt: Attempt | None
+) -> dict[str, float | None]:
+    return {
+        "queue_time": _span(job.submitted_at, placed),
+        "wait_time": _span(job.submitted_at, ready),
+        "startup_overhead": _span(placed, ready),
+        "response_time": _span(job.submitted_at, ended),
+        "start_delay": _span(job.first_start_estimate, attempt.start_estimate) if attempt else None,
+    }
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(0.0, end - start), 6)
+
+
 def jobs_router(service: Jobs) -> APIRouter:
     """Submit, look at, and act on jobs."""
     router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
@@ -39,27 +268,21 @@ def jobs_router(service: Jobs) -> APIRouter:
     @router.post(
         "",
         status_code=201,
-        response_model=schemas.JobView,
+        response_model=JobView,
         operation_id="submit_job",
         responses={
-            200: {"model": schemas.JobView, "description": "the first job of this Idempotency-Key"},
+            200: {"model": JobView, "description": "the first job of this Idempotency-Key"},
             201: {"description": "the new job", "headers": LOCATION},
             **declared(400, 401, 409, 413, 422, 429, 503),
         },
     )
-    async def submit(submission: schemas.JobSubmission, idempotency_key: Key = None) -> Response:
+    async def submit(submission: JobSubmission, idempotency_key: Key = None) -> Response:
         """Submit a job. With an Idempotency-Key a repeated submission returns the first job."""
-        record, created = await service.submit(spec_of(submission), idempotency_key)
+        record, created = await service.submit(submission.to_model(), idempotency_key)
         headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
-        return JSONResponse(job_view(record), 201 if created else 200, headers)
+        return JSONResponse(as_json(job_view(record)), 201 if created else 200, headers)
 
-    @router.get(
-        "",
-        response_model=schemas.JobPage,
-        operation_id="list_jobs",
-        response_model_exclude_unset=True,
-        responses=declared(401, 422, 503),
-    )
+    @router.get("", response_model=JobPage, operation_id="list_jobs", responses=declared(401, 422, 503))
     async def page(
         state: States = [],  # noqa: B006
         active: bool = False,
@@ -75,33 +298,26 @@ def jobs_router(service: Jobs) -> APIRouter:
         # One more than asked for tells whether there is another page.
         records = await service.list(replace(which, limit=limit + 1))
         following = _next_page(which, active, state, records[:limit]) if len(records) > limit else None
-        return {"jobs": [job_view(r) for r in records[:limit]], "next": following}
+        return JobPage(jobs=[job_view(record) for record in records[:limit]], next=following)
 
     @router.get(
-        "/{job}",
-        response_model=schemas.JobWithTimeline,
-        operation_id="show_job",
-        response_model_exclude_unset=True,
-        responses=declared(401, 404, 422, 503),
+        "/{job}", response_model=JobWithTimeline, operation_id="show_job", responses=declared(401, 404, 422, 503)
     )
     async def show(job: Id, wait: Wait = 0.0) -> Any:
         """One job with its timeline; with ``wait``, as soon as it is over or the time has passed."""
         record = await (service.wait(job, wait) if wait else service.get(job))
-        return await _with_timeline(service, record)
+        return JobWithTimeline.model_validate(_told_of(record) | {"timeline": await service.timeline(job)})
 
     @router.get(
-        "/{job}/timeline",
-        response_model=schemas.Timeline,
-        operation_id="show_timeline",
-        responses=declared(401, 404, 422, 503),
+        "/{job}/timeline", response_model=Timeline, operation_id="show_timeline", responses=declared(401, 404, 422, 503)
     )
     async def timeline(job: Id) -> Any:
         """Everything that happened to a job, in order."""
-        return {"timeline": [timeline_view(entry) for entry in await service.timeline(job)]}
+        return {"timeline": await service.timeline(job)}
 
     @router.get(
         "/{job}/attempts",
-        response_model=schemas.AttemptList,
+        response_model=AttemptList,
         operation_id="list_attempts",
         responses=declared(401, 404, 422, 503),
     )
@@ -136,56 +352,34 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
     acted = declared(400, 401, 404, 409, 413, 422, 503)
 
     @router.post(
-        "/cancel",
-        response_model=schemas.CancelledJobs,
-        operation_id="cancel_jobs",
-        response_model_exclude_unset=True,
-        responses=declared(400, 401, 413, 422, 503),
+        "/cancel", response_model=CancelledJobs, operation_id="cancel_jobs", responses=declared(400, 401, 413, 422, 503)
     )
-    async def cancel_all(order: schemas.CancelOrder) -> Any:
+    async def cancel_all(order: CancelOrder) -> Any:
         """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
 
         One that is cancelled already is told as such, so that the same request may be sent again.
         """
-        return {"jobs": [acted_view(done) for done in await service.cancel_all(order.jobs, order.reason)]}
+        return {"jobs": [_cancelled(done) for done in await service.cancel_all(order.jobs, order.reason)]}
 
-    @router.post(
-        "/{job}/cancel",
-        response_model=schemas.JobView,
-        operation_id="cancel_job",
-        response_model_exclude_unset=True,
-        responses=acted,
-    )
-    async def cancel(job: Id, why: schemas.Why | None = None) -> Any:
+    @router.post("/{job}/cancel", response_model=JobView, operation_id="cancel_job", responses=acted)
+    async def cancel(job: Id, why: Why | None = None) -> Any:
         """End a job; it is ``cancelled`` when all its nodes are given back."""
         return job_view(await service.cancel(job, why.reason if why else ""))
 
-    @router.post(
-        "/{job}/hold",
-        response_model=schemas.JobView,
-        operation_id="hold_job",
-        response_model_exclude_unset=True,
-        responses=acted,
-    )
-    async def hold(job: Id, why: schemas.Why | None = None) -> Any:
+    @router.post("/{job}/hold", response_model=JobView, operation_id="hold_job", responses=acted)
+    async def hold(job: Id, why: Why | None = None) -> Any:
         """Keep a queued job from being placed."""
         return job_view(await service.hold(job, why.reason if why else ""))
 
-    @router.post(
-        "/{job}/release",
-        response_model=schemas.JobView,
-        operation_id="release_job",
-        response_model_exclude_unset=True,
-        responses=acted,
-    )
+    @router.post("/{job}/release", response_model=JobView, operation_id="release_job", responses=acted)
     async def release(job: Id) -> Any:
         """Let a held job be placed again."""
         return job_view(await service.release(job))
 
 
-async def _with_timeline(service: Jobs, record: JobRecord) -> dict[str, Any]:
-    entries = await service.timeline(record.job.id)
-    return job_view(record) | {"timeline": [timeline_view(entry) for entry in entries]}
+def _cancelled(done: ActionResult) -> dict[str, Any]:
+    state = done.record.job.state if done.record else None
+    return {"job": done.job, "state": state, "problem": problem_of(done.error) if done.error else None}
 
 
 def _next_page(which: JobFilter, active: bool, states: list[JobState], records: Sequence[JobRecord]) -> str:

@@ -9,6 +9,7 @@ from koalapy.model.field import Bounds, Field, Length, Written
 from koalapy.model.request import (
     MAX_ENTRIES,
     MAX_OPTIONS,
+    MAX_PATH_LENGTH,
     Bundle,
     ClusterName,
     Command,
@@ -233,7 +234,7 @@ Ratio = Annotated[float, Bounds(above=0, most=1, way_out="give a fraction above 
 RunTimeShare = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction of the run time from 0 to 1")]
 ProcessCount = Annotated[int, Bounds(least=1, most=MAX_PROCESSES_PER_NODE, beyond="more than any node has processors")]
 ExitCode = Annotated[int, Bounds(least=1, most=255, way_out="give exit codes from 1 to 255")]
-Pattern = Annotated[str, Length(4096), Written("as out/*.csv")]
+Pattern = Annotated[str, Length(MAX_PATH_LENGTH), Written("as out/*.csv")]
 """Of files below a folder."""
 
 

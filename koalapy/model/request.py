@@ -14,13 +14,18 @@ MAX_ENTRIES = 1000
 MAX_OPTIONS = 100
 """Options of a policy, or ways to split a request."""
 MAX_NAME_LENGTH = 200
+MAX_PATH_LENGTH = 4096
+MAX_LOGICAL_NAME_LENGTH = 1000
+MAX_CLUSTER_NAME_LENGTH = 100
 
 Name = Annotated[str, Length(MAX_NAME_LENGTH, one_line=True)]
-FileName = Annotated[str, Length(4096)]
-LogicalName = Annotated[str, Length(1000, least=1, one_line=True)]
-ClusterName = Annotated[str, Length(100, least=1)]
+FileName = Annotated[str, Length(MAX_PATH_LENGTH)]
+LogicalName = Annotated[str, Length(MAX_LOGICAL_NAME_LENGTH, least=1, one_line=True)]
+ClusterName = Annotated[str, Length(MAX_CLUSTER_NAME_LENGTH, least=1)]
 Command = Annotated[tuple[str, ...], Length(MAX_WORDS), Written("the program, then its arguments")]
 """A program and its arguments."""
+OwnCommand = Annotated[tuple[str, ...], Length(MAX_WORDS, least=1), Written("the program, then its arguments")]
+"""Of one component."""
 Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS), Written("variables and their values")]
 """Names and values, sorted by name."""
 NodeCount = Annotated[int, Bounds(least=1, way_out="ask for at least 1 node")]
@@ -73,7 +78,7 @@ class ComponentRequest:
 
     size: NodeCount
     cluster: ClusterName | None = None
-    command: Command | None = None
+    command: OwnCommand | None = None
     environment: Environment = ()
     output: FileName | None = None
     inputs: Inputs = ()

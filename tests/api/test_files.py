@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.api.schemas import JobSubmission
+from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import SiteRejected
 from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of, pieces

@@ -8,7 +8,8 @@ from typing import Any
 import httpx2
 import pydantic
 
-from koalapy.api import advisor, clusters, explain, fields, files, health, network, schemas
+from koalapy.api import advisor, clusters, explain, fields, files, health, jobs, network
+from koalapy.api.submission import JobSubmission
 from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites, sha
@@ -39,7 +40,7 @@ class Declared:
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
         if kind not in ("text/plain", "text/event-stream", "application/x-tar"):
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
-            modules = (schemas, fields, files, health, clusters, explain, network, advisor)
+            modules = (jobs, fields, files, clusters, explain, network, advisor, health)
             model: type[pydantic.BaseModel] = next(getattr(m, name) for m in modules if hasattr(m, name))
             model.model_validate_json(answer.content, strict=True)
 
@@ -210,7 +211,7 @@ async def test_a_shown_job_can_be_submitted_again(open_api: Open, body: Json) ->
     api = await open_api()
     job = (await api.post("/api/v1/jobs", json=body | {"walltime": "1h30m", "environment": {"A": "b"}})).json()
     assert job["walltime"] == 5400
-    again = {name: job[name] for name in schemas.JobSubmission.model_fields}
+    again = {name: job[name] for name in JobSubmission.model_fields}
     second = (await api.post("/api/v1/jobs", json=again)).json()
     assert {name: second[name] for name in again} == again
 

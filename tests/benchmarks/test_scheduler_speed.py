@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.api.conversion import spec_of
-from koalapy.api.schemas import JobSubmission
+from koalapy.api.submission import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.placement.registry import builtin
@@ -72,7 +71,7 @@ def specs(jobs: int, number: int) -> Iterator[JobSpec]:
             "owner": f"user-{n % 30}",
             "priority": "low" if n // number % 10 else "high",
         }
-        yield spec_of(JobSubmission.model_validate_json(json.dumps(told)))
+        yield JobSubmission.model_validate_json(json.dumps(told)).to_model()
 
 
 def report(cluster: str, idle: int) -> Reported:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.api.conversion import spec_of
-from koalapy.api.schemas import JobSubmission
+from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import UsageError
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
@@ -43,7 +42,7 @@ def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed:
     assert len(made.jobs) == recipe.jobs
     limits = Limits([ClusterLimits(name, nodes) for name, nodes in GRID.clusters.items()], POLICIES)
     for arrival in made.jobs:
-        check(spec_of(JobSubmission.model_validate(arrival.job)), limits)
+        check(JobSubmission.model_validate(arrival.job).to_model(), limits)
         assert 1 <= nodes_of(arrival.job) <= GRID.total
     assert [a.at for a in made.jobs] == sorted(a.at for a in made.jobs)
 

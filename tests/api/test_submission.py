@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from koalapy.api.conversion import attempt_view, job_view, spec_of
-from koalapy.api.fields import seconds
-from koalapy.api.schemas import JobSubmission
+from koalapy.api.fields import as_json, seconds
+from koalapy.api.jobs import attempt_view, job_view
+from koalapy.api.submission import JobSubmission
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.service.jobs import JobRecord
@@ -71,10 +71,10 @@ def _acceptable_component(component: ComponentRequest, is_fixed: bool) -> Compon
 
 @given(specs.map(_acceptable))
 def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
-    shown = json.loads(json.dumps(job_view(JobRecord(Job(1, spec, 0.0), ""))))
+    shown = json.loads(json.dumps(as_json(job_view(JobRecord(Job(1, spec, 0.0), "")))))
     assert shown["coallocation"] == {None: "allowed", 1: "never"}.get(spec.coallocation, spec.coallocation)
     submission = {name: shown[name] for name in JobSubmission.model_fields}
-    assert spec_of(JobSubmission.model_validate(submission)) == spec
+    assert JobSubmission.model_validate(submission).to_model() == spec
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_queue_time_and_start_up_make_the_wait() -> None:
     job = Job(1, JobSpec(FlexibleRequest(1), ("true",)), 10.0, JobState.SUCCEEDED, generation=1, attempt=attempt)
     job = replace(job, placed_at=13.0, started_at=17.0, ended_at=31.0)
     for view in (job_view(JobRecord(job, "")), attempt_view(job, attempt)):
-        assert (view["queue_time"], view["startup_overhead"], view["wait_time"]) == (3.0, 4.0, 7.0)
+        assert (view.queue_time, view.startup_overhead, view.wait_time) == (3.0, 4.0, 7.0)

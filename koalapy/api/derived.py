@@ -1,0 +1,172 @@
+"""Bodies and views made of the model's dataclasses: what the model says of a field is said nowhere else."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass
+from types import GenericAlias
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
+
+from koalapy.api import fields
+from koalapy.api.fields import Input, Output
+from koalapy.model.field import Bounds, Described, Length, described, split
+from koalapy.model.job import Coallocation, Duration, Pattern, PolicyOptions
+from koalapy.model.request import Bundle, Command, Environment, OwnCommand
+
+NO_ELEMENTS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a type that users write in a form of its own comes in and is shown, and what is read of it."""
+
+    body: Any
+    view: Any = None
+    read: Callable[[Any], Any] = tuple
+    says_none: bool = False
+    """Whether None has a form of its own."""
+
+
+class Body(Input):
+    """What users say of a dataclass of the model's."""
+
+    kind: ClassVar[Any]
+
+    def to_model(self) -> Any:
+        """The dataclass; its sense is not checked here."""
+        known = described(self.kind)
+        return self.kind(**{name: value_of(known[name].type, getattr(self, name)) for name in type(self).model_fields})
+
+
+def _pairs(values: dict[str, str]) -> Environment:
+    return tuple(sorted(values.items()))
+
+
+_shown_pairs = Annotated[dict[str, str], BeforeValidator(dict)]
+FORMS = {
+    Command: Form(fields.Command),
+    OwnCommand: Form(fields.OwnCommand),
+    Environment: Form(fields.Environment, _shown_pairs, _pairs),
+    PolicyOptions: Form(fields.Options, _shown_pairs, _pairs),
+    Coallocation: Form(
+        fields.Coallocation,
+        Annotated[
+            Literal["allowed", "never"] | int,
+            BeforeValidator(lambda most: {None: "allowed", 1: "never"}.get(most, most)),
+        ],
+        lambda most: most,
+        says_none=True,
+    ),
+    Duration: Form(fields.Seconds, None, float),
+    Pattern: Form(fields.Pattern, None, str),
+    Bundle: Form(
+        fields.Name,
+        Annotated[str, BeforeValidator(lambda bundle: bundle.id if isinstance(bundle, Bundle) else bundle)],
+        lambda ident: Bundle(ident, 0, 0),
+    ),
+}
+
+
+def body_model(
+    name: str,
+    kind: Any,
+    about: str,
+    *,
+    without: Collection[str] = (),
+    needs: Collection[str] = (),
+    elements: Mapping[str, Any] = NO_ELEMENTS,
+) -> type[Body]:
+    """What users say of a dataclass. ``needs``: what has no default here; ``elements``: in lists, or for a union."""
+    parts: dict[str, Any] = {}
+    for each in described(kind).values():
+        if each.field.given and each.name not in without:
+            default = ... if each.name in needs or each.default is MISSING else _plain_default(each)
+            alias = each.json if each.json != each.name else None
+            of = _body_type(each.type, elements.get(each.name))
+            parts[each.name] = (of if default is ... else _or_none(each, of), Field(default, alias=alias))
+    made = create_model(name, __base__=Body, __doc__=about, **parts)
+    made.kind = kind
+    return made
+
+
+def view_model(
+    name: str,
+    kind: Any,
+    about: str,
+    *,
+    without: Collection[str] = (),
+    only_given: bool = False,
+    elements: Mapping[str, Any] = NO_ELEMENTS,
+    base: type[Output] = Output,
+) -> type[Output]:
+    """What is shown of what users said. ``only_given``: nothing that is empty."""
+    parts: dict[str, Any] = {}
+    for each in described(kind).values():
+        if each.field.given and each.name not in without:
+            of = _view_type(each.type, elements.get(each.name))
+            alias = each.json if each.json != each.name else None
+            if only_given and each.default is not MISSING:
+                parts[each.name] = (of | None, Field(None, alias=alias, exclude_if=_is_default(each)))
+            else:
+                parts[each.name] = (_or_none(each, of), Field(..., alias=alias))
+    return create_model(name, __base__=base, __doc__=about, **parts)
+
+
+def value_of(kind: Any, given: Any) -> Any:
+    """What a part of a body is in the model."""
+    if given is None or isinstance(given, Body):
+        return given and given.to_model()
+    if kind in FORMS:
+        return FORMS[kind].read(given)
+    base, _ = split(kind)
+    if get_origin(base) is tuple:
+        return tuple(value_of(get_args(base)[0], each) for each in given)
+    return given
+
+
+def _plain_default(each: Described) -> Any:
+    """As JSON has it."""
+    if each.default != ():
+        return each.default
+    return {} if each.type in (Environment, PolicyOptions) else []
+
+
+def _is_default(each: Described) -> Callable[[Any], bool]:
+    default = _plain_default(each)
+    return lambda value: value is None or value == default
+
+
+def _or_none(each: Described, kind: Any) -> Any:
+    says_none = each.type in FORMS and FORMS[each.type].says_none
+    return kind | None if each.is_optional and not says_none else kind
+
+
+def _body_type(kind: Any, element: Any | None = None) -> Any:
+    if kind in FORMS:
+        return FORMS[kind].body
+    base, marks = split(kind)
+    bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds())
+    length = next((mark for mark in marks if isinstance(mark, Length)), None)
+    if get_origin(base) is tuple and length:
+        entries: Any = GenericAlias(list, (element or _body_type(get_args(base)[0]),))
+        least: Any = {"minItems": length.least} if length.least else None
+        return Annotated[entries, Field(max_length=length.most, json_schema_extra=least)]
+    if element is not None:
+        return element
+    if base is int:
+        return Annotated[fields.Number, fields.number_within(bounds)]
+    if base is float:
+        return Annotated[fields.Fraction, fields.fraction_within(bounds)]
+    if base is str and length:
+        text = Annotated[fields.Text, fields.within(length)]
+        return Annotated[text, AfterValidator(fields.one_line)] if length.one_line else text
+    return base
+
+
+def _view_type(kind: Any, element: Any | None = None) -> Any:
+    if kind in FORMS and FORMS[kind].view:
+        return FORMS[kind].view
+    base, _ = split(kind)
+    if get_origin(base) is tuple:
+        return GenericAlias(list, (element or _view_type(get_args(base)[0]),))
+    return element or base
