@@ -57,9 +57,9 @@ class Capabilities:
     """Whether it wants the requests of other waiting jobs in ``GridView.waiting``."""
     learns: bool = False
     """Whether it wants to be ``informed`` of a job's application and of the releases of nodes."""
-    fits: Callable[[Sequence[int], Sequence[int]], bool] | None = None
-    """Whether it would place components of given sizes on clusters with so many idle nodes: a non-fixed request that
-    would not fit on the empty grid is refused at submission. None where that cannot be told of the counts alone."""
+    fits_empty_grid: Callable[[Sequence[int], Sequence[int]], bool] | None = None
+    """Whether it would place components of given sizes on clusters with so many nodes, all idle: else a non-fixed
+    request is refused at submission. None where that cannot be told of the counts alone."""
 
     @classmethod
     def of(cls, policy: Policy) -> "Capabilities":

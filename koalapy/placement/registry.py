@@ -67,10 +67,10 @@ class Registry:
         """What the policy of that name declares; of one that there is not, what one that declares nothing has."""
         return self._capabilities.get(name, UNDECLARED)
 
-    def fits(self, name: str, sizes: Sequence[int], idle: Sequence[int]) -> bool:
-        """Whether the policy may place components of these sizes on clusters with so many idle nodes; if in doubt."""
-        fits = self.capabilities(name).fits
-        return fits is None or _call(name, "request", lambda: fits(sizes, idle))
+    def fits_empty_grid(self, name: str, sizes: Sequence[int], totals: Sequence[int]) -> bool:
+        """Whether components of these sizes may fit on clusters of so many nodes; if in doubt, they do."""
+        fits = self.capabilities(name).fits_empty_grid
+        return fits is None or _call(name, "request", lambda: fits(sizes, totals))
 
     def get(self, name: str) -> Policy:
         """The policy of that name; ``UsageError`` with the nearest name when there is none."""

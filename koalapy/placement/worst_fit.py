@@ -36,7 +36,7 @@ class WorstFit:
 
     name = "worst-fit"
     serves: frozenset[RequestType] = frozenset({"nonfixed"})
-    fits = staticmethod(fits_by_worst_fit)
+    fits_empty_grid = staticmethod(fits_by_worst_fit)
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         sizes = self._sizes(request)

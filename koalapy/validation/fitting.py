@@ -60,7 +60,7 @@ def check_on(totals: Totals, request: Request, policy: str, policies: Registry) 
         return
     _check_components(request, known)
     sizes, name = [component.size for component in request.components], policy or DEFAULTS[request.type]
-    if not policies.fits(name, sizes, list(known.values())):
+    if not policies.fits_empty_grid(name, sizes, list(known.values())):
         shown = listed([str(size) for size in sizes], separator="+")
         problem = f"of {shown} nodes never fit together by {name}, even on the empty grid ({sizes_text(known)})"
         reject("request.components", sizes, problem, "use smaller components, or make the request flexible")

@@ -89,7 +89,7 @@ class Together(Alphabetical):
     combines_clusters = False
     keeps_together = True
 
-    def fits(self, sizes: Sequence[int], idle: Sequence[int]) -> bool:
+    def fits_empty_grid(self, sizes: Sequence[int], idle: Sequence[int]) -> bool:
         return sum(sizes) <= min(idle) if 0 not in sizes else 1 // 0 == 1
 
 
@@ -100,11 +100,11 @@ def test_a_policy_has_the_capabilities_that_it_declares_and_no_others() -> None:
     assert registry.capabilities("alphabetical") == registry.capabilities("unknown") == Capabilities()
     declared = registry.capabilities("together")
     assert (declared.combines_clusters, declared.keeps_together, declared.learns) == (False, True, False)
-    assert registry.fits("alphabetical", [9], [1]), "nothing is known of it"
-    assert registry.fits("together", [1, 2], [3, 4])
-    assert not registry.fits("together", [1, 3], [3, 4])
+    assert registry.fits_empty_grid("alphabetical", [9], [1]), "nothing is known of it"
+    assert registry.fits_empty_grid("together", [1, 2], [3, 4])
+    assert not registry.fits_empty_grid("together", [1, 3], [3, 4])
     with pytest.raises(UsageError, match="policy together is broken: it raised ZeroDivisionError"):
-        registry.fits("together", [0], [1])
+        registry.fits_empty_grid("together", [0], [1])
 
 
 class Weighted(Alphabetical):

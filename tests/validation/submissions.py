@@ -21,7 +21,7 @@ class Another(WorstFit):
     """One of which nothing is known."""
 
     name = "another"
-    fits = None  # type: ignore[assignment]
+    fits_empty_grid = None  # type: ignore[assignment]
 
 
 POLICIES = builtin()

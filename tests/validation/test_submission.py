@@ -222,7 +222,7 @@ class Alone(Another):
 
     name = "alone"
     combines_clusters = False
-    fits = staticmethod(lambda sizes, idle: len(sizes) < 3)  # type: ignore[assignment]
+    fits_empty_grid = staticmethod(lambda sizes, idle: len(sizes) < 3)  # type: ignore[assignment]
 
 
 def test_what_a_policy_of_another_package_declares_counts_as_that_of_one_that_ships() -> None:
