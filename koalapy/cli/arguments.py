@@ -148,7 +148,7 @@ class Commands(_Refusing, click.Group):
             name,
             invoke_without_command=True,
             help=group.help,
-            short_help=group.help,
+            short_help=group.help.split("\n\n")[0],
             epilog=group.epilog,
             context_settings=CONTEXT,
             params=[*own.params] if own else [],

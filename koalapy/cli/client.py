@@ -8,18 +8,18 @@ from typing import IO, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
-from koalapy.cli.http import BROKEN, PORTS, Answer, Connection
+from koalapy.cli.http import CONNECTION_ERRORS, PORTS, Answer, Connection
 from koalapy.credentials import Found, address_of, find_token
 from koalapy.model.wording import is_utf8
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
-LARGEST_PAGE = 1000
+MAX_PAGE_SIZE = 1000
 LONG_POLL = 20.0
 """Seconds for which the daemon is asked to hold a question."""
-ANSWER_WITHIN = LONG_POLL + 20
+ANSWER_TIMEOUT = LONG_POLL + 20
 """Seconds."""
-PATIENCE = 60.0
+ABSENCE_TIMEOUT = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
 LOOPBACK = ("localhost", "127.", "::1")
 LOCALHOST = ("127.0.0.1", "::1")
@@ -30,9 +30,9 @@ class Absence:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._told = False
+        self._reported = False
 
-    def bear(self, error: CliError, *, answered: bool) -> None:
+    def tolerate(self, error: CliError, *, answered: bool) -> None:
         """Go on; raises ``error`` when nothing may be hoped for: ``answered`` says whether the daemon ever did.
 
         One that answers 503 is there and tries for itself, however long that takes.
@@ -42,15 +42,15 @@ class Absence:
             raise error
         if error.code is Exit.UNREACHABLE:
             self._since = self._since or now
-            if not answered or now - self._since > PATIENCE:
+            if not answered or now - self._since > ABSENCE_TIMEOUT:
                 raise error
-        if not self._told:
+        if not self._reported:
             print(f"koala: {printable(error.message)}; still waiting", file=sys.stderr)
-            self._told = True
+            self._reported = True
 
     def over(self) -> None:
         """It has answered."""
-        self._since, self._told = None, False
+        self._since, self._reported = None, False
 
 
 class Client:
@@ -90,7 +90,7 @@ class Client:
         self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
     ) -> Json:
         """A ``patient`` one waits for the answer however long it takes."""
-        return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_WITHIN)
+        return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT)
 
     def delete(self, path: str, **query: Any) -> Json:
         return self._json("DELETE", path, query={k: v for k, v in query.items() if v is not None})
@@ -108,8 +108,8 @@ class Client:
 
     def cancel(self, jobs: list[int], reason: str) -> Iterator[Json]:
         """What becomes of each, some at a time."""
-        for start in range(0, len(jobs), LARGEST_PAGE):
-            order = {"jobs": jobs[start : start + LARGEST_PAGE], "reason": reason}
+        for start in range(0, len(jobs), MAX_PAGE_SIZE):
+            order = {"jobs": jobs[start : start + MAX_PAGE_SIZE], "reason": reason}
             yield from self.post("/api/v1/jobs/cancel", order)["jobs"]
 
     def wait(self, job: int, deadline: float | None) -> Json:
@@ -133,7 +133,7 @@ class Client:
                 if state in FINAL:
                     return found
             except CliError as error:
-                absence.bear(error, answered=self._answered)
+                absence.tolerate(error, answered=self._answered)
                 left = LONG_POLL if deadline is None else max(0.0, deadline - asked)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
@@ -156,7 +156,7 @@ class Client:
         """The newest jobs, page by page, and whether there are more."""
         found: list[Json] = []
         while True:
-            page = self.get("/api/v1/jobs", limit=min(limit - len(found), LARGEST_PAGE), **query)
+            page = self.get("/api/v1/jobs", limit=min(limit - len(found), MAX_PAGE_SIZE), **query)
             found += page["jobs"]
             if page["next"] is None or len(found) >= limit:
                 return found, page["next"] is not None
@@ -204,16 +204,16 @@ class Client:
                     raise self._refusal(Answer(status, told, b"".join(pieces)))
                 began = self._answered = True
                 yield from pieces
-        except BROKEN as error:
+        except CONNECTION_ERRORS as error:
             if began:
                 said = f"the daemon at {self.url} broke off ({error})"
                 raise CliError(said, Exit.UNREACHABLE, "try again") from error
             raise self._unreachable(error) from error
 
-    def _json(self, method: str, path: str, timeout: float | None = ANSWER_WITHIN, **more: Any) -> Json:
+    def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT, **more: Any) -> Json:
         try:
-            answer = self.http.ask(method, path, timeout=timeout, **more)
-        except BROKEN as error:
+            answer = self.http.request(method, path, timeout=timeout, **more)
+        except CONNECTION_ERRORS as error:
             raise self._unreachable(error) from error
         except UnicodeEncodeError as error:
             raise _no_unicode(error, more) from error

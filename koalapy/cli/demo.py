@@ -18,9 +18,9 @@ from koalapy.cli.errors import CliError, Exit
 
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
-PATIENCE = 120.0
+STEP_TIMEOUT = 120.0
 """Seconds for anything that should take a few."""
-GRACE = 30.0
+END_TIMEOUT = 30.0
 """Seconds in which everything ends that was told to."""
 
 T = TypeVar("T")
@@ -46,20 +46,20 @@ def run_demo(keep: bool) -> int:
             kept = keep
     finally:
         if not kept:
-            _prove_nothing_is_left(directory)
+            _check_nothing_is_left(directory)
             shutil.rmtree(directory, ignore_errors=True)
-    _say("")
-    _say("The program's own check passed." if passed else "The program's own check did not pass.")
+    _print("")
+    _print("The program's own check passed." if passed else "The program's own check did not pass.")
     return Exit.OK if passed else Exit.FAILED
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)
 
 
 def _heading(text: str) -> None:
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
-    _say(f"\n{bold}{text}{plain}")
+    _print(f"\n{bold}{text}{plain}")
 
 
 def _interrupt(*_: object) -> None:
@@ -85,13 +85,15 @@ def _daemon(directory: Path, keep: bool) -> Iterator[str]:
         assert daemon.stdout is not None
         words = daemon.stdout.readline().split()
         if words[:2] != ["koala", "serves"]:
-            told = (directory / "daemon.log").read_text().strip().splitlines()
-            raise CliError(f"the daemon did not start: {told[-1] if told else 'it said nothing'}", Exit.FAILED)
-        _say(f"A daemon serves {words[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
+            log_lines = (directory / "daemon.log").read_text().strip().splitlines()
+            raise CliError(
+                f"the daemon did not start: {log_lines[-1] if log_lines else 'it said nothing'}", Exit.FAILED
+            )
+        _print(f"A daemon serves {words[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
         yield words[2]
         finished = True
         if keep:
-            _say(f"\nThe daemon goes on: export KOALA_URL={words[2]}\nEnd it with: kill {daemon.pid}")
+            _print(f"\nThe daemon goes on: export KOALA_URL={words[2]}\nEnd it with: kill {daemon.pid}")
     finally:
         if not (keep and finished):
             _end(daemon, directory)
@@ -101,7 +103,7 @@ def _daemon(directory: Path, keep: bool) -> Iterator[str]:
 def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
     daemon.terminate()
     try:
-        daemon.wait(GRACE)
+        daemon.wait(END_TIMEOUT)
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()
@@ -111,11 +113,11 @@ def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
                 os.kill(pid, signal.SIGTERM)
 
 
-def _until(look: Callable[[], T | None], what: str) -> T:
-    end = time.monotonic() + PATIENCE
+def _poll(look: Callable[[], T | None], what: str) -> T:
+    end = time.monotonic() + STEP_TIMEOUT
     while (found := look()) is None:
         if time.monotonic() > end:
-            raise CliError(f"waited {PATIENCE:g} s in vain for {what}", Exit.TIMEOUT)
+            raise CliError(f"waited {STEP_TIMEOUT:g} s in vain for {what}", Exit.TIMEOUT)
         time.sleep(0.05)
     return found
 
@@ -125,9 +127,9 @@ def _show_grid(client: Client) -> None:
         found: list[Json] = client.get("/api/v1/clusters")["clusters"]
         return found if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in found) else None
 
-    clusters = _until(ready, "idle clusters")
+    clusters = _poll(ready, "idle clusters")
     _heading("Two clusters, each with its own resource manager:")
-    _say(tables.clusters(clusters))
+    _print(tables.clusters(clusters))
 
 
 def _run(client: Client) -> Json:
@@ -139,7 +141,7 @@ def _run(client: Client) -> Json:
         "launcher": "openmpi",
     }
     _heading(f"One job of {NODES} nodes, more than either cluster has:")
-    _say(f"$ koala submit --flexible {NODES} -- {' '.join(PROGRAM)}")
+    _print(f"$ koala submit --flexible {NODES} -- {' '.join(PROGRAM)}")
     job = client.submit(body, f"demo-{os.getpid()}-{time.monotonic_ns()}")
     shown = 0
 
@@ -148,13 +150,13 @@ def _run(client: Client) -> Json:
         now = client.get(f"/api/v1/jobs/{job['id']}")
         for entry in now["timeline"][shown:]:
             at = tables.seconds_since(now["submitted_at"], entry["at"])
-            _say(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
+            _print(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
         shown = len(now["timeline"])
         if now["restarts"] > 1:
             raise CliError(f"the job failed again and again: {now['reason']}", Exit.FAILED)
         return now if now["state"] in FINAL else None
 
-    return _until(over, "the job to be over")
+    return _poll(over, "the job to be over")
 
 
 def _is_passed_check(line: str) -> bool:
@@ -164,22 +166,24 @@ def _is_passed_check(line: str) -> bool:
 def _show_result(job: Json, attempts: list[Json], output: str) -> None:
     lines = output.splitlines()
     _heading("What the program printed:")
-    _say("\n".join(line for line in lines if not line.startswith("rank ")))
+    _print("\n".join(line for line in lines if not line.startswith("rank ")))
     _heading("Which rank ran where:")
-    _say("\n".join(line for line in lines if line.startswith("rank ")))
+    _print("\n".join(line for line in lines if line.startswith("rank ")))
     _heading("The job and its timeline:")
-    _say(tables.job_page(job, attempts))
+    _print(tables.job_page(job, attempts))
 
 
-def _prove_nothing_is_left(directory: Path) -> None:
+def _check_nothing_is_left(directory: Path) -> None:
     """Look at the process table until nothing of the demo is there."""
-    end = time.monotonic() + GRACE
+    end = time.monotonic() + END_TIMEOUT
     while left := _processes_of(directory):
         if time.monotonic() > end:
             pids = ", ".join(str(pid) for pid in left)
-            raise CliError(f"still there after {GRACE:g} s: processes {pids}", Exit.FAILED, f"they use {directory}")
+            raise CliError(
+                f"still there after {END_TIMEOUT:g} s: processes {pids}", Exit.FAILED, f"they use {directory}"
+            )
         time.sleep(0.05)
-    _say("\nNothing is left running.")
+    _print("\nNothing is left running.")
 
 
 def _processes_of(directory: Path) -> list[int]:

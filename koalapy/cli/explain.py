@@ -11,7 +11,7 @@ from koalapy.cli.submission import in_terms_of_options
 from koalapy.cli.tables import table
 
 Json = dict[str, Any]
-HISTORY = 10
+MAX_HISTORY_LINES = 10
 """Lines of the history that are shown; ``--json`` has more."""
 
 
@@ -121,5 +121,8 @@ def _way_out(change: Json, job: int | None) -> str:
 
 
 def _history(reasons: list[Json]) -> str:
-    rows = [[reason["at"][:19].replace("T", " "), reason["event"], reason["reason"]] for reason in reasons[-HISTORY:]]
+    rows = [
+        [reason["at"][:19].replace("T", " "), reason["event"], reason["reason"]]
+        for reason in reasons[-MAX_HISTORY_LINES:]
+    ]
     return table(["TIME (UTC)", "EVENT", "WHY"], rows)

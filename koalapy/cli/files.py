@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from koalapy.cli import unpacking
 from koalapy.cli.arguments import Argument, Group, Option
-from koalapy.cli.client import FINAL, LARGEST_PAGE, Client
+from koalapy.cli.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
 from koalapy.cli.tables import table
@@ -48,7 +48,7 @@ def _catalogue(client: Client, name: str | None) -> list[Json]:
     found: list[Json] = []
     after: Json = {}
     while True:
-        page = client.get("/api/v1/replicas", name=name, limit=LARGEST_PAGE, **after)
+        page = client.get("/api/v1/replicas", name=name, limit=MAX_PAGE_SIZE, **after)
         found += page["replicas"]
         if page["next"] is None:
             return found

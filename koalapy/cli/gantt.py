@@ -24,8 +24,8 @@ MEANINGS = {
 }
 UNICODE = dict(zip(MEANINGS, "─╌·░▒█≈", strict=True)) | {"begin": "├", "tick": "┼", "rule": "─", "cut": "…"}
 ASCII = dict(zip(MEANINGS, "-_.:+#~", strict=True)) | {"begin": "+", "tick": "+", "rule": "-", "cut": "~"}
-LONGEST_LABEL = 28
-FEWEST_COLUMNS = 20
+MAX_LABEL_COLUMNS = 28
+MIN_COLUMNS = 20
 TICK_COLUMNS = 10
 """At least so far apart."""
 STEPS = (
@@ -70,7 +70,7 @@ def chart(job: Json, attempts: Sequence[Json], *, width: int, now: float, limit:
         rows = [replace(row, label=_ascii(row.label), text=_ascii(row.text)) for row in rows]
     origin = f"{clock(start, now, exact=True)} UTC"
     margin = max(cell_len(label) for label in (origin, *(row.label for row in rows))) + 2
-    columns = max(FEWEST_COLUMNS, width - margin)
+    columns = max(MIN_COLUMNS, width - margin)
     scale = Scale(start, end, columns)
     lines = [origin.ljust(margin) + scale.labels(), " " * margin + scale.ruler(marks)]
     for row in rows:
@@ -213,7 +213,7 @@ def _component_phases(component: Json, attempt: Json, begun: float, over: float 
 def _label(component: Json, stands_in: bool, mark: str) -> str:
     """``  2 north:4 (for 0)``, with a long name cut."""
     before, after = f"  {component['index']} ", f":{component['size']}" + f" (for {component['rank']})" * stands_in
-    return before + cut(printable(component["cluster"]), LONGEST_LABEL - len(before) - len(after), mark) + after
+    return before + cut(printable(component["cluster"]), MAX_LABEL_COLUMNS - len(before) - len(after), mark) + after
 
 
 # From phases to text

@@ -16,11 +16,11 @@ from functools import partial
 from typing import IO, Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
-PIECE = 64 * 1024
+CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent at once."""
-CONNECT_WITHIN = 20.0
+CONNECT_TIMEOUT = 20.0
 """Seconds."""
-BROKEN = (OSError, http.client.HTTPException)
+CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 """What is raised where nobody answers, or breaks off."""
 Seconds = float | None
 PORTS = {"http": 80, "https": 443}
@@ -48,7 +48,7 @@ class Connection:
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
         proxy = _proxy(url.scheme, host) if by_proxy else None
         self.headers, self.by_proxy = headers, by_proxy
-        self._shown = _credentials(url, "Authorization") | dict(headers)
+        self._headers = _credentials(url, "Authorization") | dict(headers)
         self._base = url.path.rstrip("/")
         self._idle = deque[http.client.HTTPConnection]()
         self._new = partial(_connection, url.scheme, host, port)
@@ -59,10 +59,10 @@ class Connection:
         if url.scheme == "https":
             self._new = partial(_tunnel, self._new, host, port, _credentials(via, "Proxy-Authorization"))
         else:
-            self._shown |= _credentials(via, "Proxy-Authorization")
+            self._headers |= _credentials(via, "Proxy-Authorization")
             self._base = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{self._base}"
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -73,20 +73,20 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         timeout: Seconds = None,
     ) -> Answer:
-        """The answer to a question, which has a ``body`` for JSON or the ``content`` of a file. Raises ``BROKEN``."""
-        with self._asked(method, path, query, body, content, headers, timeout) as answer:
+        """The answer to a request with a ``body`` for JSON or the ``content`` of a file; ``CONNECTION_ERRORS``."""
+        with self._requested(method, path, query, body, content, headers, timeout) as answer:
             return Answer(answer.status, answer.headers, answer.read())
 
     @contextmanager
     def stream(
         self, path: str, *, query: Mapping[str, Any], headers: Mapping[str, str] | None, timeout: Seconds
     ) -> Iterator[tuple[int, http.client.HTTPMessage, Iterator[bytes]]]:
-        """Status, headers and pieces of an answer as they come. Raises ``BROKEN``."""
-        with self._asked("GET", path, query, None, None, headers, timeout) as answer:
+        """Status, headers and pieces of an answer as they come. Raises ``CONNECTION_ERRORS``."""
+        with self._requested("GET", path, query, None, None, headers, timeout) as answer:
             yield answer.status, answer.headers, _pieces(answer)
 
     @contextmanager
-    def _asked(
+    def _requested(
         self,
         method: str,
         path: str,
@@ -96,32 +96,32 @@ class Connection:
         headers: Mapping[str, str] | None,
         timeout: Seconds,
     ) -> Iterator[http.client.HTTPResponse]:
-        words = urlencode({name: _word(value) for name, value in (query or {}).items()}, doseq=True)
-        told = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        lines = {**self._shown, **(headers or {})}
-        if told is not None:
-            lines |= {"Content-Type": "application/json", "Content-Length": str(len(told))}
+        parameters = urlencode({name: _query_value(value) for name, value in (query or {}).items()}, doseq=True)
+        payload = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        lines = {**self._headers, **(headers or {})}
+        if payload is not None:
+            lines |= {"Content-Type": "application/json", "Content-Length": str(len(payload))}
         elif method != "GET":
             lines.setdefault("Content-Length", "0")
-        is_over, own = False, self._connected()
+        is_over, connection = False, self._connected()
         try:
-            own.sock.settimeout(timeout)
-            own.putrequest(method, f"{self._base}{path}{'?' if words else ''}{words}")
+            connection.sock.settimeout(timeout)
+            connection.putrequest(method, f"{self._base}{path}{'?' if parameters else ''}{parameters}")
             for name, value in lines.items():
-                own.putheader(name, value.encode())
-            own.endheaders()
+                connection.putheader(name, value.encode())
+            connection.endheaders()
             # Who refuses may answer before it has read all; that answer is worth more than the broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):
-                _send(own, told, content)
-            answer = own.getresponse()
+                _send(connection, payload, content)
+            answer = connection.getresponse()
             with answer:
                 yield answer
                 is_over = answer.isclosed()
         finally:
-            if is_over and own.sock is not None:
-                self._idle.append(own)
+            if is_over and connection.sock is not None:
+                self._idle.append(connection)
             else:
-                own.close()
+                connection.close()
 
     def _connected(self) -> http.client.HTTPConnection:
         """One that was kept, or a new one; what the daemon has closed since, or said something on, is of no use."""
@@ -138,17 +138,17 @@ class Connection:
         return opened
 
 
-def _send(own: http.client.HTTPConnection, told: bytes | None, content: IO[bytes] | None) -> None:
-    if told:
-        own.send(told)
-    while content is not None and (piece := content.read(PIECE)):
-        own.send(piece)
+def _send(connection: http.client.HTTPConnection, payload: bytes | None, content: IO[bytes] | None) -> None:
+    if payload:
+        connection.send(payload)
+    while content is not None and (piece := content.read(CHUNK_SIZE)):
+        connection.send(piece)
 
 
 def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
     if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT_WITHIN, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, port, timeout=CONNECT_WITHIN)
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=ssl.create_default_context())
+    return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
 
 
 def _tunnel(
@@ -174,18 +174,18 @@ def _credentials(url: SplitResult, header: str) -> dict[str, str]:
     return {header: f"Basic {b64encode(shown.encode()).decode()}"}
 
 
-def _word(value: Any) -> Any:
+def _query_value(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """As they come. Raises ``BROKEN`` when some are missing."""
+    """As they come. Raises ``CONNECTION_ERRORS`` when some are missing."""
     if answer.length is None:
-        while piece := answer.read1(PIECE):
+        while piece := answer.read1(CHUNK_SIZE):
             yield piece
         return
     while left := answer.length:
-        piece = answer.read(min(PIECE, left))
-        if len(piece) < min(PIECE, left):
+        piece = answer.read(min(CHUNK_SIZE, left))
+        if len(piece) < min(CHUNK_SIZE, left):
             raise http.client.IncompleteRead(piece, left - len(piece))
         yield piece

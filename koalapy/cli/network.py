@@ -8,15 +8,15 @@ from urllib.parse import quote
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
-from koalapy.cli.matrix import history_table, in_words, network_page
+from koalapy.cli.network_matrix import history_table, measurement_text, network_page
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
 from koalapy.cli.width import terminal_size
 
 Json = dict[str, Any]
 
-POLL = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks at what is under way."""
-AWAY = 60.0
+ABSENCE_TIMEOUT = 60.0
 """Seconds for which the daemon may be away while it is waited for."""
 
 
@@ -83,13 +83,13 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
             result = None if link["reason"] else _result(client, link, asked["since"])
             found.append({**link, "job": result["job"] if result else link["job"], "result": result})
             if not quiet:
-                print(printable(f"{_name(link)}: {in_words(result, link['reason'])}"), flush=True)
+                print(printable(f"{_name(link)}: {measurement_text(result, link['reason'])}"), flush=True)
         if not waiting:
             return found
         if deadline is not None and time.monotonic() >= deadline:
             left = ", ".join(_name(link) for link in waiting.values())
             raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
 
 
 def _over(client: Client, waiting: dict[tuple[str, str], Json]) -> list[Json]:
@@ -100,9 +100,9 @@ def _over(client: Client, waiting: dict[tuple[str, str], Json]) -> list[Json]:
             links = client.get("/api/v1/network")["links"]
             break
         except CliError as error:
-            if error.code is not Exit.UNREACHABLE or time.monotonic() - since > AWAY:
+            if error.code is not Exit.UNREACHABLE or time.monotonic() - since > ABSENCE_TIMEOUT:
                 raise
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
     under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
     return [link for pair, link in waiting.items() if link["reason"] or pair not in under_way]
 

@@ -15,7 +15,7 @@ from koalapy.cli.width import folded, left, terminal_size
 from koalapy.model.wording import clock, nodes
 
 Json = dict[str, Any]
-NARROWEST = 20
+MIN_FOLDED_COLUMNS = 20
 """Columns of a text that is folded."""
 INDENT = 4
 """Columns, of what stands below its line."""
@@ -33,9 +33,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool
         if terminal is None or start + cell_len(row[-1]) <= terminal[0]:
             lines.append(f"{before}{row[-1]}".rstrip())
             continue
-        beside = terminal[0] - start >= NARROWEST
+        beside = terminal[0] - start >= MIN_FOLDED_COLUMNS
         margin = " " * (start if beside else INDENT)
-        parts = folded(row[-1], max(NARROWEST, terminal[0] - len(margin)))
+        parts = folded(row[-1], max(MIN_FOLDED_COLUMNS, terminal[0] - len(margin)))
         lines += [before + parts.pop(0)] if beside else [before.rstrip()]
         lines += [margin + part for part in parts]
     return "\n".join(lines)

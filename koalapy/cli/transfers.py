@@ -8,16 +8,16 @@ from typing import Any, TextIO
 from rich.cells import cell_len
 
 from koalapy.cli.client import FINAL, Client
-from koalapy.cli.deadline import TimeIsUp
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import seconds_since
+from koalapy.cli.timeouts import TimeIsUp
 from koalapy.cli.width import cut, left, terminal_size
 from koalapy.model.quantities import bytes_text
 
 Json = dict[str, Any]
-BAR = 20
+BAR_COLUMNS = 20
 """Characters."""
-LOOK = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks at a job whose files are on their way."""
 UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
 """States of a job in which files may still be brought."""
@@ -34,14 +34,10 @@ def lines(job: Json, *, unicode: bool) -> list[str]:
     staged = [
         (printable(f"{i} {c['cluster']}"), c)
         for i, c in enumerate(job["components"])
-        if c["staging_since"] and _is_told(c)
+        if c["staging_since"] and (c["stage_size"] or c["staged_at"] is None)
     ]
     width = max((cell_len(where) for where, _ in staged), default=0)
     return [f"{left(where, width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
-
-
-def _is_told(component: Json) -> bool:
-    return bool(component["stage_size"] or component["staged_at"] is None)
 
 
 def _progress(job: Json, component: Json, unicode: bool) -> str:
@@ -70,8 +66,8 @@ def _speed(size: int, seconds: float) -> str:
 
 
 def _bar(fraction: float, unicode: bool) -> str:
-    full = int(min(1.0, fraction) * BAR)
-    return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR - full) + "]"
+    full = int(min(1.0, fraction) * BAR_COLUMNS)
+    return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full) + "]"
 
 
 def follow(client: Client, job: int, stream: TextIO, deadline: float | None = None) -> None:
@@ -82,10 +78,10 @@ def follow(client: Client, job: int, stream: TextIO, deadline: float | None = No
     shown: list[str] = []
     while True:
         found = client.get(f"/api/v1/jobs/{job}")
-        told = _fitting(_told(found, stream), stream)
-        if told != shown:
-            _redraw(told, shown, stream)
-            shown = told
+        lines_now = _fitting(_lines_now(found, stream), stream)
+        if lines_now != shown:
+            _redraw(lines_now, shown, stream)
+            shown = lines_now
         waits = any(component["staging_since"] and not component["staged_at"] for component in found["components"])
         if found["state"] in FINAL or found["state"] not in UNDER_WAY or not has_stages(found):
             return
@@ -93,31 +89,31 @@ def follow(client: Client, job: int, stream: TextIO, deadline: float | None = No
             return
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeIsUp
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
-def _told(job: Json, stream: TextIO) -> list[str]:
+def _lines_now(job: Json, stream: TextIO) -> list[str]:
     if job["state"] not in ("queued", "held"):
         return lines(job, unicode=False)
     # Who sits there sees that there is something to wait for.
     return [printable(f"{job['state']}: {job['reason']}")] if stream.isatty() else []
 
 
-def _fitting(told: list[str], stream: TextIO) -> list[str]:
+def _fitting(wanted: list[str], stream: TextIO) -> list[str]:
     """As much as can be drawn again in place: no line goes on in the next one, and none leaves the terminal."""
     terminal = terminal_size(stream)
     if terminal is None:
-        return told
+        return wanted
     columns, most = terminal[0], max(2, terminal[1] - 1)
-    if len(told) > most:
-        told = [*told[: most - 1], f"and {len(told) - most + 1} more"]
-    return [cut(line, columns, "~") for line in told]
+    if len(wanted) > most:
+        wanted = [*wanted[: most - 1], f"and {len(wanted) - most + 1} more"]
+    return [cut(line, columns, "~") for line in wanted]
 
 
-def _redraw(told: list[str], shown: list[str], stream: TextIO) -> None:
+def _redraw(lines_now: list[str], shown: list[str], stream: TextIO) -> None:
     if stream.isatty() and shown:
         stream.write(f"\x1b[{len(shown)}F\x1b[J")
-    for line in told:
+    for line in lines_now:
         if stream.isatty() or line not in shown:
             stream.write(f"{line}\n")
     stream.flush()

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from koalapy.cli import transfers
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import FINAL, Absence, Client
-from koalapy.cli.deadline import TimeIsUp, until
 from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.job_progress import ProgressReporter
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, show_json
-from koalapy.cli.telling import Telling
+from koalapy.cli.timeouts import TimeIsUp, until
 
 Json = dict[str, Any]
-PAUSE = 0.5
+RETRY_DELAY = 0.5
 """Seconds until a daemon that is away is asked again for a job's output."""
 
 
@@ -21,7 +21,7 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
     """Wait for a job; its exit code."""
     job = submitted["id"]
     try:
-        with Telling(client, job, from_the_first=True):
+        with ProgressReporter(client, job, from_the_first=True):
             if show_output and not as_json:
                 _show_transfers(client, submitted, deadline)
             whole = not show_output or as_json or _print_output(client, job, deadline)
@@ -88,7 +88,7 @@ def logs(
     client = Client(url, token)
     try:
         if follow:
-            with Telling(client, job, from_the_first=False):
+            with ProgressReporter(client, job, from_the_first=False):
                 _follow_logs(client, job, component)
         else:
             _print_logs(client, job, False, component)
@@ -107,10 +107,10 @@ def _follow_logs(client: Client, job: int, component: int | None) -> None:
                 _show(piece)
             return
         except CliError as error:
-            absence.bear(error, answered=client.has_answered)
+            absence.tolerate(error, answered=client.has_answered)
             if shown:
                 break  # what comes anew has begun from its beginning
-        time.sleep(PAUSE)
+        time.sleep(RETRY_DELAY)
     client.wait(job, None)
     print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
 
@@ -144,5 +144,5 @@ def wait(
 
 
 def _wait_for(client: Client, job: int, deadline: float | None) -> Json:
-    with Telling(client, job, from_the_first=False):
+    with ProgressReporter(client, job, from_the_first=False):
         return client.wait(job, deadline)

@@ -139,7 +139,7 @@ def run(
 ) -> int:
     """Run a workload against the daemon, and write a report: koala workload run wave.jsonl --background 0.2"""
     from koalapy.cli.workload_reports import check_form, ended_with, save
-    from koalapy.cli.workload_run import Screen, over_rest
+    from koalapy.cli.workload_run import ProgressDisplay, RestDaemon
     from koalapy.workload.plan import parse
     from koalapy.workload.run import Options, Run
 
@@ -166,10 +166,10 @@ def run(
         cancel_on_interrupt=cancel_on_interrupt,
     )
     _make_folder(folder)
-    daemon = over_rest(Client(url, token), policy)
+    daemon = RestDaemon(Client(url, token), policy)
     daemon.check(background)
-    with Screen() as screen:
-        report = Run(workload, daemon, options, tell=screen.tell, show=screen.show).run()
+    with ProgressDisplay() as display:
+        report = Run(workload, daemon, options, tell=display.report, show=display.show).run()
     text = save(folder, report, plots, folder.name)
     if as_json:
         show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 Json = dict[str, Any]
-PLAIN_EVERY = 10.0
+PLAIN_INTERVAL = 10.0
 """Seconds between two lines of progress where there is no terminal."""
-MOST_ACTIVE = 200_000
+MAX_ACTIVE_JOBS = 200_000
 SERVER_ERRORS = 500
 
 
-class OverRest:
+class RestDaemon:
     """The daemon as a run wants it."""
 
     def __init__(self, client: Client, policy: str | None) -> None:
@@ -61,7 +61,7 @@ class OverRest:
 
     def active(self) -> Mapping[int, str]:
         try:
-            found = [self._client.jobs(MOST_ACTIVE, active=True, owner=owner)[0] for owner in sorted(self._owners)]
+            found = [self._client.jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)]
         except CliError as error:
             _raise(error)
         return {job["id"]: job["state"] for jobs in found for job in jobs}
@@ -102,10 +102,6 @@ class OverRest:
             _raise(error)
 
 
-def over_rest(client: Client, policy: str | None) -> OverRest:
-    return OverRest(client, policy)
-
-
 def request_for(policy: str, request: Json) -> Json:
     """A request of the kind that a policy serves; a flexible one becomes two components as equal as can be."""
     form = form_for(policy, request["type"])
@@ -126,14 +122,14 @@ def _raise(error: CliError) -> NoReturn:
     raise Refused(str(error)) from error
 
 
-class Screen:
+class ProgressDisplay:
     """One live line on a terminal, else a line now and then; what is worth telling above it."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        self._shown_at = -PLAIN_EVERY
+        self._shown_at = -PLAIN_INTERVAL
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "ProgressDisplay":
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -146,7 +142,7 @@ class Screen:
         if self._live is not None:
             self._live.__exit__(None, None, None)
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         line = printable(text)
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False)
@@ -158,7 +154,7 @@ class Screen:
             from rich.text import Text
 
             self._live.update(Text(line_of(progress), overflow="ellipsis", no_wrap=True))
-        elif progress.seconds >= self._shown_at + PLAIN_EVERY:
+        elif progress.seconds >= self._shown_at + PLAIN_INTERVAL:
             self._shown_at = progress.seconds
             print(line_of(progress), file=sys.stderr, flush=True)
 

@@ -302,7 +302,7 @@ def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
 
 
 def test_a_long_queue_is_listed_whole(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.cli.client.LARGEST_PAGE", 2)
+    monkeypatch.setattr("koalapy.cli.client.MAX_PAGE_SIZE", 2)
     for _ in range(5):
         koala(*FLEXIBLE, "program")
     assert koala("queue", "-q").out.split() == ["5", "4", "3", "2", "1"]

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 UNMEASURED = "–"
 UNREACHABLE = "unreachable"
 STALE = "*"
-WIDTH = 8
+MIN_COLUMN_WIDTH = 8
 """Of a column at least, so that a short matrix can be read too."""
 
 
@@ -37,7 +37,7 @@ def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns:
         rows.append([printable(one), *(top for top, _ in cells)])
         rows.append(["", *(bottom for _, bottom in cells)])
     first = max(cell_len(row[0]) for row in rows)
-    width = max([WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
+    width = max([MIN_COLUMN_WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
     most = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
     parts = [range(start, min(start + most, len(clusters) + 1)) for start in range(1, len(clusters) + 1, most or 1)]
     return "\n\n".join(_part(rows, part, first, width) for part in parts or [range(0)])
@@ -97,7 +97,7 @@ def _notes(links: Sequence[Json]) -> list[str]:
     return [printable(note) for note in notes]
 
 
-def in_words(result: Json | None, reason: str = "") -> str:
+def measurement_text(result: Json | None, reason: str = "") -> str:
     """What became of one measurement."""
     if reason:
         return f"not measured, {reason}"

@@ -14,24 +14,24 @@ from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import CliError, Exit, printable
 
 Json = dict[str, Any]
-AGAIN = 1.0
+RETRY_DELAY = 1.0
 """Seconds until a daemon that is away is asked again."""
-LAST_WORDS = 1.0
+JOIN_TIMEOUT = 1.0
 """Seconds that what has just happened may need to be told when the waiting is over."""
-MOMENT = 1.0
+REPORT_DELAY = 1.0
 """Seconds of waiting before anything is said of it."""
 RUNS = ("running", *FINAL)
 
 
-class Telling:
-    """A thread that tells, while the block runs; whatever happens to it, the waiting goes on."""
+class ProgressReporter:
+    """A thread that reports what happens to a job while the block runs; whatever happens to it, the waiting goes on."""
 
     def __init__(self, client: Client, job: int, *, from_the_first: bool) -> None:
-        """``from_the_first``: tell also what had happened before."""
+        """``from_the_first``: report also what had happened before."""
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
-        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
         self._over = threading.Event()
-        self._wait = Wait()
+        self._wait = WaitReporter()
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -40,22 +40,22 @@ class Telling:
         self._over.set()
         self._wait.close()
         if error is None:
-            self._thread.join(LAST_WORDS)
+            self._thread.join(JOIN_TIMEOUT)
 
-    def _tell(self) -> None:
+    def _follow(self) -> None:
         seen = 0
         skip = not self._from_the_first
         while True:
             before = seen
             try:
                 for entries, job in changes(self._client.events(self._job, seen)):
-                    told = [] if skip else list(lines(entries, job))
-                    for line in told:
-                        _say(line)
-                    self._wait.goes_on(job, is_told=bool(told))
+                    messages = [] if skip else list(lines(entries, job))
+                    for line in messages:
+                        _report(line)
+                    self._wait.update(job, is_reported=bool(messages))
                     seen, skip = max([seen, *(number for number, _ in entries)]), False
             except CliError as error:
-                if error.code is not Exit.UNREACHABLE or self._over.wait(AGAIN):
+                if error.code is not Exit.UNREACHABLE or self._over.wait(RETRY_DELAY):
                     return
                 continue
             except (ValueError, KeyError):
@@ -64,52 +64,52 @@ class Telling:
                 return
 
 
-class Wait:
+class WaitReporter:
     """Says what a job waits for after a moment, and from then on what has become of that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._after = threading.Timer(MOMENT, self._begin)
+        self._after = threading.Timer(REPORT_DELAY, self._end_silence)
         self._after.daemon = True
         self._after.start()
         self._is_silent = True
         self._job: Json | None = None
-        self._said = ""
+        self._reported = ""
 
-    def goes_on(self, job: Json, *, is_told: bool) -> None:
-        """The job has changed; ``is_told``: the user knows already why."""
+    def update(self, job: Json, *, is_reported: bool) -> None:
+        """The job has changed; ``is_reported``: the user knows already why."""
         with self._lock:
             self._job = job
-            if is_told:
-                self._said = kind_of(job)
+            if is_reported:
+                self._reported = situation(job)
             elif not self._is_silent:
-                self._say()
+                self._report_wait()
 
     def close(self) -> None:
         self._after.cancel()
 
-    def _begin(self) -> None:
+    def _end_silence(self) -> None:
         with self._lock:
             self._is_silent = False
             if self._job is not None:
-                self._say()
+                self._report_wait()
 
-    def _say(self) -> None:
+    def _report_wait(self) -> None:
         assert self._job is not None
         runs = self._job["state"] in RUNS
-        if kind_of(self._job) == self._said or (runs and not self._said) or self._job["state"] in FINAL:
+        if situation(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:
             return
-        self._said = kind_of(self._job)
+        self._reported = situation(self._job)
         reason = "" if runs else self._job["reason"]
-        _say(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
+        _report(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
 
 
-def kind_of(job: Json) -> str:
+def situation(job: Json) -> str:
     """Where a job stands, without the numbers, which may change with every moment."""
     return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     print(f"koala: {printable(line)}", file=sys.stderr, flush=True)
 
 

@@ -7,8 +7,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from koalapy.cli import telling
-from koalapy.cli.telling import changes, lines
+from koalapy.cli import job_progress
+from koalapy.cli.job_progress import changes, lines
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import Koala, Server
 
@@ -60,8 +60,8 @@ def test_who_waits_for_a_queued_job_is_told_for_what(
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     said: list[str] = []
-    monkeypatch.setattr(telling, "MOMENT", 0.01)
-    monkeypatch.setattr(telling, "_say", interrupted)
+    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
+    monkeypatch.setattr(job_progress, "_report", interrupted)
     koala("submit", "--flexible", "1", "program")
     server.service.story = STORY[:1]
     assert koala(*command).code == 130
@@ -70,19 +70,19 @@ def test_who_waits_for_a_queued_job_is_told_for_what(
 
 def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     said: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(telling, "MOMENT", 0.01)
-    monkeypatch.setattr(telling, "_say", said.put)
-    wait = telling.Wait()
+    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
+    monkeypatch.setattr(job_progress, "_report", said.put)
+    wait = job_progress.WaitReporter()
 
-    def now(state: str, reason: str = "", *, is_told: bool = False) -> None:
-        wait.goes_on({"id": 7, "state": state, "reason": reason}, is_told=is_told)
+    def now(state: str, reason: str = "", *, is_reported: bool = False) -> None:
+        wait.update({"id": 7, "state": state, "reason": reason}, is_reported=is_reported)
 
     now("queued", "4 of 6 nodes are idle")
     assert said.get(timeout=30) == "job 7 is queued: 4 of 6 nodes are idle"
     now("queued", "5 of 6 nodes are idle")
     now("queued", "north is drained")
     assert said.get(timeout=30) == "job 7 is queued: north is drained"
-    now("queued", "restart 1", is_told=True)
+    now("queued", "restart 1", is_reported=True)
     now("claiming")
     now("running", "3 s")
     now("running", "4 s")
@@ -93,10 +93,10 @@ def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypat
 
 def test_one_that_runs_at_once_is_said_nothing_of(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(telling, "_say", said.append)
-    wait = telling.Wait()
-    wait.goes_on({"id": 7, "state": "queued", "reason": "new"}, is_told=False)
-    wait.goes_on({"id": 7, "state": "running", "reason": ""}, is_told=False)
+    monkeypatch.setattr(job_progress, "_report", said.append)
+    wait = job_progress.WaitReporter()
+    wait.update({"id": 7, "state": "queued", "reason": "new"}, is_reported=False)
+    wait.update({"id": 7, "state": "running", "reason": ""}, is_reported=False)
     wait._after.function()
     wait.close()
     assert said == []
