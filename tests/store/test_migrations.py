@@ -15,18 +15,18 @@ from koalapy.model.advice import Run, Size
 from koalapy.model.digest import digest_of, has_digest
 from koalapy.model.job import JobState, TimelineEntry, token_of
 from koalapy.model.measurement import Measurement, MeasurementKind
-from koalapy.ports import Batch, JobFilter
+from koalapy.ports import Batch
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.memory import Memory
 from koalapy.store.migrate import alembic_config, migrate
-from koalapy.store.opening import Stores, open_stores, stores_in_memory
+from koalapy.store.opening import open_stores, stores_in_memory
 from koalapy.store.output import FileOutput
 from koalapy.store.tables import metadata
+from tests.store.answers import KEYS, answers, statistics
 from tests.store.former import REVISIONS, statements, world, write
 
-KEYS = ("key of 1", "key of 8", "key of 9")
 REQUEST = {"type": "flexible", "total_size": 3, "min_component_size": 1, "max_components": None, "split_options": []}
 FIXED = {
     "type": "fixed",
@@ -118,40 +118,6 @@ def fill(engine: Engine, revision: int) -> None:
     with engine.begin() as connection:
         for statement in statements(revision, connection.dialect.name):
             connection.exec_driver_sql(statement)
-
-
-def answers(stores: Stores) -> dict[str, object]:
-    """All that stores say, but of what counts in no statistics."""
-    saved, ids = stores.jobs.load(), range(1, 25)
-    pairs = [(one, other) for one in ("north", "south") for other in ("north", "south")]
-    return {
-        "unfinished": sorted(saved.jobs, key=lambda job: job.id),
-        "saved": (saved.outbox, sorted(saved.clusters, key=lambda record: record.name), saved.next_job, saved.scans),
-        "jobs": stores.jobs.jobs(JobFilter()),
-        "job": [stores.jobs.job(ident) for ident in ids],
-        "attempts": [stores.jobs.attempts(ident) for ident in ids],
-        "timeline": [stores.jobs.timeline(ident) for ident in ids],
-        "keys": {key: used.job for key, used in stores.jobs.submitted(KEYS).items()},
-        "replicas": stores.files.replicas(),
-        "bundles": stores.files.bundles(),
-        "results": [stores.files.results(ident, 2) for ident in ids],
-        "links": [stores.measurements.history(*pair, 10) for pair in pairs],
-        "latest": stores.measurements.latest(),
-        "advice": stores.advice.record("", 10),
-        "runs": stores.advice.runs(10),
-    }
-
-
-def statistics(stores: Stores) -> list[object]:
-    usage = stores.jobs.usage(0.0, 4000.0)
-    over = [stores.history.over(5000.0, 100, internal=internal) for internal in (False, True)]
-    return [
-        usage.ended,
-        usage.restarts,
-        usage.mean_times,
-        {cluster: round(seconds, 3) for cluster, seconds in usage.node_seconds.items()},
-        over,
-    ]
 
 
 @pytest.mark.parametrize("revision", range(1, 11))

@@ -1,0 +1,40 @@
+"""All that stores say, to hold one against another."""
+
+from koalapy.ports import JobFilter
+from koalapy.store.opening import Stores
+
+KEYS = ("key of 1", "key of 8", "key of 9")
+
+
+def answers(stores: Stores) -> dict[str, object]:
+    """All that stores say, but of what counts in no statistics."""
+    saved, ids = stores.jobs.load(), range(1, 25)
+    pairs = [(one, other) for one in ("north", "south") for other in ("north", "south")]
+    return {
+        "unfinished": sorted(saved.jobs, key=lambda job: job.id),
+        "saved": (saved.outbox, sorted(saved.clusters, key=lambda record: record.name), saved.next_job, saved.scans),
+        "jobs": stores.jobs.jobs(JobFilter()),
+        "job": [stores.jobs.job(ident) for ident in ids],
+        "attempts": [stores.jobs.attempts(ident) for ident in ids],
+        "timeline": [stores.jobs.timeline(ident) for ident in ids],
+        "keys": {key: used.job for key, used in stores.jobs.submitted(KEYS).items()},
+        "replicas": stores.files.replicas(),
+        "bundles": stores.files.bundles(),
+        "results": [stores.files.results(ident, 2) for ident in ids],
+        "links": [stores.measurements.history(*pair, 10) for pair in pairs],
+        "latest": stores.measurements.latest(),
+        "advice": stores.advice.record("", 10),
+        "runs": stores.advice.runs(10),
+    }
+
+
+def statistics(stores: Stores) -> list[object]:
+    usage = stores.jobs.usage(0.0, 4000.0)
+    over = [stores.history.over(5000.0, 100, internal=internal) for internal in (False, True)]
+    return [
+        usage.ended,
+        usage.restarts,
+        usage.mean_times,
+        {cluster: round(seconds, 3) for cluster, seconds in usage.node_seconds.items()},
+        over,
+    ]
