@@ -13,7 +13,7 @@ POLICIES = builtin()
 
 
 def form_for(policy: str, form: str) -> str:
-    """The form of request itself if the policy serves it, or is not known here; else the one that it serves."""
+    """The given form of a request if the policy serves it, or is not known here; else one that it serves."""
     if policy not in POLICIES.names():
         return form
     serves = POLICIES.get(policy).serves

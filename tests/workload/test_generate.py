@@ -194,3 +194,21 @@ def test_a_trace_that_is_too_long_is_not_cut_off_silently(monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match="more than 2 jobs"):
         from_trace(recipe, trace, GRID, 1)
     assert len(from_trace(replace(recipe, jobs=2), trace, GRID, 1).jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "own", "form"),
+    [
+        ("worst-fit", "flexible", "nonfixed"),
+        ("close-to-files", "flexible", "nonfixed"),
+        ("cluster-minimization", "nonfixed", "flexible"),
+        ("best-fit", "flexible", "flexible"),
+        ("best-fit", "nonfixed", "nonfixed"),
+        ("auto", "flexible", "flexible"),
+        ("fixed", "nonfixed", "nonfixed"),
+        ("of-another-package", "flexible", "flexible"),
+        ("", "nonfixed", "nonfixed"),
+    ],
+)
+def test_a_request_has_a_form_that_the_policy_serves(policy: str, own: str, form: str) -> None:
+    assert form_for(policy, own) == form
