@@ -30,8 +30,8 @@ from koalapy.open_files import raise_limit
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.cluster_status import ClusterStatus, HealthStatus
 from koalapy.scheduling.events import AgentFailed
-from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import LEARNED_FROM, Advisor
@@ -216,11 +216,9 @@ def _cluster_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
     clusters = []
     for name, section in settings.clusters.items():
         cluster = ClusterStatus(name, section.speed, _profile(section))
-        before = known.get(name)
-        if before is not None:
-            cluster.total, cluster.errors = before.total, before.errors
-            cluster.unusable, cluster.note, cluster.trials = before.unusable, before.note, before.trials
-            cluster.drained = before.drained
+        if (before := known.get(name)) is not None:
+            cluster.total, cluster.drained = before.total, before.drained
+            cluster.health = HealthStatus(before.errors, before.unusable, before.note, before.trials)
         clusters.append(cluster)
     # A cluster that left the configuration may still have jobs: it stays known, never to be placed on.
     gone = {c.cluster for job in saved.jobs if job.attempt for c in job.attempt.components} - settings.clusters.keys()
@@ -252,14 +250,14 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
             used=cluster.used,
             background=cluster.background,
             down=cluster.down,
-            errors=cluster.errors,
+            errors=cluster.health.errors,
             reason=cluster.said,
-            last_heard=cluster.last_heard,
+            last_heard=cluster.contact.last_heard,
             processes_per_node=section.processes_per_node,
             speed=section.speed,
-            unusable=cluster.unusable,
-            note=cluster.note,
-            trials=cluster.trials,
+            unusable=cluster.health.unusable,
+            note=cluster.health.note,
+            trials=cluster.health.trials,
             drained=cluster.drained,
             details=details,
         )

@@ -20,8 +20,8 @@ from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_deadlines import AttemptDeadlines
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
@@ -99,7 +99,7 @@ class Scheduler:
         self._restore_nodes()
         for cluster in self._grid.clusters():
             self._lose_contact(cluster, now, now)
-            if cluster.unusable:
+            if cluster.health.unusable:
                 self._health.plan_probation(cluster.name, now)
 
     def next_wakeup(self) -> float | None:
@@ -131,7 +131,7 @@ class Scheduler:
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
             case ev.AgentFailed():
-                self._grid[event.cluster].agent_failed = event.reason
+                self._grid[event.cluster].contact.agent_failed = event.reason
                 self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._health.clear(event.cluster)
@@ -218,8 +218,8 @@ class Scheduler:
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
         cluster = self._grid[event.cluster]
-        if cluster.connected or cluster.problem:
-            cluster.disconnected_because, cluster.problem = event.reason, ""
+        if cluster.contact.connected or cluster.problem:
+            cluster.contact.disconnected_because, cluster.problem = event.reason, ""
             self._lose_contact(cluster, now if event.heard is None else min(event.heard, now), now)
 
     def _lose_contact(self, cluster: ClusterStatus, heard: float, now: float) -> None:
@@ -230,7 +230,7 @@ class Scheduler:
     def _inventory(self, event: ev.InventoryReceived, now: float) -> None:
         cluster = self._grid[event.cluster]
         self._contact.made(cluster, now)
-        cluster.agent_failed = ""
+        cluster.contact.agent_failed = ""
         cluster.capacity_gained = True
         self._ledger.cluster_changed(cluster.name)
         with self._health.one_event(cluster.name):

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.grid import ClusterStatus, GridStatus, Links
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.grid import GridStatus, Links
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
 from koalapy.scheduling.rules import Rules

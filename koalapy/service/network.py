@@ -136,7 +136,7 @@ class Network:
         time = asyncio.get_running_loop().time
         clusters = self._engine.queries.grid.clusters()
         # It is asked for a few times in a daemon's life at most, in its first seconds: that is worth no event.
-        while time() < self._chance_until and not all(cluster.connected for cluster in clusters):  # noqa: ASYNC110
+        while time() < self._chance_until and not all(cluster.contact.connected for cluster in clusters):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     def measure(

@@ -22,7 +22,7 @@ from koalapy.model.measurement import Measuring
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
@@ -90,7 +90,7 @@ async def serving(
             None,
             1,
             1.0,
-            unusable=cluster.unusable,
+            unusable=cluster.health.unusable,
             drained=cluster.drained,
         )
 

@@ -17,8 +17,8 @@ from koalapy.api.submission import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.placement.registry import builtin
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
-from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState

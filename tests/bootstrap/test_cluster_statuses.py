@@ -8,8 +8,8 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.registry import builtin
 from koalapy.ports import Batch, ClusterRecord, Saved
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import ClusterDrained, ClusterResumed
-from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
@@ -37,24 +37,31 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
 
 
 def known(cluster: ClusterStatus) -> tuple[object, ...]:
-    return cluster.total, cluster.errors, cluster.unusable, cluster.note, cluster.trials, cluster.drained
+    return (
+        cluster.total,
+        cluster.health.errors,
+        cluster.health.unusable,
+        cluster.health.note,
+        cluster.health.trials,
+        cluster.drained,
+    )
 
 
 def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Path) -> None:
     north = ClusterStatus("north")
-    north.total, north.errors, north.unusable, north.trials = 4, 5, True, 2
-    north.note, north.connected = "unusable after 5 errors in a row, the last: no shell", False
+    north.total, north.health.errors, north.health.unusable, north.health.trials = 4, 5, True, 2
+    north.health.note, north.contact.connected = "unusable after 5 errors in a row, the last: no shell", False
     assert north.state is ClusterState.UNREACHABLE
     again, south = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))
     assert known(again) == known(north)
-    again.connected = True
-    assert (again.state, again.why) == (ClusterState.UNUSABLE, north.note)
+    again.contact.connected = True
+    assert (again.state, again.why) == (ClusterState.UNUSABLE, north.health.note)
     assert known(south) == known(ClusterStatus("south"))
 
 
 def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
     scheduler = Scheduler(SchedulerState(Rules(), builtin(), [north := ClusterStatus("north")]), nonces=str)
-    north.errors, north.unusable, north.note = 3, True, "three errors"
+    north.health.errors, north.health.unusable, north.health.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
     again = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))[0]
     assert known(again) == known(north)
@@ -62,7 +69,7 @@ def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) ->
     successor = Scheduler(SchedulerState(Rules(), builtin(), [again]), nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
     resumed = _cluster_statuses(SETTINGS, saved_by(tmp_path, again))[0]
-    assert (resumed.drained, resumed.note) == (None, "three errors")
+    assert (resumed.drained, resumed.health.note) == (None, "three errors")
 
 
 def test_a_cluster_that_left_the_configuration_stays_while_it_has_jobs() -> None:

@@ -21,8 +21,8 @@ from koalapy.model.job import (
 )
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import Effects, OpenBarrier, SubmitComponent
-from koalapy.scheduling.grid import ClusterStatus
 
 if TYPE_CHECKING:
     from tests.scheduling.world import World

@@ -78,7 +78,7 @@ def test_local_users_are_faster() -> None:
     assert world.reasons(first, "requeued") == ["claim-failed: local users of south were faster"]
     assert [kind for kind, _ in world.commands(first)] == ["Submit", "Submit", "Stop", "Stop", "Forget", "Forget"]
     assert world.state(second) is JobState.RUNNING, "its nodes are free for others at once"
-    assert world.queries.grid["south"].errors == 0
+    assert world.queries.grid["south"].health.errors == 0
     assert world.job(first).restarts == 0
     assert world.job(first).queue_seq < world.job(second).queue_seq, "back where it stood"
     world.sites["south"].local_user_leaves("user-1")
@@ -128,7 +128,7 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     assert not world.reasons(job, "error"), "that was before"
     world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
-    assert {n: world.queries.grid[n].errors for n in ("north", "south")} == {"north": 0, "south": 1}
+    assert {n: world.queries.grid[n].health.errors for n in ("north", "south")} == {"north": 0, "south": 1}
     assert world.commands(job)[-2:] == [("Stop", "1.1.0"), ("Stop", "1.1.1")]
     world.take_over()
     world.advance(60)
@@ -152,7 +152,7 @@ def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> 
     world.now = 60.0
     world.step([ClusterConfirmed("north", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
-    assert world.queries.grid["north"].errors == 1
+    assert world.queries.grid["north"].health.errors == 1
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -175,7 +175,7 @@ def test_nodes_that_were_promised_are_waited_for_and_are_no_error_of_the_cluster
     assert world.job(job).generation == 1
     world.advance(20)
     assert world.reasons(job, "requeued") == ["claim-failed: north does not let go of 2 nodes"]
-    assert (world.queries.grid["north"].errors, world.job(job).restarts) == (0, 0)
+    assert (world.queries.grid["north"].health.errors, world.job(job).restarts) == (0, 0)
     site.stuck.clear()
     site.ends(world.tokens(held)[0])
     site.local_user_leaves("user-1")
@@ -199,7 +199,7 @@ def test_nodes_that_leave_for_others_do_not_prolong_a_claim() -> None:
     world.cancel(others[1])
     world.advance(6)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
-    assert (world.queries.grid["north"].errors, world.job(job).restarts) == (0, 0)
+    assert (world.queries.grid["north"].health.errors, world.job(job).restarts) == (0, 0)
 
 
 def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None:
@@ -211,7 +211,7 @@ def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None
     assert world.state(job) is JobState.CLAIMING
     world.advance(2)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of south were faster"]
-    assert ([world.queries.grid[n].errors for n in world.sites], world.job(job).restarts) == ([0, 0], 0)
+    assert ([world.queries.grid[n].health.errors for n in world.sites], world.job(job).restarts) == ([0, 0], 0)
     world.sites["south"].local_user_leaves(user)
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
@@ -256,7 +256,7 @@ def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
     world.now = 60.0
     world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
-    assert {n: world.queries.grid[n].errors for n in ("north", "south")} == {"north": 1, "south": 0}
+    assert {n: world.queries.grid[n].health.errors for n in ("north", "south")} == {"north": 1, "south": 0}
     world.obey("south")
     world.deliver("south")
     assert world.state(job) is JobState.QUEUED, "the barrier never opened: nothing of it can run in north"
@@ -290,7 +290,7 @@ def test_a_program_that_is_not_launched_in_time_is_the_infrastructures_fault() -
     assert not world.reasons(job, "error"), "nobody has said so"
     world.step([ClusterConfirmed("north", 60.0)])
     assert world.reasons(job, "error") == ["the program was not launched within 60 s"]
-    assert world.queries.grid["north"].errors == 1
+    assert world.queries.grid["north"].health.errors == 1
     world.obey("north", 1)
     world.take_over()
     world.advance(60)
@@ -346,7 +346,7 @@ def test_walltime_counts_from_the_launch_and_ends_the_job() -> None:
     assert world.state(job) is JobState.FAILED
     assert world.job(job).reason == "walltime of 30 s exceeded"
     assert world.job(job).exit_code is None
-    assert all(world.queries.grid[name].errors == 0 for name in world.sites)
+    assert all(world.queries.grid[name].health.errors == 0 for name in world.sites)
     check_quiet(world)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler

@@ -251,7 +251,7 @@ def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() ->
     world.sites["south"].ends("1.1.1")
     world.advance(600)
     assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
-    assert world.queries.grid["north"].errors == 0, "one failure, one error"
+    assert world.queries.grid["north"].health.errors == 0, "one failure, one error"
 
 
 # Inventories
@@ -265,7 +265,7 @@ def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
     world.sites["south"].vanishes("1.1.1")
     world.connect("south")
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
-    assert world.queries.grid["south"].errors == 1
+    assert world.queries.grid["south"].health.errors == 1
     world.advance(100)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
 
@@ -296,7 +296,7 @@ def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
     assert world.reasons(job, "error") == []
     world.connect("south")
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
-    assert world.queries.grid["south"].errors == 1
+    assert world.queries.grid["south"].health.errors == 1
 
 
 def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
@@ -325,7 +325,7 @@ def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
         world.sites["north"].vanishes(token)
     world.connect("north")
     assert world.job(job).restarts == 1
-    assert world.queries.grid["north"].errors == 1
+    assert world.queries.grid["north"].health.errors == 1
     world.advance(100)
     assert world.state(job) is JobState.SUCCEEDED
 
@@ -401,7 +401,7 @@ def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
     world.connect("north")
     world.advance(15)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
-    assert world.queries.grid["north"].errors == 0
+    assert world.queries.grid["north"].health.errors == 0
 
 
 def test_a_claim_is_not_given_up_while_nobody_can_say_whether_it_came_through() -> None:
@@ -498,8 +498,8 @@ def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
     world.connect("north")
     cluster = world.queries.grid["north"]
     assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
-    assert (cluster.errors, cluster.state) == (1, ClusterState.USABLE)
+    assert (cluster.health.errors, cluster.state) == (1, ClusterState.USABLE)
     world.disconnect("north")
     world.sites["north"].vanishes("1.2.0")
     world.connect("north")
-    assert cluster.errors == 2, "another moment is another one"
+    assert cluster.health.errors == 2, "another moment is another one"

@@ -32,12 +32,12 @@ def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -
     assert world.reasons(job, "error") == ["node lost"]
     assert world.reasons(job, "requeued") == [f"infrastructure-failure: {cluster}: node lost (restart 1 of 10)"]
     assert ("Stop", f"1.1.{1 - index}") in world.commands(job)
-    assert world.queries.grid[cluster].errors == 1
+    assert world.queries.grid[cluster].health.errors == 1
     assert world.state(job) is JobState.CLAIMING, "tried again at once"
     world.advance(30)
     done = world.job(job)
     assert (done.state, done.restarts, done.generation, done.exit_code) == (JobState.SUCCEEDED, 1, 2, 0)
-    assert world.queries.grid[cluster].errors == 0, "a success resets the count"
+    assert world.queries.grid[cluster].health.errors == 0, "a success resets the count"
     check_quiet(world)
 
 
@@ -76,7 +76,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     for _ in range(3):
         break_component(world, world.tokens(job)[0], "no fork")
     cluster = world.queries.grid["north"]
-    assert (cluster.state, cluster.errors) == (ClusterState.UNUSABLE, 3)
+    assert (cluster.state, cluster.health.errors) == (ClusterState.UNUSABLE, 3)
     assert cluster.why == "3 errors in a row, the last: no fork"
     assert world.state(job) is JobState.QUEUED
     assert "unusable" in world.queries.waiting_reason(world.job(job)) or "north" in world.job(job).reason
@@ -85,7 +85,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     assert world.state(other) is JobState.SUCCEEDED, "the other cluster serves on"
     assert world.state(job) is JobState.QUEUED
     world.step([ClusterCleared("north")])
-    assert (cluster.state, cluster.errors, cluster.why) == (ClusterState.USABLE, 0, "")
+    assert (cluster.state, cluster.health.errors, cluster.why) == (ClusterState.USABLE, 0, "")
     assert world.state(job) is JobState.CLAIMING
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
@@ -106,13 +106,15 @@ def test_running_jobs_go_on_where_a_cluster_became_unusable_and_do_not_mend_it()
 @pytest.mark.parametrize("launcher", list(Launcher))
 def test_a_programs_own_failure_is_the_jobs_result(launcher: Launcher) -> None:
     world = World({"north": 4, "south": 4})
-    world.queries.grid["north"].errors = 2
+    world.queries.grid["north"].health.errors = 2
     job = world.submit(flexible(6), code=3, launcher=launcher)
     world.advance(30)
     done = world.job(job)
     assert (done.state, done.exit_code, done.reason) == (JobState.FAILED, 3, "the program exited with 3")
     assert (done.restarts, done.generation) == (0, 1)
-    assert all(world.queries.grid[name].errors == 0 for name in world.sites), "its clusters carried it to its end"
+    assert all(world.queries.grid[name].health.errors == 0 for name in world.sites), (
+        "its clusters carried it to its end"
+    )
     check_quiet(world)
 
 
@@ -158,7 +160,7 @@ def test_an_error_told_twice_counts_once() -> None:
     for _ in range(3):
         world.sites["south"].tell("1.1.1")
     world.deliver("south")
-    assert world.queries.grid["south"].errors == 1
+    assert world.queries.grid["south"].health.errors == 1
     assert world.job(job).restarts == 1
 
 

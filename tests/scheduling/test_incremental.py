@@ -208,7 +208,7 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
     assert [(c.cluster, c.rank) for c in attempt.gang] == [("north", 0), ("west", 1)]
     assert world.job(job).generation == 1
     assert world.job(job).state is JobState.SUCCEEDED
-    assert world.queries.grid["south"].errors == 0
+    assert world.queries.grid["south"].health.errors == 0
     check_quiet(world)
 
 
@@ -334,7 +334,7 @@ def test_one_component_at_a_time_is_re_placed_on_a_cluster_on_probation(trusted:
     world.step([ClusterResumed("west")])
     for name in names if not trusted else ("west",):
         cluster = world.queries.grid[name]
-        cluster.unusable = cluster.probation = True
+        cluster.health.unusable = cluster.health.probation = True
     world.advance(12.05)
     moved = [c.cluster for c in world.job(job).attempt.gang if c.cluster == "west"]  # type: ignore[union-attr]
     assert len(moved) == (1 if trusted else 2)

@@ -44,7 +44,7 @@ def test_why_a_runner_was_not_started_is_told_in_its_resource_managers_words() -
     at(world, 5, told(pending=PRIORITY))
     at(world, 10)
     assert world.reasons(1, "ending") == [f"claim-failed: north did not start it: {PRIORITY}"]
-    assert world.queries.grid["north"].errors == 0
+    assert world.queries.grid["north"].health.errors == 0
 
 
 def test_without_a_word_local_users_were_faster() -> None:
@@ -67,7 +67,7 @@ def test_nodes_that_boot_are_no_overtaking_and_no_error(holding: bool) -> None:
         assert world.state(1) is JobState.CLAIMING
         assert world.job(1).generation == 1
         assert "claim-failed" not in world.story(1)
-    assert world.queries.grid["north"].errors == 0
+    assert world.queries.grid["north"].health.errors == 0
 
 
 def test_nodes_that_never_come_up_are_given_up() -> None:

@@ -416,7 +416,7 @@ class Grid(RuleBasedStateMachine):
         """What the scheduler takes for free is free, once all promises are kept, as far as it has been told."""
         for cluster in self.world.queries.grid.clusters():
             site = self.world.sites[cluster.name]
-            told = not site.stream and not site.inbox and site.connected and cluster.connected
+            told = not site.stream and not site.inbox and site.connected and cluster.contact.connected
             if told and site.look() == site.last_report and cluster.available:
                 promised = sum(size for token, size in cluster.live.items() if token not in site.held)
                 assert cluster.available + promised <= site.idle

@@ -386,6 +386,6 @@ def test_one_that_could_never_be_asked_says_why() -> None:
 def test_errors_counted_are_shown_before_a_resource_manager_that_cannot_be_asked() -> None:
     world = World({"north": 4})
     cluster = world.queries.grid["north"]
-    cluster.unusable, cluster.note = True, "3 errors in a row"
+    cluster.health.unusable, cluster.health.note = True, "3 errors in a row"
     world.step([Reported("north", ClusterReport(4, 4, problem="squeue did not answer"))])
     assert (cluster.state, cluster.why) == (ClusterState.UNUSABLE, "3 errors in a row")

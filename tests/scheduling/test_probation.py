@@ -38,7 +38,7 @@ def test_it_is_tried_again_after_a_pause_and_used_again_after_a_start_that_went_
     world.advance(5)
     assert world.state(1) is JobState.RUNNING
     assert state(world) is ClusterState.USABLE
-    assert world.queries.grid["north"].errors == 0
+    assert world.queries.grid["north"].health.errors == 0
 
 
 def test_one_component_at_a_time() -> None:
@@ -174,7 +174,7 @@ def test_exit_codes_after_which_a_job_is_tried_again() -> None:
         "the program exited with 75 (restart 1 of 2)",
         "the program exited with 75 (restart 2 of 2)",
     ]
-    assert world.queries.grid["north"].errors == 0
+    assert world.queries.grid["north"].health.errors == 0
     other = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), lasts=5)
     world.advance(60)
     assert (world.job(other).restarts, world.state(other)) == (0, JobState.FAILED)

@@ -23,7 +23,7 @@ def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
         done = world.job(job)
         assert (done.state, done.restarts, done.reason) == (JobState.FAILED, 0, "north refused it: not 2 nodes")
     cluster = world.queries.grid["north"]
-    assert (cluster.errors, cluster.state) == (0, ClusterState.USABLE)
+    assert (cluster.health.errors, cluster.state) == (0, ClusterState.USABLE)
     check_quiet(world)
 
 
@@ -34,7 +34,7 @@ def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["north"]
-    assert (cluster.errors, cluster.unusable) == (world.rules.error_threshold, True)
+    assert (cluster.health.errors, cluster.health.unusable) == (world.rules.error_threshold, True)
 
 
 def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
@@ -47,7 +47,7 @@ def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
     assert [c.cluster for c in done.attempt.components] == ["south"]
     assert (done.state, done.restarts) == (JobState.RUNNING, 0)
     assert world.reasons(job, "requeued") == ["claim-failed: north takes no more: not 3 nodes"]
-    assert world.queries.grid["north"].errors == 0
+    assert world.queries.grid["north"].health.errors == 0
 
 
 def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwhile() -> None:
@@ -70,7 +70,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     world.advance(MAX_LIMIT_PAUSE + 10)
     done = world.job(large)
     assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
-    assert (cluster.limit, cluster.limits, cluster.errors) == (None, 0, 0)
+    assert (cluster.limit, cluster.limits, cluster.health.errors) == (None, 0, 0)
     check_quiet(world)
 
 

@@ -108,8 +108,8 @@ def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
     world.advance(5)
     world.sites["north"].stage("1.1.0", 3, "no space left on device", fault, "data")
     world.settle()
-    assert world.queries.grid["north"].errors == (fault == "site"), "only its own trouble is its error"
-    assert world.queries.grid["south"].errors == 0
+    assert world.queries.grid["north"].health.errors == (fault == "site"), "only its own trouble is its error"
+    assert world.queries.grid["south"].health.errors == 0
     assert "1.1.0" not in world.sites["north"].stages
     assert "1.1.1" not in world.sites["south"].stages
     world.advance(60)

@@ -14,6 +14,7 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority,
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.placement.registry import Registry, builtin
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import (
     Command,
     Effects,
@@ -32,7 +33,7 @@ from koalapy.scheduling.events import (
     JobSubmitted,
     PeriodicScan,
 )
-from koalapy.scheduling.grid import ClusterStatus, Links
+from koalapy.scheduling.grid import Links
 from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -40,8 +41,6 @@ from koalapy.scheduling.state import SchedulerState
 from tests.scheduling import laws
 from tests.scheduling.sites import STAGE_SIZE, Ack, Confirm, Site
 
-KEPT = ("errors", "unusable", "trials", "drained", "note")
-"""What of a cluster's status outlives the daemon."""
 START_DELAY = 0.125
 """Seconds from an allocation until all runners have reported."""
 
@@ -205,7 +204,8 @@ class World:
         self.warnings += effects.warnings
         for name in effects.clusters:
             cluster = self.queries.grid[name]
-            self._clusters[name] = {field: getattr(cluster, field) for field in KEPT}
+            health = replace(cluster.health, probation=False, probation_at=None)
+            self._clusters[name] = {"health": health, "drained": cluster.drained}
         for command in effects.commands:
             self._send(command)
         self._unasked |= effects.confirm
@@ -250,10 +250,9 @@ class World:
         self.step()
 
     def _cluster(self, name: str) -> ClusterStatus:
-        cluster = ClusterStatus(name, self.speeds.get(name, 1.0), self.profiles.get(name))
-        for field, value in self._clusters.get(name, {}).items():
-            setattr(cluster, field, value)
-        return cluster
+        """What of a cluster's status outlives the daemon is as it was."""
+        profile = self.profiles.get(name) or ClusterProfile()
+        return ClusterStatus(name, self.speeds.get(name, 1.0), profile, **self._clusters.get(name, {}))
 
     # What clusters and the network do
 

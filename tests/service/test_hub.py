@@ -21,8 +21,8 @@ from koalapy.model.wording import is_utf8
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import JobCancelled, JobSubmitted
-from koalapy.scheduling.grid import ClusterStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
@@ -271,10 +271,10 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
         cluster = daemon.scheduler.queries.grid["north"]
         north.says(wire.Confirmed(sequence=probes[0]["sequence"] + 1), report(3))
         await until(daemon, "north", ("usable", 3, ""))
-        assert cluster.confirmed_at < before, "that answers nothing"
+        assert cluster.contact.confirmed_at < before, "that answers nothing"
         north.says(wire.Confirmed(sequence=probes[0]["sequence"]), report(2))
         await until(daemon, "north", ("usable", 2, ""))
-        assert before <= cluster.confirmed_at <= asked
+        assert before <= cluster.contact.confirmed_at <= asked
 
 
 async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, pair_of
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
-from koalapy.scheduling.grid import ClusterStatus, GridStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.grid import GridStatus
 from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkState, LinkTable
 
 NAMES = ("north", "south")

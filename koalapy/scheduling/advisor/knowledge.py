@@ -13,7 +13,8 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.placement.knowledge import SURE, Capacity, Knowledge, Release
-from koalapy.scheduling.grid import ClusterStatus, GridStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.state import SchedulerState
 

@@ -14,8 +14,8 @@ class ClaimTry:
         """``preemption`` is None for a job that may preempt nobody."""
         clusters = [cluster for cluster in state.grid.clusters() if cluster.is_open]
         self._free = {cluster.name: cluster.available for cluster in clusters}
-        on_trial = () if state.grid.is_all_on_trial else (cluster.name for cluster in clusters if cluster.probation)
-        self._one_each = frozenset(on_trial)
+        on_trial = (cluster.name for cluster in clusters if cluster.health.probation)
+        self._one_each = frozenset(() if state.grid.is_all_on_trial else on_trial)
         """Clusters on probation, where one component may be tried at a time."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []

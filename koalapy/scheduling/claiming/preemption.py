@@ -2,7 +2,7 @@
 
 from koalapy.model.job import ComponentState, Job, JobId, Priority
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.state import SchedulerState
 

@@ -9,7 +9,7 @@ from koalapy.model.job import JobId
 from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import clock, listed, nodes
-from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,12 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
     if cluster.drained is not None:
         return f"drained since {clock(cluster.drained.at, now)} {cluster.why}"
     if cluster.state is ClusterState.UNREACHABLE:
-        since = "" if cluster.connected or cluster.last_heard is None else f" since {clock(cluster.last_heard, now)}"
+        heard = None if cluster.contact.connected else cluster.contact.last_heard
+        since = "" if heard is None else f" since {clock(heard, now)}"
         return f"unreachable{since}: {cluster.why}"
     if cluster.state is ClusterState.UNUSABLE:
-        again = "" if cluster.probation_at is None else f"; to be tried again at {clock(cluster.probation_at, now)}"
+        at = cluster.health.probation_at
+        again = "" if at is None else f"; to be tried again at {clock(at, now)}"
         return f"{cluster.why}{again}"
     return cluster.why
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import Limit
+from koalapy.scheduling.cluster_status import HealthStatus, Limit
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, doubled
 
@@ -39,51 +39,50 @@ class ClusterHealth:
             return
         if name in self._counted:
             self._counted[name] = True
-        cluster = self._grid[name]
-        cluster.errors += 1
-        if cluster.probation:
-            cluster.trials += 1
-        if cluster.probation or (cluster.errors >= self._rules.error_threshold and not cluster.unusable):
-            cluster.unusable, cluster.probation = True, False
-            in_a_row = "1 error" if cluster.errors == 1 else f"{cluster.errors} errors in a row"
-            cluster.note = f"{in_a_row}, the last: {error}"
+        health = self._grid[name].health
+        health.errors += 1
+        if health.probation:
+            health.trials += 1
+        if health.probation or (health.errors >= self._rules.error_threshold and not health.unusable):
+            health.unusable, health.probation = True, False
+            in_a_row = "1 error" if health.errors == 1 else f"{health.errors} errors in a row"
+            health.note = f"{in_a_row}, the last: {error}"
             self.plan_probation(name, now)
         self._ledger.cluster_changed(name)
 
     def count_success(self, name: ClusterName) -> None:
         """A program came to its end there."""
-        cluster = self._grid[name]
-        if cluster.errors and not cluster.unusable:
-            cluster.errors = 0
+        health = self._grid[name].health
+        if health.errors and not health.unusable:
+            health.errors = 0
             self._ledger.cluster_changed(name)
 
     def plan_probation(self, name: ClusterName, now: float) -> None:
         """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
         if self._rules.probation:
-            cluster = self._grid[name]
-            pause = doubled(self._rules.probation_pause, cluster.trials, self._rules.probation_pause_max)
-            cluster.probation_at = now + pause
-            self._timers.add(cluster.probation_at, Deadline.PROBATION, cluster=name)
+            health = self._grid[name].health
+            pause = doubled(self._rules.probation_pause, health.trials, self._rules.probation_pause_max)
+            health.probation_at = now + pause
+            self._timers.add(health.probation_at, Deadline.PROBATION, cluster=name)
 
     def begin_probation(self, name: ClusterName, at: float) -> None:
         """The pause is over: components may be tried there, one at a time."""
         cluster = self._grid[name]
-        if cluster.unusable and cluster.probation_at == at:
+        if cluster.health.unusable and cluster.health.probation_at == at:
             cluster.forget_trials()
-            cluster.probation, cluster.capacity_gained = True, True
+            cluster.health.probation, cluster.capacity_gained = True, True
             self._ledger.cluster_changed(name)
 
     def trial_succeeded(self, name: ClusterName) -> None:
         """A program was started on a cluster: if it is on probation, that was its trial."""
-        if self._grid[name].probation:
+        if self._grid[name].health.probation:
             self.clear(name)
             self._grid[name].capacity_gained = True
 
     def clear(self, name: ClusterName) -> None:
         """An operator says that the cluster is mended."""
         cluster = self._grid[name]
-        cluster.errors, cluster.unusable, cluster.probation, cluster.trials, cluster.note = 0, False, False, 0, ""
-        cluster.probation_at = None
+        cluster.health = HealthStatus()
         cluster.forget_trials()
         cluster.limit, cluster.limits = None, 0
         cluster.doubt, cluster.doubts = None, 0

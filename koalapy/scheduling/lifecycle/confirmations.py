@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from koalapy.model.job import Component, ComponentState, Job
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.cluster_status import ClusterStatus, ContactStatus
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, Timer
@@ -43,16 +43,16 @@ class Confirmations:
         return True
 
     def _has_confirmed(self, timer: Timer, component: Component, now: float) -> bool:
-        cluster = self._grid[component.cluster]
-        if cluster.confirmed_at >= timer.at or self.has_timed_out(cluster, now):
+        contact = self._grid[component.cluster].contact
+        if contact.confirmed_at >= timer.at or self.has_timed_out(contact, now):
             return True
-        return timer.kind in NOT_FROM_UNREACHABLE and not cluster.connected and component.unknown_since is not None
+        return timer.kind in NOT_FROM_UNREACHABLE and not contact.connected and component.unknown_since is not None
 
     def received(self, name: ClusterName, as_of: float) -> None:
         """A cluster has reported all that it knew at a moment."""
-        cluster = self._grid[name]
-        cluster.confirmation_requested, cluster.unconfirmed_since = False, None
-        cluster.confirmed_at = max(cluster.confirmed_at, as_of)
+        contact = self._grid[name].contact
+        contact.confirmation_requested, contact.unconfirmed_since = False, None
+        contact.confirmed_at = max(contact.confirmed_at, as_of)
         self.retry_deadlines(name)
 
     def retry_deadlines(self, name: ClusterName) -> None:
@@ -60,30 +60,31 @@ class Confirmations:
         for timer in self._waiting.pop(name, ()):
             self._timers.postpone(timer, timer.at)
 
-    def has_timed_out(self, cluster: ClusterStatus, now: float) -> bool:
+    def has_timed_out(self, contact: ContactStatus, now: float) -> bool:
         """Whether a cluster is heard of, maybe, but has not once confirmed what it knows for as long as a silent one
         is waited for; one that comes back at the end of that has some time more."""
-        return cluster.unconfirmed_since is not None and now >= cluster.unconfirmed_since + self._timeout
+        return contact.unconfirmed_since is not None and now >= contact.unconfirmed_since + self._timeout
 
     def reconnected(self, cluster: ClusterStatus, now: float) -> None:
         """What it was asked for before may never have arrived."""
-        cluster.confirmation_requested = False
+        cluster.contact.confirmation_requested = False
         self.retry_deadlines(cluster.name)
-        if cluster.unconfirmed_since is not None:
+        if cluster.contact.unconfirmed_since is not None:
             self._request(cluster, now)  # else it would stay unconfirmed for ever, with nothing to wait for
 
     def extend(self, cluster: ClusterStatus, seconds: float) -> None:
         """So long nobody could have heard its confirmation."""
-        if cluster.unconfirmed_since is not None:
-            cluster.unconfirmed_since += seconds
-            self._set_timeout(cluster, cluster.unconfirmed_since)
+        if cluster.contact.unconfirmed_since is not None:
+            cluster.contact.unconfirmed_since += seconds
+            self._set_timeout(cluster, cluster.contact.unconfirmed_since)
 
     def _request(self, cluster: ClusterStatus, now: float) -> None:
-        if cluster.connected and not cluster.confirmation_requested:
-            cluster.confirmation_requested = True
+        contact = cluster.contact
+        if contact.connected and not contact.confirmation_requested:
+            contact.confirmation_requested = True
             self._ledger.confirm(cluster.name)
-            if cluster.unconfirmed_since is None:
-                cluster.unconfirmed_since = now
+            if contact.unconfirmed_since is None:
+                contact.unconfirmed_since = now
                 self._set_timeout(cluster, now)
 
     def _set_timeout(self, cluster: ClusterStatus, since: float) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from koalapy.model.job import Token
-from koalapy.scheduling.grid import ClusterStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
@@ -25,14 +25,14 @@ class Contact:
 
     def made(self, cluster: ClusterStatus, now: float) -> None:
         """A cluster has reported everything; whether that was still so when it did is another question."""
-        cluster.connected = True
-        cluster.last_heard = cluster.silent_since = now
+        cluster.contact.connected = True
+        cluster.contact.last_heard = cluster.contact.silent_since = now
         self._confirmations.reconnected(cluster, now)
 
     def lost(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """A cluster was last heard of at that time."""
-        cluster.connected, cluster.confirmation_requested = False, False
-        cluster.last_heard = cluster.silent_since = heard
+        cluster.contact.connected, cluster.contact.confirmation_requested = False, False
+        cluster.contact.last_heard = cluster.contact.silent_since = heard
         self._watch(cluster, now)
 
     def slept(self, now: float, before: float) -> None:
@@ -45,22 +45,23 @@ class Contact:
         if late > MAX_LATENESS:
             for cluster in self._grid.clusters():
                 self._confirmations.extend(cluster, late)
-                if not cluster.connected and cluster.silent_since is not None:
-                    cluster.silent_since += late
-                    cluster.silence_ignored_until = now + self._rules.unreachable_after
+                contact = cluster.contact
+                if not contact.connected and contact.silent_since is not None:
+                    contact.silent_since += late
+                    contact.silence_ignored_until = now + self._rules.unreachable_after
                     self._watch(cluster, now)
 
     def is_overdue(self, timer: Timer, now: float) -> Iterator[Token]:
         """Give up components of a cluster that is silent: their tokens, whose jobs may have to be settled."""
         cluster = self._grid[timer.cluster]
-        if self._confirmations.has_timed_out(cluster, now):
+        if self._confirmations.has_timed_out(cluster.contact, now):
             self._confirmations.retry_deadlines(cluster.name)
-        heard = cluster.last_heard
+        heard = cluster.contact.last_heard
         span = self._rules.lost_after if timer.kind is Deadline.LOST else self._rules.unreachable_after
         if heard is None or not self._is_silent_for(cluster, span, now):
             return
         if timer.kind is Deadline.LOST:
-            cluster.unconfirmed_since = None  # whatever of it is asked about next is new
+            cluster.contact.unconfirmed_since = None  # whatever of it is asked about next is new
         with self._health.one_event(cluster.name):
             for token in cluster.awaited:
                 if timer.kind is Deadline.LOST:
@@ -76,14 +77,16 @@ class Contact:
 
     def _is_silent_for(self, cluster: ClusterStatus, span: float, now: float) -> bool:
         """Whether a cluster has been out of reach for so many seconds, as far as we listened."""
-        if cluster.connected or cluster.silent_since is None:
+        contact = cluster.contact
+        if contact.connected or contact.silent_since is None:
             return False
-        return now >= max(cluster.silent_since + span, cluster.silence_ignored_until)
+        return now >= max(contact.silent_since + span, contact.silence_ignored_until)
 
     def _watch(self, cluster: ClusterStatus, now: float) -> None:
-        since = now if cluster.silent_since is None else cluster.silent_since
+        contact = cluster.contact
+        since = now if contact.silent_since is None else contact.silent_since
         for kind, span in (
             (Deadline.UNREACHABLE, self._rules.unreachable_after),
             (Deadline.LOST, self._rules.lost_after),
         ):
-            self._timers.add(max(now, since + span, cluster.silence_ignored_until), kind, cluster=cluster.name)
+            self._timers.add(max(now, since + span, contact.silence_ignored_until), kind, cluster=cluster.name)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.grid import Doubt
+from koalapy.scheduling.cluster_status import Doubt
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, doubled
 
@@ -30,7 +30,7 @@ class DoubtfulNodes:
         status.count_on_none_of(token)
         ahead = status.largest_queued(token, size)
         surplus, before = status.said_for_new_claims - (ahead - 1), status.doubt
-        if surplus <= 0 or status.problem or not status.connected:
+        if surplus <= 0 or status.problem or not status.contact.connected:
             return  # it does not say that it could have started
         if before is not None:
             surplus, ahead = max(surplus, before.nodes), min(ahead, before.size)

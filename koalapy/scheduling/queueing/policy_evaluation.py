@@ -87,7 +87,7 @@ class PolicyEvaluator:
         whole = answer
         for narrow in (True, False):
             count = Counter(component.cluster for component in answer.components)
-            crowded = {name for name, many in count.items() if many > 1 and self._grid[name].probation}
+            crowded = {name for name, many in count.items() if many > 1 and self._grid[name].health.probation}
             if not crowded:
                 return answer
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}

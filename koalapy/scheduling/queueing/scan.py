@@ -10,7 +10,8 @@ from koalapy.model.placement import Refusal
 from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
-from koalapy.scheduling.grid import ClusterStatus, GridStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
 from koalapy.scheduling.queueing.feasibility import IdleSummary, Needs, needs_of
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues

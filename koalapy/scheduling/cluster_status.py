@@ -1,0 +1,368 @@
+"""What is known of one cluster: what it reported, what was promised since, its contact and its health."""
+
+from dataclasses import KW_ONLY, dataclass, field, replace
+
+from koalapy.model.cluster import ClusterState, ClusterView, Drain
+from koalapy.model.disk import Disk
+from koalapy.model.job import Token
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import ClusterReport
+from koalapy.model.request import ClusterName
+from koalapy.model.wording import clock, listed, nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A cluster's resource manager takes no component of ``size`` nodes or more until a moment, for a reason."""
+
+    size: int
+    until: float
+    reason: str
+
+    def __str__(self) -> str:
+        until = clock(self.until, self.until, exact=True)
+        return f"takes nothing of {nodes(self.size)} or more until {until}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A cluster says that nodes are idle, and a claim for ``size`` nodes that it should have had was in vain."""
+
+    nodes: int
+    """So many of those that it says are idle do not count."""
+    size: int
+    since: float
+    until: float
+    is_tried: bool = False
+    """Whether that is over, and they count for one claim at a time, until one of that size holds."""
+
+    def __str__(self) -> str:
+        until = clock(self.until, self.until, exact=True)
+        again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
+        return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)} was in vain"
+
+
+@dataclass(slots=True)
+class ContactStatus:
+    """Whether a cluster is heard of, and how old what it said is."""
+
+    connected: bool = False
+    last_heard: float | None = None
+    silent_since: float | None = None
+    """When it was last heard of, moved on by what we slept since: then nobody listened."""
+    silence_ignored_until: float = float("-inf")
+    """Before then its silence means nothing."""
+    disconnected_because: str = "its agent has not connected yet"
+    agent_failed: str = ""
+    """Why the agent that the daemon runs for it does not run; empty when it does, or the daemon runs none."""
+    confirmed_at: float = float("-inf")
+    """All that was known there at this time has been told."""
+    confirmation_requested: bool = False
+    """Whether it was asked to confirm that, and has not answered yet."""
+    unconfirmed_since: float | None = None
+    """Since when, on whatever connections; moved on by what we slept."""
+
+
+@dataclass(slots=True)
+class HealthStatus:
+    """How often a cluster has failed in a row, and what follows from that."""
+
+    errors: int = 0
+    unusable: bool = False
+    note: str = ""
+    """Why it is unusable."""
+    trials: int = 0
+    """Probations that failed since it became unusable: each makes the next pause longer."""
+    probation: bool = False
+    """Whether the unusable cluster is being tried again."""
+    probation_at: float | None = None
+    """When the next trial may start."""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterStatus:
+    """One cluster. Nodes are counted; which ones a component gets is the cluster's own business."""
+
+    name: ClusterName
+    speed: float = 1.0
+    profile: ClusterProfile = field(default_factory=ClusterProfile)
+    _: KW_ONLY
+    contact: ContactStatus = field(default_factory=ContactStatus)
+    health: HealthStatus = field(default_factory=HealthStatus)
+    drained: Drain | None = None
+
+    # As its agent reported
+
+    reported: bool = False
+    """Whether it has told its nodes since the daemon began."""
+    total: int = 0
+    background: int = 0
+    down: int = 0
+    problem: str = ""
+    """Why nothing can be started there, by what its agent knows of its resource manager; empty when it can."""
+    notices: tuple[str, ...] = ()
+    """What its agent tells people beside that."""
+    lacks: frozenset[str] = frozenset()
+    """Programs that are missing there."""
+    disks: tuple[Disk, ...] = ()
+    """Where its agent writes."""
+    over: set[Token] = field(default_factory=set)
+    """Components whose program has ended, as was told before its exit code."""
+    _idle: int = 0
+    _holding: frozenset[Token] = frozenset()
+
+    # What components of ours have, or were promised
+
+    live: dict[Token, int] = field(default_factory=dict)
+    """Size in nodes of each component that may hold nodes here."""
+    delivering: set[Token] = field(default_factory=set)
+    """Components that have given back their nodes here and still send what they have."""
+    capacity_gained: bool = False
+    """Whether nodes became available here since the grid was last asked."""
+    departs: bool = False
+    """Whether more nodes will be available than was expected when the grid was last asked."""
+    _promised: int = 0
+    _leaving: dict[Token, int] = field(default_factory=dict)
+    _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
+    """The components that were leaving when others were promised nodes that were not idle: theirs."""
+    _trials: set[Token] = field(default_factory=set)
+    """Components that are tried here while it is on probation."""
+
+    # What it is not believed, or does not take
+
+    limit: Limit | None = None
+    limits: int = 0
+    """How often it has told of a limit since it last took a component: each makes the next pause longer."""
+    doubt: Doubt | None = None
+    doubts: int = 0
+    """How many claims in a row were in vain though it said that it had the nodes: each makes the pause longer."""
+    _proofs: set[Token] = field(default_factory=set)
+    """Claims that are under way for nodes that count again after a doubt."""
+
+    def report(self, report: ClusterReport) -> None:
+        """Take in what its agent says of its nodes."""
+        self.capacity_gained |= bool(self.lacks - report.lacks)
+        self.lacks, self.disks = report.lacks, report.disks
+        before, expected = (self.available if not self.problem or report.problem else 0), self.expected
+        self.problem, self.notices = report.problem, report.notices
+        if report.problem and not report.total:
+            return  # its agent is new and has not seen its nodes yet: what was known of them stands
+        # No node is two things, whatever an agent says.
+        self.total, self._idle = report.total, min(report.idle, report.total)
+        self.down = min(report.down, self.total - self._idle)
+        self.background = min(report.background, self.total - self._idle - self.down)
+        self.reported = True
+        if self.doubt is not None and self._idle < self.doubt.nodes:
+            # Somebody has taken some of them: these were there.
+            self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
+        self._holding = holding = report.holding
+        self._promised = sum(size for token, size in self.live.items() if token not in holding)
+        for token in [token for token in self._leaving if token not in self.live and token not in holding]:
+            del self._leaving[token]
+        self.capacity_gained |= self.available > before
+        self.departs |= self.expected > expected
+
+    def promise(self, token: Token, size: int) -> None:
+        """Nodes are given to a component; they stop being available now, not when the cluster says so."""
+        if size > self.idle:
+            self._promised_of[token] = frozenset(self._leaving)
+        self.live[token] = size
+        if token not in self._holding:
+            self._promised += size
+        if self.health.probation:
+            self._trials.add(token)
+        if self.doubt is not None and self.doubt.is_tried:
+            self._proofs.add(token)
+
+    def shown(self, token: Token) -> None:
+        """A claim has shown what it could, or never will: the next may."""
+        if token in self._proofs:
+            self._proofs.remove(token)
+            self.capacity_gained |= not self._proofs
+
+    def forget_trials(self) -> None:
+        """What was tried here before is no trial of what comes next, however long it goes on."""
+        self._trials.clear()
+
+    def leave(self, token: Token) -> None:
+        """The component was told to end: its nodes will be free soon."""
+        if token in self.live:
+            self.departs |= token not in self._leaving
+            self._leaving[token] = self.live[token]
+
+    @property
+    def awaited(self) -> list[Token]:
+        """Components of which something is to be heard."""
+        return [*self.live, *self.delivering]
+
+    def deliver(self, token: Token) -> None:
+        """The component has given back its nodes, and has not ended."""
+        self.release(token)
+        self.delivering.add(token)
+
+    def release(self, token: Token) -> None:
+        """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
+        before, expected = self.available, self.expected
+        self.delivering.discard(token)
+        size = self.live.pop(token, 0)
+        self._promised_of.pop(token, None)
+        self.over.discard(token)
+        if token not in self._holding:
+            self._promised -= size
+            self._leaving.pop(token, None)
+        elif size:
+            self._leaving[token] = size
+        if token in self._trials:
+            self._trials.remove(token)
+            self.capacity_gained |= not self._trials
+        self.shown(token)
+        self.capacity_gained |= self.available > before
+        self.departs |= self.expected > expected
+
+    # Nodes
+
+    def holds(self, token: Token) -> bool:
+        """Whether its last report says that a component has its nodes."""
+        return token in self._holding
+
+    @property
+    def available(self) -> int:
+        """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
+        yet count and those in doubt, and within what the resource manager takes of us.
+        """
+        free = self._idle - self._promised  # asked of every cluster in each scan
+        if self.doubt is not None:
+            free -= self.doubted
+        return max(0, self._within_limit(free))
+
+    @property
+    def trusted_available(self) -> int:
+        """The same, if nothing of what it says were in doubt."""
+        return self._within_limit(self.idle)
+
+    @property
+    def without_ours(self) -> int:
+        """Nodes that could be promised if no component of ours had any."""
+        return self._within_limit(self.total - self.background - self.down - self.doubted)
+
+    def _within_limit(self, count: int) -> int:
+        """As many of these nodes as the resource manager takes of us."""
+        return count if self.limit is None else min(count, self.limit.size - 1)
+
+    @property
+    def idle(self) -> int:
+        """The same as available, whatever we doubt and whatever limits the resource manager has for us."""
+        return max(0, self._idle - self._promised)
+
+    @property
+    def surplus(self) -> int:
+        """Nodes beyond those that are promised or in doubt; below 0 when there are too few for these."""
+        return self._idle - self._promised - self.doubted
+
+    @property
+    def doubted(self) -> int:
+        """Nodes that are said to be idle and do not count now."""
+        if self.doubt is None or (self.doubt.is_tried and not self._proofs):
+            return 0
+        return self.doubt.nodes
+
+    @property
+    def said_for_new_claims(self) -> int:
+        """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits."""
+        waiting = (size for t, size in self.live.items() if t not in self._holding and t not in self._leaving)
+        return self._idle - sum(waiting)
+
+    def largest_queued(self, token: Token, size: int) -> int:
+        """The nodes of a component of ``size``, or of the largest that was promised some before it and has none: where
+        the queue is strict, it was held up by that one."""
+        for other, its in self.live.items():
+            if other == token:
+                break
+            if other not in self._holding:
+                size = max(size, its)
+        return size
+
+    def count_on_none_of(self, token: Token) -> None:
+        """The nodes that a component was promised of others never came: nobody is promised them any more."""
+        for other in self._promised_of.pop(token, ()):
+            self._leaving.pop(other, None)
+
+    @property
+    def leaving(self) -> int:
+        """Nodes of components that are ending, or have ended since the last report."""
+        return sum(self._leaving.values())
+
+    def still_to_leave(self, token: Token) -> int:
+        """Nodes that a component was promised of others that were leaving, and that these have not given back yet."""
+        return sum(self._leaving.get(other, 0) for other in self._promised_of.get(token, ()))
+
+    @property
+    def expected(self) -> int:
+        """Nodes available once all that is ending has ended; below 0 when more is promised than that."""
+        return self._idle - self._promised + self.leaving - self.doubted
+
+    @property
+    def reported_idle(self) -> int:
+        return self._idle
+
+    @property
+    def used(self) -> int:
+        """Nodes that are neither idle, nor local users', nor down: what components of ours have, were promised and
+        will get, or what the resource manager has not let go of. A component that waits behind local users has none.
+        """
+        if not self.reported:
+            return sum(self.live.values())
+        return self.total - self.background - self.down - self.idle
+
+    # Whether it may be used
+
+    @property
+    def is_open(self) -> bool:
+        """Whether components may be placed here now; on probation only while none is being tried."""
+        state = self.state
+        return state is ClusterState.USABLE or (state is ClusterState.PROBATION and not self._trials)
+
+    @property
+    def state(self) -> ClusterState:
+        if self.drained is not None:
+            return ClusterState.DRAINED
+        if not self.contact.connected:
+            return ClusterState.UNREACHABLE
+        if self.health.unusable and not self.health.probation:
+            return ClusterState.UNUSABLE
+        if self.problem:
+            return ClusterState.UNREACHABLE
+        return ClusterState.PROBATION if self.health.unusable else ClusterState.USABLE
+
+    @property
+    def why(self) -> str:
+        """Why nothing is placed here, in the words an operator would use; empty when usable."""
+        if self.drained is not None:
+            by = f"by {self.drained.by}" if self.drained.by else "by an operator"
+            return f"{by}: {self.drained.reason}" if self.drained.reason else by
+        if not self.contact.connected:
+            return self.problem or self.contact.agent_failed or self.contact.disconnected_because
+        if self.health.unusable and not self.health.probation:
+            return self.health.note
+        if self.problem:
+            return self.problem
+        return f"on probation, one component at a time; {self.health.note}" if self.health.unusable else ""
+
+    @property
+    def moves_files(self) -> bool:
+        return "rsync" not in self.lacks
+
+    @property
+    def said(self) -> str:
+        """Everything that an operator should know of it in one line; empty when all is well."""
+        lacks = f"has no {listed(sorted(self.lacks))}: no files come there from other clusters, and none go"
+        held_back = [str(each) for each in (self.limit, self.doubt) if each is not None]
+        return "; ".join(filter(None, (self.why, *held_back, lacks if self.lacks else "", *self.notices)))
+
+    def view(self, idle: int) -> ClusterView:
+        """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
+        state = self.state
+        if state is ClusterState.PROBATION:
+            state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
+        note = "" if state is ClusterState.USABLE else self.why
+        return ClusterView(self.name, self.total, idle, state, self.speed, note)
