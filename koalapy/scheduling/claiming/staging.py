@@ -6,7 +6,7 @@ from koalapy.model.wording import listed
 from koalapy.scheduling.effects import StageComponent, UnstageComponent
 from koalapy.scheduling.ledger import Ledger
 
-TELLING = 0.5
+MIN_MEASURED_SECONDS = 0.5
 """Seconds of a transfer from which on its speed tells how long the rest will take."""
 
 
@@ -39,4 +39,4 @@ def _expected_end(component: Component, now: float) -> float | None:
     if component.staging_since is None or component.staged_at is not None:
         return None
     passed, there, size = now - component.staging_since, component.staged, component.stage_size
-    return now + passed * (size - there) / there if passed >= TELLING and 0 < there < size else None
+    return now + passed * (size - there) / there if passed >= MIN_MEASURED_SECONDS and 0 < there < size else None

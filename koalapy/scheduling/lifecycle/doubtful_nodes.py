@@ -14,7 +14,7 @@ from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, doubled
 
 DOUBT_PAUSE = 30.0
-"""Seconds for which nodes do not count after the first claim in vain; each further one doubles that."""
+"""Seconds for which nodes do not count after the first claim that timed out; each further one doubles that."""
 MAX_DOUBT_PAUSE = 1800.0
 
 
