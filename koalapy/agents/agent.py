@@ -87,7 +87,9 @@ class Agent:
         )
         self._barrier = Barrier(self._reporter, self._jobs, INITIAL_LEASE)
         self._questions = Questions(self._uplink)
-        self._files = FileService(settings, self._questions, self._reporter, self._finished, self._spool.disk_sync)
+        self._files = FileService(
+            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync
+        )
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
@@ -181,10 +183,6 @@ class Agent:
             pid=os.getpid(),
             known=self._daemons.known(),
         )
-
-    def _finished(self, component: Component) -> None:
-        """Its results are sent: now its end may be told, with a last word if there is one."""
-        self._reporter.publish(component)
 
     def _submission(self, component: Component) -> LrmSubmission:
         stage = component.stage and str(self._files.stages.folder(component.instance, component.stage))

@@ -72,7 +72,7 @@ class Component:
     """Whether its results were sent, or will never be."""
     nodes: list[Node] = field(default_factory=list)
     output: OutputLog = field(init=False)
-    told: ComponentStatus | None = None
+    reported: ComponentStatus | None = None
     """The last status the daemon was sent on this connection."""
     _opening: bytes = b""
 
@@ -238,8 +238,8 @@ class Component:
         elif lost := next((n for n in self.nodes if n.result is None), None):
             who = f"the runner on {lost.name or 'a node'}" if lost.phase else "the resource manager's job"
             code = f" (exit code {job.exit_code})" if job and job.exit_code is not None else ""
-            said = self.folder.last_words()
-            wrote = f"; the last line of its {RUNNER_LOG}: {said}" if said else ""
+            last_line = self.folder.last_words()
+            wrote = f"; the last line of its {RUNNER_LOG}: {last_line}" if last_line else ""
             self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}{wrote}")
         elif any(r and r["stopped"] for r in results) and self.exit_code is None:
             self.fail(f"the local resource manager ended it: {reason or 'no reason given'}")

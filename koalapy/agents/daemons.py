@@ -73,8 +73,8 @@ class Daemons:
 
 def _remembered(directory: Path) -> Iterator[KnownDaemon]:
     """From the one that was last met longest ago to the latest."""
-    found = [path for path in directory.glob(f"*/{EPOCH_FILE}") if path.is_file()]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime):
+    files = [path for path in directory.glob(f"*/{EPOCH_FILE}") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime):
         fields: dict[str, object] = {}
         for part in (path, path.with_name(JOB_FILE)):
             with contextlib.suppress(OSError, ValueError, TypeError):

@@ -137,7 +137,7 @@ def _result(polling: "asyncio.Future[T]") -> T:
 
 def in_one_line(error: SiteError) -> str:
     """An error's words and the way out; of very many words, the first and the last."""
-    said = " ".join(error.message.split())
-    if len(said) > MAX_ERROR_LENGTH:
-        said = f"{said[: MAX_ERROR_LENGTH // 2]} … {said[-MAX_ERROR_LENGTH // 2 :]}"
-    return f"{said}; {' '.join(error.hint.split())}" if error.hint else said
+    text = " ".join(error.message.split())
+    if len(text) > MAX_ERROR_LENGTH:
+        text = f"{text[: MAX_ERROR_LENGTH // 2]} … {text[-MAX_ERROR_LENGTH // 2 :]}"
+    return f"{text}; {' '.join(error.hint.split())}" if error.hint else text

@@ -310,13 +310,13 @@ class LrmJobs:
         health, lrm = self._health, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
-                found = await health.call(lrm.find(component.name)) if unsure else None
-                if found is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
+                lrm_job = await health.call(lrm.find(component.name)) if unsure else None
+                if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.synced()  # else it might run and nobody know of it
-                    found = await health.call(lrm.submit(self._submission(component)))
+                    lrm_job = await health.call(lrm.submit(self._submission(component)))
                     health.accepted()
-                if found is not None or component.stop is not None:
-                    return found
+                if lrm_job is not None or component.stop is not None:
+                    return lrm_job
             except SiteUnavailable as error:
                 unsure, failed = True, error
                 if attempt == MAX_SUBMIT_TRIES:

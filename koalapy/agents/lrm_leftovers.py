@@ -22,7 +22,7 @@ class Leftover:
 
     job: LrmJob
     since: float
-    told: float
+    ordered: float
 
 
 class Leftovers:
@@ -44,25 +44,25 @@ class Leftovers:
         self._over.pop(name, None)
 
     def see(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
-        """Take in a look and, of the live components, the jobs that were told to end already.
+        """Take in a look and, of the live components, the jobs that were ordered to end already.
 
-        What is to be told to end now, and whether by force because it was told before.
+        What is to be ordered to end now, and whether by force because it was ordered before.
         """
         now = time.monotonic()
-        told = {job.id: job for job in ending}
+        ordered = {job.id: job for job in ending}
         over = {job.id: job for job in jobs if job.name in self._over and job.state is not LrmJobState.ENDED}
-        self._left = {id: left for id, left in self._left.items() if id in told or id in over}
+        self._left = {id: left for id, left in self._left.items() if id in ordered or id in over}
         orders = []
-        for job in (*told.values(), *over.values()):
+        for job in (*ordered.values(), *over.values()):
             left = self._left.get(job.id)
             if left is None:
                 self._left[job.id] = Leftover(job, time.time(), now)
-                if job.id not in told:
+                if job.id not in ordered:
                     orders.append((job, False))
                 continue
             left.job = job
-            if now >= left.told + FORCE_AFTER:
-                left.told = now
+            if now >= left.ordered + FORCE_AFTER:
+                left.ordered = now
                 orders.append((job, True))
         return orders
 

@@ -82,8 +82,8 @@ class Questions:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("no answer by an error of ours", action="answer", what=message.what, exc_info=error)
-            said = f"{type(error).__name__}: {error}"
-            refusal = Answer(ident=message.ident, cluster=message.cluster, error=said, fault="refused")
+            text = f"{type(error).__name__}: {error}"
+            refusal = Answer(ident=message.ident, cluster=message.cluster, error=text, fault="refused")
             self._uplink.put(refusal, urgent=True)
 
     async def close(self) -> None:
@@ -103,9 +103,9 @@ class Questions:
             where = ".".join(map(str, first["loc"]))
             answer = answer.model_copy(update={"error": f"{where}: {first['msg']}", "fault": "invalid"})
         except SiteError as error:
-            said = f"{error.message}: {error.hint}" if error.hint else error.message
+            text = f"{error.message}: {error.hint}" if error.hint else error.message
             fault = error.fault if isinstance(error, SiteRejected) else "unavailable"
-            answer = answer.model_copy(update={"error": said, "fault": fault or "refused"})
+            answer = answer.model_copy(update={"error": text, "fault": fault or "refused"})
         except OSError as error:
             log.warning("cannot answer", action="answer", what=message.what, reason=str(error))
             answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": "unavailable"})

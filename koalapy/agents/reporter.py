@@ -84,7 +84,7 @@ class Reporter:
         if problem:
             self.report(None, problem)
         for component, status in zip(own, statuses, strict=True):
-            component.told = status
+            component.reported = status
             self.publish_output(component)
 
     def disconnected(self) -> None:
@@ -99,19 +99,19 @@ class Reporter:
         if not self._ready or component.instance != self.instance:
             return
         status = self._status(component)
-        if status != component.told:
-            component.told = status
+        if status != component.reported:
+            component.reported = status
             self.uplink.put(status)
 
     def publish_stage(self, instance: str, status: StageStatus) -> bool:
         """Whether it was sent."""
-        told = self._ready and instance == self.instance
-        if told:
+        sent = self._ready and instance == self.instance
+        if sent:
             self.uplink.put(status)
-        return told
+        return sent
 
     def publish_again(self, component: Component) -> None:
-        component.told = None
+        component.reported = None
         self.publish(component)
 
     def publish_output(self, component: Component) -> None:

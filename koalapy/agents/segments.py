@@ -57,8 +57,8 @@ class Segments:
                 data = path.read_bytes()
             except OSError:
                 data = b""
-            found = _parse(data)
-            state = _state(found, len(self.received), start)
+            frames = _parse(data)
+            state = _state(frames, len(self.received), start)
             if state is None or start < self.total:
                 self.torn += len(data)
                 _remove(path)
@@ -67,7 +67,7 @@ class Segments:
                 self._segments[-1].size = -1  # nothing may be appended to it
             segment = Segment(start, start, path)
             self.received = state
-            for node, payload, end in found:
+            for node, payload, end in frames:
                 if node >= len(state):
                     break
                 segment.size = end
@@ -164,24 +164,24 @@ def _frame(node: int, payload: bytes) -> bytes:
 
 def _parse(data: bytes) -> list[tuple[int, bytes, int]]:
     """The (node, payload, end in the data) of the frames up to the first that is not whole."""
-    found: list[tuple[int, bytes, int]] = []
+    frames: list[tuple[int, bytes, int]] = []
     at = 0
     while header := _HEADER.match(data, at, at + MAX_HEADER_LENGTH):
         end = header.end() + int(header[2])
         payload = data[header.end() : end]
         if len(data) < end or zlib.crc32(payload) != int(header[3], 16):
             break
-        found.append((int(header[1]), payload, end))
+        frames.append((int(header[1]), payload, end))
         at = end
-    return found
+    return frames
 
 
-def _state(found: list[tuple[int, bytes, int]], count: int, start: int) -> list[int] | None:
+def _state(frames: list[tuple[int, bytes, int]], count: int, start: int) -> list[int] | None:
     """What a segment says of before it; None unless it makes sense."""
-    if not found or found[0][0] != STATE_FRAME or any(node == STATE_FRAME for node, _, _ in found[1:]):
+    if not frames or frames[0][0] != STATE_FRAME or any(node == STATE_FRAME for node, _, _ in frames[1:]):
         return None
     try:
-        state = json.loads(found[0][1])
+        state = json.loads(frames[0][1])
     except ValueError:
         return None
     if not isinstance(state, list) or len(state) != count or not all(type(n) is int and n >= 0 for n in state):

@@ -116,12 +116,12 @@ class Folder:
 
     def unsent(self) -> dict[int, list[tuple[int, Path]]]:
         """The files with output that runners had not sent, by node and the places in its stream where they begin."""
-        found: dict[int, list[tuple[int, Path]]] = {}
+        by_node: dict[int, list[tuple[int, Path]]] = {}
         for path in self.path.glob("output.*.*"):
             _, node, start = path.name.split(".", 2)
             if node.isdecimal() and start.isdecimal():
-                found.setdefault(int(node), []).append((int(start), path))
-        return {node: sorted(files) for node, files in found.items()}
+                by_node.setdefault(int(node), []).append((int(start), path))
+        return {node: sorted(files) for node, files in by_node.items()}
 
     def keep_result(self, node: int, result: dict[str, Any]) -> None:
         """What a runner told, where it could not leave it itself, or not all of it: its spool may be another machine's.

@@ -112,10 +112,10 @@ class AgentMessages:
         self._engine.post(Item(events=(*self._learn(session, status), Reported(session.cluster, status))))
 
     def _learn(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
-        found = self._engine.queries.find_staged(status.token)
-        if self.feedback is None or found is None or found[1].cluster != session.cluster:
+        staged = self._engine.queries.find_staged(status.token)
+        if self.feedback is None or staged is None or staged[1].cluster != session.cluster:
             return ()
-        return self.feedback.learn(*found, status)
+        return self.feedback.learn(*staged, status)
 
     def _ack(self, session: Session, message: Ack) -> None:
         if message.error:
