@@ -95,7 +95,7 @@ class Agent:
         self._questions.answer_with("background-stop", background.stop)
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         folders = {"spool": settings.directory, "stages": settings.stages}
-        self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.look)
+        self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.poll_soon)
         self._undone: list[Command] = []
         """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)

@@ -23,15 +23,15 @@ REPORT_INTERVAL = 10.0
 POLL_INTERVAL = 5.0
 """Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
 FIRST_POLL_DELAY = 0.1
-"""Seconds until we look for the end of a component whose runners are gone; each further look waits twice as long."""
+"""Seconds until we poll for the end of a component whose runners are gone; each further poll waits twice as long."""
 MIN_PAUSE_RATIO = 4
-"""How many times as long as a look took, we wait at least until the next such one."""
+"""How many times as long as a poll took, we wait at least until the next such one."""
 AWAITED_POLL_INTERVAL = 1.0
-"""Seconds between two looks while jobs wait for nodes that others have: nobody tells us when they give them back."""
+"""Seconds between two polls while jobs wait for nodes that others have: nobody tells us when they give them back."""
 MAX_OPEN_PAUSE = 10.0
 """Seconds between two tries to open the resource manager, at most."""
 MIN_POLL_INTERVAL = 0.02
-"""Seconds between two looks at least, so that a burst of changes costs one."""
+"""Seconds between two polls at least, so that a burst of changes costs one."""
 MAX_SUBMIT_TRIES = 5
 """The last of them only looks whether one before was taken all the same."""
 SUBMIT_PAUSE = 0.2
@@ -67,18 +67,18 @@ class LrmJobs:
         """Names of live components whose jobs the resource manager was asked to end."""
         self._ordered: dict[str, float] = {}
         """Jobs beside those of live components that it was asked to end, and when last."""
-        self._look = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._polled = asyncio.Event()
         self._last: LrmSnapshot | None = None
-        self._took = self._looked_at = 0.0
-        """Seconds of the last look, and when it was over."""
-        self._looking = False
+        self._poll_seconds = self._polled_at = 0.0
+        """Seconds of the last poll, and when it was over."""
+        self._polling = False
         self._awaited = False
         """Whether jobs wait for nodes here."""
-        self._looks = 0
+        self._polls = 0
         """How many have begun."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Who waits for the end of a look of that number or a later one."""
+        """Who waits for the end of a poll of that number or a later one."""
         self._ending: set[str] = set()
         self._soon = self._soon_at = 0.0
 
@@ -88,38 +88,38 @@ class LrmJobs:
         return self._health.problem
 
     async def snapshot(self) -> LrmSnapshot:
-        """The last look; waits for the first."""
-        await self._looked.wait()
+        """The last poll; waits for the first."""
+        await self._polled.wait()
         assert self._last is not None
         return self._last
 
-    def look(self) -> None:
-        """Look again soon."""
-        self._look.set()
+    def poll_soon(self) -> None:
+        """Poll again soon."""
+        self._wake.set()
 
     def await_nodes(self, *, awaited: bool) -> None:
         """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
         self._awaited = awaited
-        if self._worth_looking and not self._looking:
-            rest = MIN_PAUSE_RATIO * self._took - (time.monotonic() - self._looked_at)
-            asyncio.get_running_loop().call_later(max(0.0, rest), self._look_after, self._looks)
+        if self._awaits_others and not self._polling:
+            rest = MIN_PAUSE_RATIO * self._poll_seconds - (time.monotonic() - self._polled_at)
+            asyncio.get_running_loop().call_later(max(0.0, rest), self._poll_after, self._polls)
 
-    def _look_after(self, number: int) -> None:
-        """Look again soon unless that was done since the look of that number."""
-        if self._looks == number:
-            self.look()
+    def _poll_after(self, number: int) -> None:
+        """Poll soon unless that was done since the poll of that number."""
+        if self._polls == number:
+            self.poll_soon()
 
     @property
-    def _worth_looking(self) -> bool:
-        """Whether somebody waits for nodes that not we have: of our own jobs' ends we hear without that."""
+    def _awaits_others(self) -> bool:
+        """Whether jobs wait for nodes that others have: of our own jobs' ends we hear without that."""
         last = self._last
         return self._awaited and last is not None and last.background + last.down > 0
 
     async def poll_afresh(self) -> None:
-        """Wait for a look that began after this was called, whatever came of it."""
+        """Wait for a poll that began after this was called, whatever came of it."""
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._looks + 1, done))
-        self._look.set()
+        self._waiting.append((self._polls + 1, done))
+        self._wake.set()
         await done
 
     def submit(self, component: Component, *, unsure: bool = False) -> None:
@@ -151,7 +151,7 @@ class LrmJobs:
                 if anyway:
                     reported_at = time.monotonic()
                 await asyncio.sleep(MIN_POLL_INTERVAL)
-                await self._wait(self._patience())
+                await self._wait(self._time_to_next_poll())
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -170,18 +170,18 @@ class LrmJobs:
 
     async def _listen(self) -> None:
         async for _ in self._lrm.changes():
-            self._look.set()
+            self._wake.set()
 
-    async def _wait(self, patience: float) -> None:
+    async def _wait(self, timeout: float) -> None:
         try:
-            async with asyncio.timeout(patience):
-                await self._look.wait()
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
         except TimeoutError:
             pass
-        self._look.clear()
+        self._wake.clear()
 
-    def _patience(self) -> float:
-        """Seconds until the next look at the latest.
+    def _time_to_next_poll(self) -> float:
+        """Seconds until the next poll at the latest.
 
         As a rule a resource manager says itself when to look, and to look without that is a safety net. But where only
         its word is missing for the end of a component, nodes of ours are idle until then: we look soon, and ever later.
@@ -189,21 +189,21 @@ class LrmJobs:
         now = time.monotonic()
         ending = {component.name for component in self._reporter.live.values() if component.only_the_lrm_is_missing}
         if ending - self._ending:
-            self._soon = max(FIRST_POLL_DELAY, MIN_PAUSE_RATIO * self._took)
+            self._soon = max(FIRST_POLL_DELAY, MIN_PAUSE_RATIO * self._poll_seconds)
             self._soon_at = now + self._soon
         elif now >= self._soon_at:
             self._soon = min(self._poll_interval, self._soon * 2)
             self._soon_at = now + self._soon
         self._ending = ending
-        patience = max(REPORT_INTERVAL, 2 * self._poll_interval)
-        if self._worth_looking:
-            patience = min(patience, max(AWAITED_POLL_INTERVAL, MIN_PAUSE_RATIO * self._took))
-        return min(patience, self._soon_at - now) if ending else patience
+        timeout = max(REPORT_INTERVAL, 2 * self._poll_interval)
+        if self._awaits_others:
+            timeout = min(timeout, max(AWAITED_POLL_INTERVAL, MIN_PAUSE_RATIO * self._poll_seconds))
+        return min(timeout, self._soon_at - now) if ending else timeout
 
     async def _once(self, *, anyway: bool) -> None:
-        self._looks += 1
-        number = self._looks
-        await self._see(anyway=anyway)
+        self._polls += 1
+        number = self._polls
+        await self._poll(anyway=anyway)
         waiting, self._waiting = self._waiting, []
         for wanted, done in waiting:
             if wanted > number:
@@ -211,23 +211,23 @@ class LrmJobs:
             elif not done.done():
                 done.set_result(None)
 
-    async def _see(self, *, anyway: bool) -> None:
+    async def _poll(self, *, anyway: bool) -> None:
         began = time.monotonic()
-        self._looking = True
+        self._polling = True
         try:
             snapshot = await self._health.poll(self._lrm.snapshot())
         except SiteError:
             return
         finally:
-            self._looking = False
-            self._looked_at = time.monotonic()
-            self._took = self._looked_at - began
+            self._polling = False
+            self._polled_at = time.monotonic()
+            self._poll_seconds = self._polled_at - began
         self._health.takes_no_jobs(snapshot.submit_error)
         self._last = snapshot
         self._compare(snapshot, began)
         self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
         self._reporter.report(snapshot, self.problem, anyway=anyway)
-        self._looked.set()
+        self._polled.set()
 
     def _tell(self) -> None:
         if self.problem:
@@ -292,7 +292,7 @@ class LrmJobs:
         if component.lrm_job is None:
             component.end()
             self._over(component)
-            self.look()  # what was told of this cluster may no longer hold
+            self.poll_soon()  # what was told of this cluster may no longer hold
         else:
             component.folder.note(lrm=component.lrm_job)
             log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)
@@ -341,18 +341,18 @@ class LrmJobs:
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
             await self._health.call(self._lrm.cancel(job.id, job.name, by_force=by_force))
-            self.look()
+            self.poll_soon()
         except SiteError as error:
             log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
 
-    async def _cancel(self, component: Component, patience: float) -> None:
+    async def _cancel(self, component: Component, timeout: float) -> None:
         """Ask the resource manager, and again until the component has ended."""
         try:
             await self._opened.wait()
-            await asyncio.sleep(patience)
+            await asyncio.sleep(timeout)
             # What its runners had not handed over when they were told to end is not to be lost.
             longest = time.monotonic() + LAST_OUTPUT_TIMEOUT
-            while patience and (left := component.output.taken_at + patience - time.monotonic()) > 0:
+            while timeout and (left := component.output.taken_at + timeout - time.monotonic()) > 0:
                 if time.monotonic() > longest:
                     break
                 await asyncio.sleep(left)
@@ -360,7 +360,7 @@ class LrmJobs:
                 self._cancelled.add(component.name)
                 try:
                     await self._health.call(self._lrm.cancel(component.lrm_job, component.name))
-                    self.look()
+                    self.poll_soon()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)
                 await asyncio.sleep(STOP_TIMEOUT)

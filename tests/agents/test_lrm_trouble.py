@@ -145,7 +145,7 @@ async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
             result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
             component.folder.keep_result(0, {**result, "host": "a", "name": "a"})
             component.node_ended(0, result)
-            own.look()
+            own.poll_soon()
         elif lrm.looks > 3 and component.lrm_job is not None:
             lrm.end(component.lrm_job)
         return component.ended
