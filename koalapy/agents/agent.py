@@ -95,7 +95,7 @@ class Agent:
         self._questions.answer_with("background-stop", background.stop)
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         folders = {"spool": settings.directory, "stages": settings.stages}
-        self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.poll_soon)
+        self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.polls.soon)
         self._undone: list[Command] = []
         """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
@@ -211,7 +211,7 @@ class Agent:
 
     def _lost(self) -> None:
         self._reporter.disconnected()
-        self._jobs.await_nodes(awaited=False)
+        self._jobs.polls.await_nodes(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
         for confirming in self._confirming:
@@ -250,14 +250,14 @@ class Agent:
         self._reporter.welcomed(self._jobs.problem)
         try:
             async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
-                snapshot = await self._jobs.snapshot()
+                snapshot = await self._jobs.polls.snapshot()
         except TimeoutError:
             self._reporter.connected(None, self._jobs.problem)
-            snapshot = await self._jobs.snapshot()
+            snapshot = await self._jobs.polls.snapshot()
         self._reporter.connected(snapshot, self._jobs.problem)
 
     def _probe(self, message: Probe) -> None:
-        self._jobs.await_nodes(awaited=message.awaited)
+        self._jobs.polls.await_nodes(awaited=message.awaited)
         if not message.look:
             self._uplink.put(Confirmed(sequence=message.sequence), urgent=True)
             return
@@ -269,7 +269,7 @@ class Agent:
         """What runners have sent may not have been read yet, above all when we were stopped for a while."""
         await self._barrier.all_back()
         await self._runners.drain()
-        await self._jobs.poll_afresh()
+        await self._jobs.polls.afresh()
         self._uplink.put(Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: Command) -> None:

@@ -111,7 +111,7 @@ class Barrier:
                 connected=node.lrm_job,
             )
             runner.send({"t": "refused"})
-            self._jobs.poll_soon()
+            self._jobs.polls.soon()
             return False
         node.lrm_job = lrm_job
         earlier, node.runner, node.exit = node.runner, runner, None
@@ -160,7 +160,7 @@ class Barrier:
         if component.nodes[runner.node].result is None:
             self._expect(component, runner.node, RECONNECT_TIMEOUT)
         if not component.runners:
-            self._jobs.poll_soon()
+            self._jobs.polls.soon()
 
     def _output(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         received = component.output.take(runner.node, message["offset"], base64.b64decode(message["data"]))

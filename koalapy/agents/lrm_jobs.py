@@ -11,6 +11,7 @@ from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm_health import LrmHealth, in_one_line, unexpected
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
+from koalapy.agents.lrm_polling import FIRST_POLL_DELAY, REPORT_INTERVAL, PollSchedule
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runner_timeouts import ConnectTimeouts, HangUpTimeouts
 from koalapy.agents.spool import write_error
@@ -19,15 +20,8 @@ from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 log = structlog.get_logger()
 
 FAULTS = get_args(Fault)
-REPORT_INTERVAL = 10.0
 POLL_INTERVAL = 5.0
 """Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
-FIRST_POLL_DELAY = 0.1
-"""Seconds until we poll for the end of a component whose runners are gone; each further poll waits twice as long."""
-MIN_PAUSE_RATIO = 4
-"""How many times as long as a poll took, we wait at least until the next such one."""
-AWAITED_POLL_INTERVAL = 1.0
-"""Seconds between two polls while jobs wait for nodes that others have: nobody tells us when they give them back."""
 MAX_OPEN_PAUSE = 10.0
 """Seconds between two tries to open the resource manager, at most."""
 MIN_POLL_INTERVAL = 0.02
@@ -57,7 +51,7 @@ class LrmJobs:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
         self._health = LrmHealth(self._tell)
         self._leftovers = Leftovers()
-        self._poll_interval = poll_interval
+        self.polls = PollSchedule(poll_interval, reporter.live.values)
         self._hang_ups = HangUpTimeouts(self._spawn)
         self._connects = ConnectTimeouts(address, self._spawn, self._failed)
         self._opened = asyncio.Event()
@@ -67,60 +61,11 @@ class LrmJobs:
         """Names of live components whose jobs the resource manager was asked to end."""
         self._ordered: dict[str, float] = {}
         """Jobs beside those of live components that it was asked to end, and when last."""
-        self._wake = asyncio.Event()
-        self._polled = asyncio.Event()
-        self._last: LrmSnapshot | None = None
-        self._poll_seconds = self._polled_at = 0.0
-        """Seconds of the last poll, and when it was over."""
-        self._polling = False
-        self._awaited = False
-        """Whether jobs wait for nodes here."""
-        self._polls = 0
-        """How many have begun."""
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Who waits for the end of a poll of that number or a later one."""
-        self._ending: set[str] = set()
-        self._soon = self._soon_at = 0.0
 
     @property
     def problem(self) -> str:
         """Why nothing can be started in the resource manager, in one line; empty when it can."""
         return self._health.problem
-
-    async def snapshot(self) -> LrmSnapshot:
-        """The last poll; waits for the first."""
-        await self._polled.wait()
-        assert self._last is not None
-        return self._last
-
-    def poll_soon(self) -> None:
-        """Poll again soon."""
-        self._wake.set()
-
-    def await_nodes(self, *, awaited: bool) -> None:
-        """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
-        self._awaited = awaited
-        if self._awaits_others and not self._polling:
-            rest = MIN_PAUSE_RATIO * self._poll_seconds - (time.monotonic() - self._polled_at)
-            asyncio.get_running_loop().call_later(max(0.0, rest), self._poll_after, self._polls)
-
-    def _poll_after(self, number: int) -> None:
-        """Poll soon unless that was done since the poll of that number."""
-        if self._polls == number:
-            self.poll_soon()
-
-    @property
-    def _awaits_others(self) -> bool:
-        """Whether jobs wait for nodes that others have: of our own jobs' ends we hear without that."""
-        last = self._last
-        return self._awaited and last is not None and last.background + last.down > 0
-
-    async def poll_afresh(self) -> None:
-        """Wait for a poll that began after this was called, whatever came of it."""
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._polls + 1, done))
-        self._wake.set()
-        await done
 
     def submit(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
@@ -143,15 +88,15 @@ class LrmJobs:
         try:
             await self._open()
             self._spawn(self._listen())
-            await self._wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
+            await self.polls.wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
                 anyway = time.monotonic() - reported_at >= REPORT_INTERVAL
-                await self._once(anyway=anyway)
+                await self._poll(anyway=anyway)
                 if anyway:
                     reported_at = time.monotonic()
                 await asyncio.sleep(MIN_POLL_INTERVAL)
-                await self._wait(self._time_to_next_poll())
+                await self.polls.wait()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -170,64 +115,22 @@ class LrmJobs:
 
     async def _listen(self) -> None:
         async for _ in self._lrm.changes():
-            self._wake.set()
-
-    async def _wait(self, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
-    def _time_to_next_poll(self) -> float:
-        """Seconds until the next poll at the latest.
-
-        As a rule a resource manager says itself when to look, and to look without that is a safety net. But where only
-        its word is missing for the end of a component, nodes of ours are idle until then: we look soon, and ever later.
-        """
-        now = time.monotonic()
-        ending = {component.name for component in self._reporter.live.values() if component.only_the_lrm_is_missing}
-        if ending - self._ending:
-            self._soon = max(FIRST_POLL_DELAY, MIN_PAUSE_RATIO * self._poll_seconds)
-            self._soon_at = now + self._soon
-        elif now >= self._soon_at:
-            self._soon = min(self._poll_interval, self._soon * 2)
-            self._soon_at = now + self._soon
-        self._ending = ending
-        timeout = max(REPORT_INTERVAL, 2 * self._poll_interval)
-        if self._awaits_others:
-            timeout = min(timeout, max(AWAITED_POLL_INTERVAL, MIN_PAUSE_RATIO * self._poll_seconds))
-        return min(timeout, self._soon_at - now) if ending else timeout
-
-    async def _once(self, *, anyway: bool) -> None:
-        self._polls += 1
-        number = self._polls
-        await self._poll(anyway=anyway)
-        waiting, self._waiting = self._waiting, []
-        for wanted, done in waiting:
-            if wanted > number:
-                self._waiting.append((wanted, done))
-            elif not done.done():
-                done.set_result(None)
+            self.polls.soon()
 
     async def _poll(self, *, anyway: bool) -> None:
-        began = time.monotonic()
-        self._polling = True
+        number, began, snapshot = self.polls.begins(), time.monotonic(), None
         try:
             snapshot = await self._health.poll(self._lrm.snapshot())
         except SiteError:
-            return
+            pass
         finally:
-            self._polling = False
-            self._polled_at = time.monotonic()
-            self._poll_seconds = self._polled_at - began
-        self._health.takes_no_jobs(snapshot.submit_error)
-        self._last = snapshot
-        self._compare(snapshot, began)
-        self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
-        self._reporter.report(snapshot, self.problem, anyway=anyway)
-        self._polled.set()
+            self.polls.ended(began, snapshot)
+        if snapshot is not None:
+            self._health.takes_no_jobs(snapshot.submit_error)
+            self._compare(snapshot, began)
+            self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
+            self._reporter.report(snapshot, self.problem, anyway=anyway)
+        self.polls.taken_in(number)
 
     def _tell(self) -> None:
         if self.problem:
@@ -292,7 +195,7 @@ class LrmJobs:
         if component.lrm_job is None:
             component.end()
             self._over(component)
-            self.poll_soon()  # what was told of this cluster may no longer hold
+            self.polls.soon()  # what was told of this cluster may no longer hold
         else:
             component.folder.note(lrm=component.lrm_job)
             log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)
@@ -341,7 +244,7 @@ class LrmJobs:
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
             await self._health.call(self._lrm.cancel(job.id, job.name, by_force=by_force))
-            self.poll_soon()
+            self.polls.soon()
         except SiteError as error:
             log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
 
@@ -360,7 +263,7 @@ class LrmJobs:
                 self._cancelled.add(component.name)
                 try:
                     await self._health.call(self._lrm.cancel(component.lrm_job, component.name))
-                    self.poll_soon()
+                    self.polls.soon()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)
                 await asyncio.sleep(STOP_TIMEOUT)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import lrm_jobs
+from koalapy.agents import lrm_polling
 from tests.agents.conftest import FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.test_lrm_trouble import counts, serving
@@ -21,7 +21,7 @@ def lrm() -> MemoryLrm:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_jobs, "AWAITED_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(lrm_polling, "AWAITED_POLL_INTERVAL", 0.0)
 
 
 async def probe(daemon: FakeDaemon, sequence: int, *, look: bool = False, awaited: bool = False) -> None:
@@ -56,7 +56,7 @@ async def test_what_a_foreign_job_gives_back_is_seen_while_jobs_wait_for_it(
 async def test_it_is_left_alone_where_nothing_can_come_back_from_others(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_jobs, "MIN_PAUSE_RATIO", 0)
+    monkeypatch.setattr(lrm_polling, "MIN_PAUSE_RATIO", 0)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         assert await looks_of_its_own(lrm, daemon, 1) == 0
@@ -100,4 +100,4 @@ async def test_looking_takes_a_bounded_share_of_the_time(lrm: MemoryLrm, daemon:
             await probe(daemon, sequence, awaited=True)
             if lrm.looks >= looks + 4:
                 break
-        assert loop.time() - began >= 3 * lrm_jobs.MIN_PAUSE_RATIO * A_LOOK
+        assert loop.time() - began >= 3 * lrm_polling.MIN_PAUSE_RATIO * A_LOOK

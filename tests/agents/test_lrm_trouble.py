@@ -145,7 +145,7 @@ async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
             result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
             component.folder.keep_result(0, {**result, "host": "a", "name": "a"})
             component.node_ended(0, result)
-            own.poll_soon()
+            own.polls.soon()
         elif lrm.looks > 3 and component.lrm_job is not None:
             lrm.end(component.lrm_job)
         return component.ended
@@ -159,19 +159,19 @@ async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_ma
 ) -> None:
     own, component = jobs
     now = 100.0
-    monkeypatch.setattr("koalapy.agents.lrm_jobs.time.monotonic", lambda: now)
-    assert own._patience() >= 2 * 1000.0
+    monkeypatch.setattr("koalapy.agents.lrm_polling.time.monotonic", lambda: now)
+    assert own.polls.time_to_next() >= 2 * 1000.0
     component.lrm_job, component.nodes[0].phase = "1", "ended"
     waits = []
     for _ in range(20):
-        waits.append(own._patience())
+        waits.append(own.polls.time_to_next())
         now += waits[-1]
     assert waits[0] == pytest.approx(0.1)
     assert waits == sorted(waits)
     assert waits[-1] == pytest.approx(1000.0), "never more often than the resource manager is polled"
     component.end()
     own._reporter.publish(component)
-    assert own._patience() >= 2 * 1000.0
+    assert own.polls.time_to_next() >= 2 * 1000.0
 
 
 async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent_that_was_restarted(
