@@ -7,8 +7,8 @@ from pathlib import Path
 import structlog
 
 from koalapy.agents.reporter import Reporter
-from koalapy.disks import look
 from koalapy.model.disk import Disk, DiskLimits
+from koalapy.resources import disks_of
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ class DiskWatch:
             await asyncio.sleep(CHECK_INTERVAL)
 
     async def look(self) -> None:
-        looking = asyncio.ensure_future(asyncio.to_thread(look, self._folders))
+        looking = asyncio.ensure_future(asyncio.to_thread(disks_of, self._folders))
         await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
         places = " and ".join(map(str, self._folders.values()))
         if not looking.done():

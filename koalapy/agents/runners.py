@@ -15,7 +15,7 @@ import structlog
 
 from koalapy.agents.runner_messages import parse_message
 from koalapy.agents.spool import write_error
-from koalapy.open_files import how_many
+from koalapy.resources import open_files
 
 log = structlog.get_logger()
 
@@ -238,7 +238,7 @@ class RunnerServer:
 
     def check_open_files(self) -> None:
         """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
-        few, (used, most) = self._short_of_files, how_many()
+        few, (used, most) = self._short_of_files, open_files()
         self._short_of_files = used > most * OPEN_FILES_WARNING
         if self._short_of_files and not few:
             log.warning(

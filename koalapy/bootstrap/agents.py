@@ -23,8 +23,8 @@ from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
 from koalapy.concealment import forget_own
 from koalapy.model.errors import UsageError
-from koalapy.open_files import raise_limit
 from koalapy.private import private_directory
+from koalapy.resources import raise_limit
 from koalapy.settings import ClusterSection, Settings, load
 
 PREDECESSOR_TIMEOUT = 10.0

@@ -26,9 +26,9 @@ from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
-from koalapy.open_files import raise_limit
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
+from koalapy.resources import raise_limit
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus, HealthStatus
 from koalapy.scheduling.events import AgentFailed
@@ -41,7 +41,7 @@ from koalapy.service.connections import FILES_WANTED, Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
@@ -340,7 +340,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -
 
 def _embedded_agents(settings: Settings, tokens: Tokens, data_dir: Path, umask: int, engine: Engine) -> EmbeddedAgents:
     def tell(cluster: str, why: str) -> None:
-        engine.post(Item(events=(AgentFailed(cluster, f"its agent {why}"),)))
+        engine.post(WorkItem(events=(AgentFailed(cluster, f"its agent {why}"),)))
 
     processes = []
     for name in (name for name, section in settings.clusters.items() if section.is_embedded):

@@ -8,7 +8,7 @@ from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, W
 from koalapy.placement.log_normal import LogNormal
 from koalapy.ports import AdviceStore
 from koalapy.scheduling.advisor.experience import Experience, Seen
-from koalapy.service.database import asked
+from koalapy.service.database import query
 
 LEARNED_FROM = 5000
 """Of so many of the last jobs it is read what they teach when a daemon starts."""
@@ -75,7 +75,7 @@ class Advisor:
 
     async def record(self, application: str, limit: int) -> list[Advised]:
         """What was advised, newest first; of all applications when none is named."""
-        return await asked(self._store.record, application, limit)
+        return await query(self._store.record, application, limit)
 
 
 def verdict_on(slowdowns: Slowdowns, where: Where) -> Verdict:

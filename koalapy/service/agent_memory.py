@@ -8,7 +8,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import KnownDaemon
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import Engine, WorkItem
 
 log = structlog.get_logger()
 
@@ -55,4 +55,4 @@ class AgentMemory:
             epoch=own,
             known=epoch,
         )
-        await self._engine.commit(Item(epoch=epoch + 1))
+        await self._engine.commit(WorkItem(epoch=epoch + 1))

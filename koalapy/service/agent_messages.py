@@ -14,7 +14,7 @@ from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
 from koalapy.protocol.messages import Ack, Answer, Ask, Confirmed, FromAgent, Output, OutputAck, Relay, RelayFailed
 from koalapy.scheduling.events import ClusterConfirmed, Event, Reported
-from koalapy.service.engine import Engine, Item, inventory_item
+from koalapy.service.engine import Engine, WorkItem, inventory_item
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Session
@@ -94,7 +94,7 @@ class AgentMessages:
     def _inventory(self, session: Session, inventory: Inventory) -> None:
         spoiled = [event for stage in inventory.stages for event in self._learn(session, stage)]
         if spoiled:
-            self._engine.post(Item(events=tuple(spoiled)))
+            self._engine.post(WorkItem(events=tuple(spoiled)))
 
         def greet(forgotten: Sequence[dict[str, Any]]) -> None:
             session.start([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
@@ -102,14 +102,14 @@ class AgentMessages:
         self._engine.post(inventory_item(self._engine, session.cluster, inventory, greet))
 
     def _reported(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
-        self._engine.post(Item(events=(Reported(session.cluster, report),)))
+        self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))
 
     def _confirmed(self, session: Session, message: Confirmed) -> None:
         if (as_of := session.confirmed(message.sequence)) is not None:
-            self._engine.post(Item(events=(ClusterConfirmed(session.cluster, as_of),)))
+            self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
 
     def _stage_status(self, session: Session, status: StageStatus) -> None:
-        self._engine.post(Item(events=(*self._learn(session, status), Reported(session.cluster, status))))
+        self._engine.post(WorkItem(events=(*self._learn(session, status), Reported(session.cluster, status))))
 
     def _learn(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
         staged = self._engine.queries.find_staged(status.token)
@@ -120,7 +120,7 @@ class AgentMessages:
     def _ack(self, session: Session, message: Ack) -> None:
         if message.error:
             log.warning("agent refused a command", action="refused", cluster=session.cluster, error=message.error)
-        self._engine.post(Item(acknowledged=(session.cluster, message.id)))
+        self._engine.post(WorkItem(acknowledged=(session.cluster, message.id)))
 
     async def _output(self, session: Session, messages: Iterable[Output]) -> None:
         """Keep what is new of it, and tell the agent how far it is kept; what cannot be kept now comes again."""

@@ -15,7 +15,7 @@ import uvicorn
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.service.connections import Connections
-from koalapy.service.database import asked
+from koalapy.service.database import query
 from koalapy.service.duties import Duties, Duty
 from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import Engine
@@ -112,7 +112,7 @@ class Daemon:
         self._engine.stop()
         try:
             await engine
-            await asked(self._store.release_lease)
+            await query(self._store.release_lease)
         except StoreUnavailable as error:
             log.critical("ending as if killed: the database does not answer", action="end", error=error.message)
             sys.stderr.flush()

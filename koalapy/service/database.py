@@ -19,38 +19,40 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-SLOW = 2.0
+SLOW_AFTER = 2.0
 """Seconds after which a database that has not answered counts as away."""
-PATIENCE = 3.0
+COMMIT_TIMEOUT = 3.0
 """Seconds for which somebody is kept waiting while the database is away."""
-READING = 5.0
+QUERY_TIMEOUT = 5.0
 """Seconds that a question to the database may take."""
-UNKNOWN = "ask for it in a while: it is done or not, and nothing is done by half"
+UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done by half"
 
 _readers = ThreadPoolExecutor(8, "reader")
 """Those who ask a database that hangs keep nobody else from a thread."""
 
 
-async def asked(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The answer to a question to the database; ``StoreUnavailable`` when there is none in time."""
     asking = asyncio.get_running_loop().run_in_executor(_readers, lambda: question(*args, **kwargs))
     try:
-        return await asyncio.wait_for(asking, READING)
+        return await asyncio.wait_for(asking, QUERY_TIMEOUT)
     except TimeoutError:
-        raise StoreUnavailable(f"the database has not answered for {READING:g} s", hint="ask again later") from None
+        raise StoreUnavailable(
+            f"the database has not answered for {QUERY_TIMEOUT:g} s", hint="ask again later"
+        ) from None
 
 
-class Database:
+class DatabaseMonitor:
     """What is known of the database from those who write to it."""
 
     def __init__(self) -> None:
         self.away = asyncio.Event()
         """Set while it takes nothing."""
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
         """Of those who wait for work: each is done as soon as the database takes nothing."""
         self._problems: dict[str, str] = {}
         self._since = 0.0
-        self._going_on: set[asyncio.Future[Any]] = set()
+        self._under_way: set[asyncio.Future[Any]] = set()
 
     @property
     def problem(self) -> str:
@@ -64,11 +66,11 @@ class Database:
             log.error("the database takes nothing", action="database", error=reason)
         self._problems[who] = reason
         self.away.set()
-        for told in self._waiting:
-            if not told.done():
-                told.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def took(self, who: str) -> None:
+    def succeeded(self, who: str) -> None:
         """The same one's transaction was."""
         if self._problems.pop(who, "") and not self._problems:
             self.away.clear()
@@ -82,18 +84,18 @@ class Database:
     def refusal(self) -> StoreUnavailable:
         return StoreUnavailable(f"{self.problem}; nothing was changed", hint="try again when the database is back")
 
-    async def patiently(self, work: Awaitable[T], hint: str = UNKNOWN) -> T:
+    async def await_outcome(self, work: Awaitable[T], hint: str = UNKNOWN_OUTCOME) -> T:
         """What comes of some work that waits for a commit; it goes on when it takes longer than anybody should wait.
 
         Then it is a ``StoreUnavailable`` with that hint.
         """
         working = asyncio.ensure_future(work)
-        self._going_on.add(working)
-        working.add_done_callback(self._going_on.discard)
+        self._under_way.add(working)
+        working.add_done_callback(self._under_way.discard)
         while not working.done():
             await self._until_done_or_away(working)
             if not working.done():
-                await asyncio.wait({working}, timeout=PATIENCE)
+                await asyncio.wait({working}, timeout=COMMIT_TIMEOUT)
             if not working.done() and self.problem:
                 working.add_done_callback(_end_quietly)
                 raise StoreUnavailable(f"{self.problem}; it is not known yet whether this will be done", hint=hint)
@@ -103,11 +105,11 @@ class Database:
         away: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._problems:
             away.set_result(None)
-        self._waiting.add(away)
+        self._waiters.add(away)
         try:
             await asyncio.wait({working, away}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._waiting.discard(away)
+            self._waiters.discard(away)
 
 
 def _end_quietly(work: "asyncio.Future[Any]") -> None:

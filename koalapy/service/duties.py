@@ -10,8 +10,8 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.ports import Store
 from koalapy.scheduling.events import PeriodicScan
-from koalapy.service.database import SLOW
-from koalapy.service.engine import RETRY_PAUSE, Engine, Item
+from koalapy.service.database import SLOW_AFTER
+from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 
 log = structlog.get_logger()
 
@@ -57,16 +57,16 @@ class Duties:
         self._calendar.shutdown(wait=False)
 
     async def scan(self) -> None:
-        self._engine.post(Item(events=(PeriodicScan(),)))
+        self._engine.post(WorkItem(events=(PeriodicScan(),)))
 
     async def renew_lease(self) -> None:
         """Once; where the database does not take it, until the next is near: whether it does may show here first."""
         began = asyncio.get_running_loop().time()
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL / 2:
             renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
-            await asyncio.wait({renewing}, timeout=SLOW)
+            await asyncio.wait({renewing}, timeout=SLOW_AFTER)
             if not renewing.done():
-                self._engine.database.failed(LEASE, f"the database has not answered for {SLOW:g} s")
+                self._engine.database.failed(LEASE, f"the database has not answered for {SLOW_AFTER:g} s")
             try:
                 await renewing
             except StoreUnavailable as error:
@@ -76,5 +76,5 @@ class Duties:
             except LeaseLost as error:
                 log.critical("another daemon has taken over: this one ends", action="lease", error=str(error))
                 self._on_lease_lost()
-            self._engine.database.took(LEASE)
+            self._engine.database.succeeded(LEASE)
             return

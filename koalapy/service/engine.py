@@ -24,7 +24,7 @@ from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.effects import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
-from koalapy.service.database import SLOW, Database
+from koalapy.service.database import SLOW_AFTER, DatabaseMonitor
 from koalapy.service.outbox import Outbox
 from koalapy.service.wire import CommandMessages
 
@@ -50,7 +50,7 @@ class Dispatcher(Protocol):
 
 
 @dataclass(slots=True)
-class Item:
+class WorkItem:
     """Something for the loop: events to apply, rows to write beside, and who waits for the commit."""
 
     events: tuple[Event, ...] = ()
@@ -73,10 +73,10 @@ class Item:
 
 
 @dataclass(slots=True)
-class Round:
+class Transaction:
     """The items of one transaction that went through the scheduler."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[WorkItem] = field(default_factory=list)
     now: float = 0.0
 
 
@@ -102,13 +102,13 @@ class Engine:
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
-        self.database = Database()
+        self.database = DatabaseMonitor()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
-        self._items: deque[Item] = deque()
+        self._items: deque[WorkItem] = deque()
         self._wake = asyncio.Event()
         self._stopping = False
         self._watchers: dict[JobId, set[asyncio.Event]] = {}
@@ -116,12 +116,12 @@ class Engine:
 
     # For the others
 
-    def post(self, item: Item) -> None:
+    def post(self, item: WorkItem) -> None:
         """Hand something in; returns at once."""
         self._items.append(item)
         self._wake.set()
 
-    async def commit(self, item: Item) -> None:
+    async def commit(self, item: WorkItem) -> None:
         """Hand something in and wait until it is written; raises what the scheduler had against it.
 
         ``StoreUnavailable`` when nothing can be written: then nothing of it was kept.
@@ -194,7 +194,7 @@ class Engine:
         self._wake.clear()
 
     async def _round(self) -> None:
-        this = Round(now=self.clock())
+        this = Transaction(now=self.clock())
         while self._items:
             item = self._items.popleft()
             if self._apply(item, this.now):
@@ -209,7 +209,7 @@ class Engine:
             await self._write(partial(self._store.write, batch))
         self._finish(this, effects, batch, messages)
 
-    def _apply(self, item: Item, now: float) -> bool:
+    def _apply(self, item: WorkItem, now: float) -> bool:
         try:
             for event in item.prepare() if item.prepare else item.events:
                 self._scheduler.apply(event, now)
@@ -221,7 +221,7 @@ class Engine:
             return False
         return True
 
-    def _batch(self, this: Round, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
+    def _batch(self, this: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
         commands = CommandMessages(self.epoch, self._profiles, self.catalogue)
@@ -278,7 +278,7 @@ class Engine:
         while True:
             try:
                 await self._try_to_write(work)
-                self.database.took(WRITER)
+                self.database.succeeded(WRITER)
                 return
             except StoreUnavailable as error:
                 self._cannot_write(error.message)
@@ -288,8 +288,8 @@ class Engine:
 
     async def _try_to_write(self, work: Callable[[], None]) -> None:
         writing = asyncio.get_running_loop().run_in_executor(self._writer, work)
-        while not (await asyncio.wait({writing}, timeout=SLOW))[0]:
-            self._cannot_write(silent := f"the database has not answered for {SLOW:g} s")
+        while not (await asyncio.wait({writing}, timeout=SLOW_AFTER))[0]:
+            self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER:g} s")
             if self._stopping:
                 raise StoreUnavailable(silent)
         await writing
@@ -305,7 +305,9 @@ class Engine:
                 item.committed.set_exception(self.database.refusal())
         self._items = deque(kept)
 
-    def _finish(self, this: Round, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]) -> None:
+    def _finish(
+        self, this: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
+    ) -> None:
         for job in batch.jobs.values():
             if job.state.is_final:
                 self._stored.pop(job.id, None)
@@ -347,10 +349,10 @@ def steady_clock() -> Callable[[], float]:
 
 def inventory_item(
     engine: Engine, cluster: ClusterName, inventory: Inventory, greet: Callable[[Sequence[dict[str, Any]]], None]
-) -> Item:
+) -> WorkItem:
     """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
 
     def prepare() -> tuple[Event, ...]:
         return (InventoryReceived(cluster, inventory, engine.outbox.undelivered_submits(cluster)),)
 
-    return Item(prepare=prepare, greet=greet, inventory_of=cluster)
+    return WorkItem(prepare=prepare, greet=greet, inventory_of=cluster)

@@ -18,7 +18,7 @@ from koalapy.ports import FileStore
 from koalapy.protocol.messages import Found
 from koalapy.scheduling.events import Event, ReplicasChanged
 from koalapy.service.bundles import Bundles
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.questions import Questions
 from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
 
@@ -74,7 +74,7 @@ class Files:
 
         ``ConflictError`` when the good replicas of that name are another file.
         """
-        return await self._engine.database.patiently(self._add(name, cluster, path))
+        return await self._engine.database.await_outcome(self._add(name, cluster, path))
 
     async def _add(self, name: str, cluster: ClusterName, path: str) -> Replica:
         _check_name(name)
@@ -104,7 +104,7 @@ class Files:
 
     async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]:
         """Have agents look again at replicas, and keep what they saw; of a cluster out of reach, what was known."""
-        return await self._engine.database.patiently(self._verify(name, cluster))
+        return await self._engine.database.await_outcome(self._verify(name, cluster))
 
     async def _verify(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
         chosen = self._chosen(name, cluster)
@@ -115,7 +115,7 @@ class Files:
 
     async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
         """Forget replicas, whose files stay where they are; answers what was forgotten."""
-        return await self._engine.database.patiently(self._remove(name, cluster))
+        return await self._engine.database.await_outcome(self._remove(name, cluster))
 
     async def _remove(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
         async with self._changing:
@@ -245,7 +245,7 @@ class Files:
 
     async def _tell(self, *names: str) -> None:
         """The scheduler of what is stored: that comes about even where nobody can be kept waiting for it."""
-        await self._engine.commit(Item(events=tuple(self._changed(name) for name in names), decided=True))
+        await self._engine.commit(WorkItem(events=tuple(self._changed(name) for name in names), decided=True))
 
     def _changed(self, name: str) -> ReplicasChanged:
         return ReplicasChanged(name, self._catalogue.sites(name))

@@ -9,10 +9,10 @@ from typing import Literal
 import structlog
 
 from koalapy import __version__
-from koalapy.disks import look
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
+from koalapy.resources import disks_of
 from koalapy.service.engine import Engine
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ class HealthMonitor:
     async def look_at_disks(self) -> None:
         before = self._disk_problems
         try:
-            self._disks = await asyncio.to_thread(look, self._folders)
+            self._disks = await asyncio.to_thread(disks_of, self._folders)
             self._disk_problems = [str(disk) for disk in self._disks if self._limits.is_low(disk)]
         except OSError as error:
             self._disk_problems = [f"the daemon's disks cannot be looked at: {error.strerror or error}"]

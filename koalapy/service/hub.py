@@ -15,7 +15,7 @@ from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Welcome, fro
 from koalapy.scheduling.events import ClusterDisconnected
 from koalapy.service.agent_memory import AgentMemory
 from koalapy.service.agent_messages import AgentMessages, TransferFeedback
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Connection, Session
@@ -179,7 +179,7 @@ class Hub:
             del self._sessions[session.cluster]
             self.questions.lost(session.cluster)
             log.info("agent disconnected", action="disconnect", cluster=session.cluster, reason=reason)
-            self._engine.post(Item(events=(ClusterDisconnected(session.cluster, reason, heard),)))
+            self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 
 
 async def _hello(frames: AsyncIterator[str]) -> Hello:

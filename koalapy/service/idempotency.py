@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store, Submitted
-from koalapy.service.database import READING, asked
+from koalapy.service.database import QUERY_TIMEOUT, query
 
 
 @dataclass(slots=True)
@@ -45,11 +45,13 @@ class IdempotencyKeys:
     async def _ask(self, lookup: Lookup) -> Mapping[str, Submitted]:
         await asyncio.sleep(0)  # for those who are there at this very moment
         try:
-            async with asyncio.timeout(READING), self._turn:
+            async with asyncio.timeout(QUERY_TIMEOUT), self._turn:
                 self._next = None
-                return await asked(self._store.submitted, lookup.keys)
+                return await query(self._store.submitted, lookup.keys)
         except TimeoutError:
-            raise StoreUnavailable(f"the database has not answered for {READING:g} s", hint="ask again later") from None
+            raise StoreUnavailable(
+                f"the database has not answered for {QUERY_TIMEOUT:g} s", hint="ask again later"
+            ) from None
         finally:
             if self._next is lookup:
                 self._next = None

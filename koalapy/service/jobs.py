@@ -24,8 +24,8 @@ from koalapy.scheduling.events import (
 )
 from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.service.agent_memory import MAX_JOBS_AHEAD
-from koalapy.service.database import asked
-from koalapy.service.engine import RETRY_PAUSE, Engine, Item
+from koalapy.service.database import query
+from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs
 from koalapy.validation.size import check_size
@@ -104,12 +104,12 @@ class Jobs:
         The same key with another spec is a ``ConflictError``.
         """
         if idempotency_key is None:
-            return await self._engine.database.patiently(self._store_new(spec, None), UNKNOWN_JOB), True
+            return await self._engine.database.await_outcome(self._store_new(spec, None), UNKNOWN_JOB), True
         # It goes on when its client goes away: the next one with its key must find what becomes of it.
         submitting = asyncio.create_task(self._submit_once(spec, idempotency_key))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
-        return await self._engine.database.patiently(submitting, UNKNOWN_JOB_OF_KEY)
+        return await self._engine.database.await_outcome(submitting, UNKNOWN_JOB_OF_KEY)
 
     async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
         async with self._keys.lock(key):
@@ -136,7 +136,7 @@ class Jobs:
             return (JobSubmitted(Job(ident, spec, engine.clock())),)
 
         submitted = Submitted(key[0], ident, key[1]) if key else None
-        await engine.commit(Item(prepare=prepare, submitted=submitted))
+        await engine.commit(WorkItem(prepare=prepare, submitted=submitted))
         return await self.get(ident)
 
     def number_above(self, job: JobId) -> bool:
@@ -146,8 +146,8 @@ class Jobs:
         self._next_job = max(self._next_job, job + 1)
         return True
 
-    async def _commit(self, item: Item) -> None:
-        await self._engine.database.patiently(self._engine.commit(item))
+    async def _commit(self, item: WorkItem) -> None:
+        await self._engine.database.await_outcome(self._engine.commit(item))
 
     async def _checked(self, spec: JobSpec) -> JobSpec:
         """With its policy's name, and what the catalogue says of its inputs; ``UsageError`` for what can never work."""
@@ -170,7 +170,7 @@ class Jobs:
         if self._engine.queries.job(job) is None:
             over = (await self.get(job)).job
             raise _over_already(over)
-        await self._commit(Item(events=(event,)))
+        await self._commit(WorkItem(events=(event,)))
         return await self.get(job)
 
     async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[ActionResult]:
@@ -185,7 +185,7 @@ class Jobs:
             return tuple(JobCancelled(job, reason or "cancelled") for job in wanted if queries.job(job) is not None)
 
         if any(queries.job(job) is not None for job in wanted):
-            await self._commit(Item(prepare=prepare))
+            await self._commit(WorkItem(prepare=prepare))
         known = {job: self._record(found) for job in wanted if (found := queries.job(job)) is not None}
         over = tuple(job for job in wanted if job not in known)
         if over:
@@ -194,12 +194,12 @@ class Jobs:
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self.cluster(cluster)
-        await self._commit(Item(events=(ClusterCleared(cluster),)))
+        await self._commit(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
     async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
         self.cluster(cluster)
-        await self._commit(Item(events=(ClusterDrained(cluster, by, reason),)))
+        await self._commit(WorkItem(events=(ClusterDrained(cluster, by, reason),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -213,20 +213,20 @@ class Jobs:
                 )
             return (ClusterResumed(cluster),)
 
-        await self._commit(Item(prepare=prepare))
+        await self._commit(WorkItem(prepare=prepare))
         return self._describe(cluster)
 
     # Looking
 
     async def get(self, job: JobId) -> JobRecord:
         known = self._engine.queries.job(job)
-        found = known or await asked(self._store.job, job)
+        found = known or await query(self._store.job, job)
         if found is None:
             raise _no_job(job)
         return self._record(found)
 
     async def list(self, which: JobFilter) -> Sequence[JobRecord]:
-        return [self._record(job) for job in await asked(self._store.jobs, which)]
+        return [self._record(job) for job in await query(self._store.jobs, which)]
 
     def _record(self, job: Job) -> JobRecord:
         if job.state is JobState.QUEUED:
@@ -235,11 +235,11 @@ class Jobs:
 
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         await self.get(job)
-        return await asked(self._store.timeline, job)
+        return await query(self._store.timeline, job)
 
     async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
         """A job and its attempts in order: all of them, or the last so many."""
-        stored = await asked(self._store.attempts, job, last)
+        stored = await query(self._store.attempts, job, last)
         # Asked for afterwards, so that what is stored is never newer.
         record = await self.get(job)
         newest = record.job.attempt
@@ -247,15 +247,15 @@ class Jobs:
             return record, stored
         if newest.generation > 1 and (not stored or stored[-1].generation < newest.generation):
             # It has just begun: how the one before ended is still being written.
-            await self._commit(Item())
-            stored = await asked(self._store.attempts, job, last)
+            await self._commit(WorkItem())
+            stored = await query(self._store.attempts, job, last)
         found = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
         return record, found[-last:] if last else found
 
     async def explain(self, job: JobId) -> Explanation:
         """Why a job waits, is where it is, or how it ended."""
         known = (await self.get(job)).job
-        timeline = await asked(self._store.timeline, job)
+        timeline = await query(self._store.timeline, job)
         queries = self._engine.queries
         return explain(queries, queries.job(job) or known, timeline, self._engine.clock())
 
@@ -268,7 +268,7 @@ class Jobs:
     async def metrics(self, since: float) -> Metrics:
         """Of the last ``since`` seconds."""
         now = self._engine.clock()
-        usage = await asked(self._store.usage, now - since, now)
+        usage = await query(self._store.usage, now - since, now)
         return Metrics(now - since, now, usage, self.clusters(), self._engine.stored_queued, self._engine.stored_active)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
@@ -298,7 +298,7 @@ class Jobs:
         try:
             while True:
                 record = await self.get(job)
-                lines = await asked(self._store.timeline, job, after, PAGE)
+                lines = await query(self._store.timeline, job, after, PAGE)
                 if lines or record.job != before:
                     yield JobChange(record, tuple(enumerate(lines, after + 1)))
                 before = record.job

@@ -18,8 +18,8 @@ from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import LinkMeasured
-from koalapy.service.database import asked
-from koalapy.service.engine import RETRY_PAUSE, Engine, Item
+from koalapy.service.database import query
+from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import Knowledge, LinkState, LinkTable
 
@@ -149,7 +149,7 @@ class Network:
         """What was measured between two clusters, newest first."""
         for name in (one, other):
             check_cluster(name, self._clusters())
-        return await asked(self._store.history, *pair_of(one, other), limit)
+        return await query(self._store.history, *pair_of(one, other), limit)
 
     def transferred(self, one: ClusterName, other: ClusterName, size: int, seconds: float) -> None:
         """Learn from a transfer from one cluster to another that is over; bytes."""
@@ -274,7 +274,7 @@ class Network:
             known = self._links[pair]
             there = LinkMeasured(*pair, known.link)
             back = LinkMeasured(*pair[::-1], known.link_back)
-            self._engine.post(Item(events=(there,) if pair[0] == pair[1] else (there, back)))
+            self._engine.post(WorkItem(events=(there,) if pair[0] == pair[1] else (there, back)))
 
 
 def spec_of(pair: ClusterPair, command: Sequence[str]) -> JobSpec:

@@ -11,7 +11,7 @@ import structlog
 from koalapy.model.job import Component, Job, JobId, Token, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
-from koalapy.service.database import asked
+from koalapy.service.database import query
 from koalapy.service.engine import Engine
 
 P = ParamSpec("P")
@@ -76,7 +76,7 @@ class Outputs:
             job, generation, index, nonce = parse_token(token)
         except ValueError:
             return False
-        attempts = await asked(self._store.attempts, job)
+        attempts = await query(self._store.attempts, job)
         there = (c for a in attempts if (a.generation, a.nonce) == (generation, nonce) for c in a.components)
         return any((c.index, c.cluster) == (index, cluster) for c in there)
 

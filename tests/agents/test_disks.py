@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from koalapy.agents import agent as agent_module
 from koalapy.agents import disks
-from koalapy.disks import look
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
+from koalapy.resources import disks_of
 from tests.agents.conftest import FakeDaemon, Site
 
 LIMITS = DiskLimits()
@@ -46,7 +46,7 @@ def test_what_is_said_of_a_disk_changes_seldom(free: int) -> None:
 
 def test_of_folders_on_one_disk_the_first_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (found,) = look({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
+    (found,) = disks_of({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
     assert (found.what, found.path) == ("spool", str(tmp_path / "a"))
     assert 0 < found.free <= found.size
 
@@ -56,7 +56,7 @@ class Room:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB
-        monkeypatch.setattr(disks, "look", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
+        monkeypatch.setattr(disks, "disks_of", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
         monkeypatch.setattr(disks, "CHECK_INTERVAL", 0.02)
         monkeypatch.setattr(agent_module, "RETRY_INTERVAL", 0.05)
 
@@ -114,9 +114,9 @@ async def test_a_disk_that_does_not_answer_is_told(
     """As a file server that is away."""
     monkeypatch.setattr(disks, "CHECK_TIMEOUT", 0.05)
     reading, writing = os.pipe()
-    monkeypatch.setattr(disks, "look", lambda folders: os.read(reading, 1) and [])
+    monkeypatch.setattr(disks, "disks_of", lambda folders: os.read(reading, 1) and [])
     await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
     os.write(writing, b"x" * 1000)
     await daemon.until(lambda: daemon.report()["problem"] == "")
-    monkeypatch.setattr(disks, "look", lambda folders: [])
+    monkeypatch.setattr(disks, "disks_of", lambda folders: [])
     os.close(writing)

@@ -20,7 +20,7 @@ from koalapy.scheduling.rules import Rules
 from koalapy.service import database as module
 from koalapy.service import duties
 from koalapy.service import engine as loop
-from koalapy.service.engine import Item
+from koalapy.service.engine import WorkItem
 from koalapy.store.sql import SqlStore
 from tests.api.conftest import serving
 from tests.service.sites import Sites
@@ -81,9 +81,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest_asyncio.fixture
 async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncExitStack]:
     """Less patience than with users, so that tests are quick."""
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
-    monkeypatch.setattr(module, "READING", 0.2)
-    monkeypatch.setattr(loop, "SLOW", 0.1)
+    monkeypatch.setattr(module, "COMMIT_TIMEOUT", 0.1)
+    monkeypatch.setattr(module, "QUERY_TIMEOUT", 0.2)
+    monkeypatch.setattr(loop, "SLOW_AFTER", 0.1)
     monkeypatch.setattr(loop, "RETRY_PAUSE", 0.05)
     async with AsyncExitStack() as stack:
         yield stack
@@ -141,7 +141,7 @@ async def test_what_waited_for_its_turn_when_the_trouble_began_is_turned_away(
 ) -> None:
     path = tmp_path / "koala.db"
     api = await stack.enter_async_context(serving(path, [], Rules()))
-    monkeypatch.setattr(loop, "SLOW", 1.0)
+    monkeypatch.setattr(loop, "SLOW_AFTER", 1.0)
     write, tried = SqlStore.write, threading.Event()
     monkeypatch.setattr(SqlStore, "write", lambda *args: (tried.set(), write(*args)))
     with locked(path):
@@ -216,17 +216,17 @@ async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
             async with asyncio.timeout(DEADLINE):
                 await database.away.wait()
             with pytest.raises(StoreUnavailable, match="locked; nothing was changed"):
-                await daemon.engine.commit(Item())
+                await daemon.engine.commit(WorkItem())
             assert not renewing.done()
         await renewing
         assert (database.problem, lost) == ("", [])
-        await daemon.engine.commit(Item())
+        await daemon.engine.commit(WorkItem())
 
 
 async def test_a_lease_whose_renewal_hangs_is_known_before_anybody_submits(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "SLOW", 0.05)
+    monkeypatch.setattr(duties, "SLOW_AFTER", 0.05)
     goes_on = threading.Event()
     async with running(tmp_path / "koala.db") as daemon:
         monkeypatch.setattr(SqlStore, "renew_lease", lambda *_: goes_on.wait(DEADLINE))

@@ -13,7 +13,7 @@ from koalapy.scheduling.events import ClusterDrained
 from koalapy.service.connections import Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.embedded import EmbeddedAgents
-from koalapy.service.engine import Item
+from koalapy.service.engine import WorkItem
 from tests.service.test_hub import Daemon as Parts
 
 DEADLINE = 60.0
@@ -34,7 +34,7 @@ async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
     parts.store.write = parts.store.renew_lease = parts.store.release_lease = hang  # type: ignore[method-assign]
 
     def serving(url: str) -> None:
-        parts.engine.post(Item(events=(ClusterDrained("north"),)))
+        parts.engine.post(WorkItem(events=(ClusterDrained("north"),)))
         threading.Thread(target=lambda: asked.wait() and os.kill(os.getpid(), signal.SIGTERM), daemon=True).start()
 
     listener = socket.create_server(("127.0.0.1", 0))

@@ -20,7 +20,7 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
     async with north_and_jobs(tmp_path) as (daemon, _, _):
         health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits())
         free = 100
-        monkeypatch.setattr(service_health, "look", lambda folders: [Disk("data directory", "/d", free, 10**12)])
+        monkeypatch.setattr(service_health, "disks_of", lambda folders: [Disk("data directory", "/d", free, 10**12)])
         await health.look_at_disks()
         words = "the disk of its data directory (/d) has 100 bytes left"
         report = health.report()
@@ -33,7 +33,7 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
         def broken(folders: object) -> list[Disk]:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(service_health, "look", broken)
+        monkeypatch.setattr(service_health, "disks_of", broken)
         await health.look_at_disks()
         assert health.report().problems == ["the daemon's disks cannot be looked at: Input/output error"]
 

@@ -19,7 +19,7 @@ from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
-from koalapy.service.engine import Item
+from koalapy.service.engine import WorkItem
 from tests.service.test_hub import Daemon, report, running, until
 from tests.service.test_trust import COUPLED, DEADLINE, Grid, when
 
@@ -123,7 +123,7 @@ class Loop:
             north.says_frame(frame)
             north.says(wire.Ask(ident="mark", what="nothing", payload={}))
             await when(lambda: north.closed or any(m.get("ident") == "mark" for m in north.heard))
-            await self.daemon.engine.commit(Item())
+            await self.daemon.engine.commit(WorkItem())
             return north.closed
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service import hub
-from koalapy.service.engine import Engine, Item
+from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.hub import Hub, Terms
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
@@ -163,7 +163,7 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
-        await daemon.engine.commit(Item())  # what follows from its inventory is done then
+        await daemon.engine.commit(WorkItem())  # what follows from its inventory is done then
         daemon.hub.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
         async with asyncio.timeout(DEADLINE):
             while north.heard[-1]["type"] != "stop":  # noqa: ASYNC110
@@ -259,7 +259,7 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
-        await daemon.engine.commit(Item())
+        await daemon.engine.commit(WorkItem())
         before = daemon.engine.clock()
         daemon.hub.confirm("north")
         daemon.hub.confirm("south")
@@ -294,18 +294,18 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
             await until(daemon, "north", ("usable", 2, ""))
             await until(daemon, "south", ("usable", 2, ""))
             on_north = FixedRequest((ComponentRequest(1, "north"),))
-            await daemon.engine.commit(Item(events=(JobSubmitted(Job(1, JobSpec(on_north, ("true",)), 0.0)),)))
+            await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(1, JobSpec(on_north, ("true",)), 0.0)),)))
             assert await awaited(north) == [True]
-            await daemon.engine.commit(Item(events=(JobSubmitted(Job(2, JobSpec(on_north, ("true",)), 0.0)),)))
+            await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(2, JobSpec(on_north, ("true",)), 0.0)),)))
             assert [m for m in (*north.heard, *south.heard) if m["type"] == "probe"] == []
         async with daemon.agent_of("north") as north:
             north.says(Inventory(components=()), report(0))
             assert await awaited(north) == [True]
-            await daemon.engine.commit(Item(events=tuple(JobCancelled(job, "") for job in (1, 2))))
+            await daemon.engine.commit(WorkItem(events=tuple(JobCancelled(job, "") for job in (1, 2))))
             daemon.hub.confirm("north")
             assert await awaited(north) == [False]
             anywhere = JobSpec(FlexibleRequest(1), ("true",))
-            await daemon.engine.commit(Item(events=(JobSubmitted(Job(3, anywhere, 0.0)),)))
+            await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(3, anywhere, 0.0)),)))
             assert (await awaited(north), await awaited(south)) == ([True], [True])
 
 

@@ -12,7 +12,7 @@ from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
-from koalapy.service.engine import Item
+from koalapy.service.engine import WorkItem
 from koalapy.service.jobs import JobRecord, Jobs
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -110,7 +110,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         await job_when(jobs, JobState.CLAIMING, 1)
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
-        await daemon.engine.commit(Item())  # what memory says is written then
+        await daemon.engine.commit(WorkItem())  # what memory says is written then
         metrics = await jobs.metrics(3600.0)
         assert job.attempt is not None
         claimed = job.attempt.components[0].claimed_at
@@ -119,7 +119,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         over = await job_when(jobs, JobState.SUCCEEDED, 1)
-        await daemon.engine.commit(Item())
+        await daemon.engine.commit(WorkItem())
         assert over.attempt is not None
         assert over.attempt.components[0].state is ComponentState.ENDED
         ended = over.attempt.components[0].ended_at

@@ -20,7 +20,7 @@ from koalapy.protocol import messages as wire
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import ClusterDrained
 from koalapy.service import network
-from koalapy.service.engine import Item
+from koalapy.service.engine import WorkItem
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkState, LinkTable
 from koalapy.service.network import Network, spec_of
@@ -122,7 +122,7 @@ class World:
         """All links once nothing is under way any more."""
         network = network or self.network
         await eventually(lambda: not any(link.under_way for link in network.links()))
-        await self.daemon.engine.commit(Item())
+        await self.daemon.engine.commit(WorkItem())
         return {link.pair: link for link in network.links()}
 
     def link(self, pair: ClusterPair) -> Link:
@@ -261,7 +261,7 @@ async def test_one_that_waits_too_long_for_nodes_is_cancelled_and_told(world: Wo
 async def test_a_cluster_that_is_not_used_is_not_measured_and_one_of_a_single_node_not_within(world: World) -> None:
     world.sites["south"].agent.says(report(1))
     await until(world.daemon, "south", ("usable", 1, ""))
-    await world.daemon.engine.commit(Item(events=(ClusterDrained("north", "ops", "new switches"),)))
+    await world.daemon.engine.commit(WorkItem(events=(ClusterDrained("north", "ops", "new switches"),)))
     reasons = {asked.pair: asked.reason for asked in world.network.measure()}
     drained = "north is drained: by ops: new switches"
     within = "south has 1 node, and it takes 2 to measure within a cluster"

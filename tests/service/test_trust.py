@@ -16,7 +16,7 @@ from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobSubmitted
 from koalapy.service import engine, session
 from koalapy.service.agent_messages import TransferFeedback
-from koalapy.service.engine import Item
+from koalapy.service.engine import WorkItem
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
 COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
@@ -38,7 +38,7 @@ class Grid:
     async def submit(self, ident: int, request: FixedRequest) -> list[str]:
         """A job; its tokens as soon as its components were submitted."""
         job = Job(ident, JobSpec(request, ("true",)), 0.0)
-        await self.daemon.engine.commit(Item(events=(JobSubmitted(job),)))
+        await self.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
         placed = self.daemon.scheduler.queries.job(ident)
         assert placed is not None
         tokens = [placed.token(index) for index in range(len(request.components))]
@@ -47,7 +47,7 @@ class Grid:
         return tokens
 
     async def output(self, token: str) -> bytes:
-        await self.daemon.engine.commit(Item())
+        await self.daemon.engine.commit(WorkItem())
         return b"".join(piece.data for piece in self.daemon.kept.read(token, 0, to_the_end=True))
 
     async def all_taken_in(self, agent: Agent) -> None:
@@ -55,7 +55,7 @@ class Grid:
         mark = f"mark {len(agent.heard)}"
         agent.says(relay("nobody", mark))
         await when(lambda: heard(agent, "relay_failed", token=mark))
-        await self.daemon.engine.commit(Item())
+        await self.daemon.engine.commit(WorkItem())
 
 
 def heard(agent: Agent, kind: str, **fields: object) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
         file = InputFile("data", size=10**9, sites=("south",))
         request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
         job = Job(1, JobSpec(request, ("true",)), 0.0)
-        await grid.daemon.engine.commit(Item(events=(JobSubmitted(job),)))
+        await grid.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
         placed = grid.daemon.scheduler.queries.job(1)
         assert placed is not None
         assert placed.attempt is not None

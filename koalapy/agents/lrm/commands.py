@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.open_files import PASSING
+from koalapy.resources import RUN_OUT
 
 _CHUNK = 65_536
 COMMAND_TIMEOUT = 30.0
@@ -55,7 +55,7 @@ async def run(
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        if error.errno in PASSING:
+        if error.errno in RUN_OUT:
             raise SiteUnavailable(f"cannot run {argv[0]} now: {error.strerror}") from error
         raise SiteRejected(
             f"cannot run {argv[0]}: {error.strerror}",

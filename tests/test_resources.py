@@ -14,7 +14,7 @@ from koalapy.agents.lrm.drmaa.process import DrmaaProcess
 from koalapy.agents.runners import RunnerServer
 from koalapy.bootstrap import agents
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
-from koalapy.open_files import how_many, raise_limit
+from koalapy.resources import open_files, raise_limit
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def few(left: int = 0) -> Iterator[int]:
 def test_the_limit_is_raised_as_far_as_that_is_allowed() -> None:
     with few(left=10) as limit:
         assert raise_limit(limit + 10) == limit + 10
-        assert how_many()[1] == limit + 10
+        assert open_files()[1] == limit + 10
         assert raise_limit(limit) == limit + 10, "it is never lowered"
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:
@@ -49,7 +49,7 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UsageError, match="there is no cluster south"):
             agents.agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret")
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert how_many()[1] == (agents.FILES if hard == resource.RLIM_INFINITY else min(agents.FILES, hard))
+        assert open_files()[1] == (agents.FILES if hard == resource.RLIM_INFINITY else min(agents.FILES, hard))
 
 
 async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() -> None:
