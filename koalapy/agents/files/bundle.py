@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from koalapy.agents.files.roots import shown
 
-PIECE = 1024 * 1024
+CHUNK_SIZE = 1024 * 1024
 OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EILSEQ)
 """Errors of which the archive is the cause, and not the cluster."""
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -76,7 +76,7 @@ def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None
         content = opened.extractfile(member)
         left = member.size
         while content is not None and left:
-            data = content.read(min(PIECE, left))
+            data = content.read(min(CHUNK_SIZE, left))
             if not data:
                 raise BadBundle(f"{shown(member.name)} is cut off")
             left -= len(data)

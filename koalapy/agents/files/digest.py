@@ -13,10 +13,10 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.replica import Part
 from koalapy.model.wording import is_utf8
 
-PIECE = 1024 * 1024
-DEEPEST = 100
+CHUNK_SIZE = 1024 * 1024
+MAX_DEPTH = 100
 """Folders within folders, each of which is kept open while its content is looked at."""
-LOOK = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between two looks at a file that is still growing."""
 
 
@@ -40,7 +40,7 @@ def measure(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = _
     The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` for each of its entries, by name.
     """
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        return _measure_folder(descriptor, checksum, DEEPEST, given_up)
+        return _measure_folder(descriptor, checksum, MAX_DEPTH, given_up)
     return _measure_file(descriptor, checksum, given_up)
 
 
@@ -48,7 +48,7 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
     if not checksum:
         return Content(os.fstat(descriptor).st_size, "")
     digest, size = hashlib.sha256(), 0
-    while data := os.read(descriptor, PIECE):
+    while data := os.read(descriptor, CHUNK_SIZE):
         if given_up():
             raise SiteUnavailable("the agent ends")
         digest.update(data)
@@ -58,7 +58,7 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
 
 def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
     if depth == 0:
-        raise SiteRejected(f"there are more than {DEEPEST} folders within each other", fault="irregular")
+        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault="irregular")
     parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in _names(descriptor))
     if not checksum:
         return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))
@@ -122,7 +122,7 @@ class GrowingDigest:
             except FileNotFoundError:
                 if self._whole.is_set():
                     raise
-                self._whole.wait(LOOK)
+                self._whole.wait(POLL_INTERVAL)
         try:
             return self._read(descriptor)
         finally:
@@ -130,7 +130,7 @@ class GrowingDigest:
 
     def _read(self, descriptor: int) -> Content:
         digest, size = hashlib.sha256(), 0
-        buffer = memoryview(bytearray(PIECE))
+        buffer = memoryview(bytearray(CHUNK_SIZE))
         while not self._given_up:
             last = self._whole.is_set()
             while not self._given_up and (count := os.readv(descriptor, [buffer])):
@@ -138,5 +138,5 @@ class GrowingDigest:
                 size += count
             if last:
                 break
-            self._whole.wait(LOOK)
+            self._whole.wait(POLL_INTERVAL)
         return Content(size, digest.hexdigest())

@@ -20,11 +20,11 @@ from koalapy.agents.files.roots import Roots, is_plain_name, shown
 from koalapy.agents.files.seals import Seals, make_read_only, seal_of
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
-LOOKS = 4
+MAX_CONCURRENT_READS = 4
 """How many checksums are computed at once; further ones wait."""
-STOP_LOOK = 0.2
+STOP_POLL_INTERVAL = 0.2
 """Seconds between two looks, while one waits, at whether that is still wanted."""
-LARGEST_ANSWER = 16 * 1024 * 1024
+MAX_ANSWER_SIZE = 16 * 1024 * 1024
 """Characters in which a folder's entries can be told: the daemon takes no message that is much larger."""
 
 
@@ -60,7 +60,7 @@ class Replicas:
         self._reading: dict[Path, threading.Lock] = {}
         self._under_way: dict[tuple[Path, bool], asyncio.Future[Content]] = {}
         # Of their own, for each may take hours, and others must not wait for them.
-        self._threads = ThreadPoolExecutor(LOOKS, "stat")
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_READS, "stat")
         self._closing = threading.Event()
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Replicas:
             looking.add_done_callback(lambda _: self._under_way.pop(key))
         content = await asyncio.shield(looking)
         parts = None if content.parts is None else [asdict(part) for part in content.parts]
-        if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > LARGEST_ANSWER:
+        if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > MAX_ANSWER_SIZE:
             raise SiteRejected(
                 f"{shown(str(path))} has {len(parts):,} entries, which are too many",
                 hint="put them into folders within it",
@@ -128,7 +128,7 @@ class Replicas:
     def _alone(self, path: Path, stop: threading.Event) -> Iterator[None]:
         """Who wants the same meanwhile waits, and need not read it again; ``SiteUnavailable`` when told to stop."""
         lock = self._reading.setdefault(path, threading.Lock())
-        while not lock.acquire(timeout=STOP_LOOK):
+        while not lock.acquire(timeout=STOP_POLL_INTERVAL):
             if stop.is_set():
                 raise SiteUnavailable("nobody wants it any more")
         try:

@@ -16,7 +16,7 @@ import structlog
 
 from koalapy.agents.component import Component
 from koalapy.agents.files.daemon_files import DaemonFiles
-from koalapy.agents.files.digest import DEEPEST
+from koalapy.agents.files.digest import MAX_DEPTH
 from koalapy.agents.files.patterns import Patterns
 from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY
 from koalapy.agents.files.roots import CONTENT, shown
@@ -128,8 +128,8 @@ def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, wi
     """
     for path, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):
         above = Path(path).relative_to(folder).parts
-        if len(above) > DEEPEST:
-            raise SiteRejected(f"there are more than {DEEPEST} folders within each other")
+        if len(above) > MAX_DEPTH:
+            raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other")
         folders.sort()
         if not above:
             folders[:] = [name for name in folders if name not in without]

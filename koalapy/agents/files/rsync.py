@@ -40,10 +40,10 @@ class Outcome:
     def reason(self) -> str:
         """The line that says why, for people."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
-        told = [line for line in lines if not line.startswith("rsync error:")]
+        reasons = [line for line in lines if not line.startswith("rsync error:")]
         if self.code < 0:
             return f"rsync was killed by signal {-self.code}"
-        return next(iter(told or lines), f"rsync ended with {self.code}").removeprefix("rsync: ")
+        return next(iter(reasons or lines), f"rsync ended with {self.code}").removeprefix("rsync: ")
 
     @property
     def local_error(self) -> str:
@@ -108,8 +108,8 @@ async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
     process.stdin.write(names)
     process.stdin.close()
     kept = b""
-    while said := await process.stderr.read(MAX_ERROR_LENGTH):
-        kept += said
+    while data := await process.stderr.read(MAX_ERROR_LENGTH):
+        kept += data
         if len(kept) > MAX_ERROR_LENGTH:
             kept = kept[-MAX_ERROR_LENGTH:].partition(b"\n")[2]
     await process.wait()

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from koalapy.agents.files.digest import DEEPEST
+from koalapy.agents.files.digest import MAX_DEPTH
 from koalapy.agents.files.roots import CONTENT
 from koalapy.model.errors import SiteRejected
 
 SETTLED = 2.0
 """Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
-KEPT = 10_000
+MAX_RETAINED_SEALS = 10_000
 """Replicas whose seals are remembered."""
 WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -25,7 +25,7 @@ WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 def seal_of(descriptor: int) -> tuple[str, float]:
     """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``."""
     digest, changed = hashlib.sha256(), 0
-    for name, found in _entries(descriptor, DEEPEST):
+    for name, found in _entries(descriptor, MAX_DEPTH):
         kind = stat.S_IFMT(found.st_mode)
         digest.update(f"{name}\0{kind} {found.st_ino} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
         changed = max(changed, found.st_mtime_ns)
@@ -41,7 +41,7 @@ def make_read_only(descriptor: int) -> None:
     if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
         _protect(descriptor)
         return
-    for folder, names in _folders(descriptor, DEEPEST):
+    for folder, names in _folders(descriptor, MAX_DEPTH):
         for name in names:
             with contextlib.suppress(OSError):
                 if not _is_to_protect(os.stat(name, dir_fd=folder, follow_symlinks=False)):
@@ -68,7 +68,7 @@ def _is_to_protect(found: os.stat_result) -> bool:
 def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
     """An open folder and all below it, open while it is their turn, with what is in them."""
     if depth == 0:
-        raise SiteRejected(f"there are more than {DEEPEST} folders within each other", fault="irregular")
+        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault="irregular")
     names = sorted(os.listdir(descriptor))
     yield descriptor, names
     for name in names:
@@ -97,8 +97,8 @@ class Seals:
         self._lock = threading.Lock()
         self._known: dict[str, list[str]] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-            told = json.loads(path.read_text()) if path is not None else {}
-            self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in told.items()}
+            stored = json.loads(path.read_text()) if path is not None else {}
+            self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
 
     def hold(self, place: Path, seal: str, checksum: str) -> bool:
         """Whether what has this seal had that checksum when it was read."""
@@ -114,7 +114,7 @@ class Seals:
             self._known.pop(str(place), None)
             if time.time() - changed > SETTLED:
                 self._known[str(place)] = [seal, checksum]
-                while len(self._known) > KEPT:
+                while len(self._known) > MAX_RETAINED_SEALS:
                     del self._known[next(iter(self._known))]
             if self._path is None:
                 return

@@ -91,9 +91,9 @@ class StageRun:
         self._task: asyncio.Task[None] | None = None
         self._making: asyncio.Future[Any] | None = None
         """What a thread does with our folders; it goes on when the task is cancelled."""
-        self.told: StageStatus | None = None
-        """The last status that the daemon was told on this connection, and when (loop's clock)."""
-        self.told_at = 0.0
+        self.published: StageStatus | None = None
+        """The last status that was published on this connection, and when (loop's clock)."""
+        self.published_at = 0.0
 
     def recall(self) -> None:
         """Take up what the journal says is done already."""
@@ -104,7 +104,7 @@ class StageRun:
         if known.get("done"):
             self._state = "done"
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self._state == "running":
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._ran)

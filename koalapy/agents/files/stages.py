@@ -24,13 +24,13 @@ from koalapy.protocol.messages import Stage, StageFile
 
 log = structlog.get_logger()
 
-TELL_EVERY = 0.5
+STATUS_INTERVAL = 0.5
 """Seconds between two words on how far a transfer is, at least."""
-THREADS = 16
+DIGEST_THREADS = 16
 """For checksums that are computed while files come, besides one for each pull that has its turn."""
-BUNDLES = 16
+BUNDLE_THREADS = 16
 """How many bundles are fetched at once; a daemon that hangs must not keep all threads of the agent waiting."""
-REPLICAS = 16
+REPLICA_THREADS = 16
 """How many replicas on this site are looked at for programs at once; each may have to be read."""
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -49,7 +49,7 @@ class Stages:
         replicas: Replicas,
         questions: Questions,
         daemon_files: DaemonFiles,
-        tell: Callable[[str, StageStatus], bool],
+        publish: Callable[[str, StageStatus], bool],
         in_use: Callable[[str, str], bool],
         pulls: int,
         disk_sync: DiskSync | None = None,
@@ -57,9 +57,9 @@ class Stages:
         """``pulls`` is how many may run at once."""
         self._directory = directory
         self._pools = (
-            ThreadPoolExecutor(THREADS + pulls, "digest"),
-            ThreadPoolExecutor(BUNDLES, "bundle"),
-            ThreadPoolExecutor(REPLICAS, "replica"),
+            ThreadPoolExecutor(DIGEST_THREADS + pulls, "digest"),
+            ThreadPoolExecutor(BUNDLE_THREADS, "bundle"),
+            ThreadPoolExecutor(REPLICA_THREADS, "replica"),
         )
         self._means = Means(
             cluster,
@@ -72,7 +72,7 @@ class Stages:
             self._copies,
             disk_sync,
         )
-        self._tell, self._in_use = tell, in_use
+        self._publish_status, self._in_use = publish, in_use
         self._stages: dict[Key, StageRun] = {}
         self._unwanted: set[Key] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,8 +91,8 @@ class Stages:
         """Of all that are wanted; each counts as told."""
         found = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
         for run in found:
-            run.told = run.status()
-        return [run.told for run in found if run.told]
+            run.published = run.status()
+        return [run.published for run in found if run.published]
 
     def recall(self) -> None:
         """Go on with whatever the folders remember."""
@@ -113,7 +113,7 @@ class Stages:
                 self._unwanted.add((instance, order.token))
                 self.release(instance, order.token)
             else:
-                run.begin()
+                run.start()
 
     def stage(self, instance: str, order: Stage) -> str:
         """Begin; an error when that cannot be. One that is known is told again."""
@@ -124,8 +124,8 @@ class Stages:
         if run is None or key in self._unwanted:
             run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
             run.note(instance=instance, order=order.model_dump(), since=time.time())
-            run.begin()
-        run.told = None
+            run.start()
+        run.published = None
         self._publish(instance, run)
         return ""
 
@@ -185,9 +185,9 @@ class Stages:
         """Tell what has changed: what is final at once, how far it is now and then."""
         now = asyncio.get_running_loop().time()
         status = run.status()
-        early = status.state == "running" and run.told is not None and now - run.told_at < TELL_EVERY
-        if status != run.told and not early and self._tell(instance, status):
-            run.told, run.told_at = status, now
+        early = status.state == "running" and run.published is not None and now - run.published_at < STATUS_INTERVAL
+        if status != run.published and not early and self._publish_status(instance, status):
+            run.published, run.published_at = status, now
 
     async def _remove(self, run: StageRun) -> None:
         await run.end()

@@ -9,17 +9,17 @@ import threading
 from pathlib import Path
 
 from koalapy.agents.files.bundle import NEW
-from koalapy.agents.files.digest import DEEPEST, Content, measure
+from koalapy.agents.files.digest import MAX_DEPTH, Content, measure
 from koalapy.agents.files.roots import CONTENT
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
-PIECE = 64 * 1024 * 1024
+CHUNK_SIZE = 64 * 1024 * 1024
 
 
 def copy_tree(source: Path, target: Path, stop: threading.Event) -> Content:
     """What has been copied, as it reads now; ``OSError`` or ``SiteError`` when there is nothing that can be, or when it
     was stopped. No link is followed."""
-    _copy(source, target, DEEPEST, stop)
+    _copy(source, target, MAX_DEPTH, stop)
     descriptor = os.open(target, CONTENT)
     try:
         return measure(descriptor, checksum=True, given_up=stop.is_set)
@@ -48,7 +48,7 @@ def _copy_file(source: Path, target: Path, stop: threading.Event) -> None:
             while left > 0:
                 if stop.is_set():
                     raise SiteUnavailable("nobody wants it any more")
-                count = os.copy_file_range(there.fileno(), here.fileno(), min(left, PIECE))
+                count = os.copy_file_range(there.fileno(), here.fileno(), min(left, CHUNK_SIZE))
                 left -= count or left
             os.utime(here.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
 

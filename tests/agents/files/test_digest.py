@@ -139,7 +139,7 @@ def test_who_gives_up_reads_no_further(tree: Path) -> None:
 
 
 async def test_a_folder_of_more_entries_than_can_be_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "LARGEST_ANSWER", 100)
+    monkeypatch.setattr(replicas, "MAX_ANSWER_SIZE", 100)
     with pytest.raises(SiteRejected, match="has 2 entries, which are too many") as caught:
         await Replicas(Roots("north", [tree.parent])).stat({"path": "tree"})
     assert caught.value.fault == "irregular"

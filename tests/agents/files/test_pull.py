@@ -1,4 +1,4 @@
-"""Files come from another site: whole, whatever they are called, and however often the way is cut."""
+"""Files come from another site: whole, whatever they are called, and however often the connection is cut."""
 
 import asyncio
 import os
@@ -398,9 +398,9 @@ def rsync_processes(word: str) -> list[int]:
 async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_path: Path) -> None:
     south.make("set/mine", b"mine")
     south.make("set/other", b"other")
-    way = await south.exports.export({"path": str(south.replicas / "set/mine"), "size": 4})
-    url = f"rsync://koala@127.0.0.1:{way['port']}/{way['module']}/"
-    good = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": str(way["password"])}
+    route = await south.exports.export({"path": str(south.replicas / "set/mine"), "size": 4})
+    url = f"rsync://koala@127.0.0.1:{route['port']}/{route['module']}/"
+    good = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": str(route["password"])}
     got = tmp_path / "got"
     got.mkdir()
 
@@ -414,7 +414,7 @@ async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_p
     assert os.listdir(got) == ["mine"]
     upload = await asyncio.create_subprocess_exec("rsync", f"{got}/mine", f"{url}new", env=good, cwd="/")
     assert await upload.wait() != 0
-    await south.exports.unexport({"module": way["module"]})
+    await south.exports.unexport({"module": route["module"]})
     assert await copy(url, good, "-r") != 0
     assert sorted(os.listdir(south.replicas / "set")) == ["mine", "other"]
 
@@ -432,10 +432,10 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "s").write_text("secret")
     south.make("set/a")
-    way = await exported(south, south.replicas / "set")
+    route = await exported(south, south.replicas / "set")
     (south.replicas / "set" / "link").symlink_to(tmp_path / "secret" / "s")
-    (south.replicas / "set" / "way").symlink_to(tmp_path / "secret")
-    url = f"rsync://{way.user}@{way.host}:{way.port}/{way.module}/"
+    (south.replicas / "set" / "route").symlink_to(tmp_path / "secret")
+    url = f"rsync://{route.user}@{route.host}:{route.port}/{route.module}/"
     pulling = await asyncio.create_subprocess_exec(
         "rsync",
         "--recursive",
@@ -443,18 +443,18 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
         option,
         url,
         f"{tmp_path}/came/",
-        env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": way.password},
+        env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": route.password},
         stderr=asyncio.subprocess.PIPE,
     )
     _, said = await pulling.communicate()
     assert b"refused" in said or b"configured to refuse" in said
-    assert not (tmp_path / "came" / "way" / "s").exists()
+    assert not (tmp_path / "came" / "route" / "s").exists()
 
 
 async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.2)
-    way = await exported(south, south.make("data"))
-    reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+    route = await exported(south, south.make("data"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
     async with asyncio.timeout(20):
         assert b"@RSYNCD" in await reader.read()
     writer.close()
@@ -488,22 +488,22 @@ async def test_who_was_let_in_may_take_as_long_as_it_takes(
 async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "MAX_TICKETS", 2)
     path = south.make("data")
-    ways = [await exported(south, path) for _ in range(3)]
-    assert list(south.exports._tickets) == [way.module for way in ways[1:]]
+    routes = [await exported(south, path) for _ in range(3)]
+    assert list(south.exports._tickets) == [route.module for route in routes[1:]]
 
 
 async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
     south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one under its number would be served in its place."""
-    way = await exported(south, south.make("data"))
-    folder = south.exports._tickets[way.module].folder
-    reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+    route = await exported(south, south.make("data"))
+    folder = south.exports._tickets[route.module].folder
+    reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
     assert b"@RSYNCD" in await reader.readline()
     later: list[tuple[object, ...]] = []
     with monkeypatch.context() as watched:
         watched.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: later.append(arguments))
-        await south.exports.unexport({"module": way.module})
+        await south.exports.unexport({"module": route.module})
     assert (exports.LOGIN_TIMEOUT, os.close, folder) in later
     os.close(folder)
     writer.close()

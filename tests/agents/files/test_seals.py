@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.agents.files import replicas
 from koalapy.agents.files.digest import Content, measure
-from koalapy.agents.files.seals import KEPT, Seals
+from koalapy.agents.files.seals import MAX_RETAINED_SEALS, Seals
 from koalapy.protocol.messages import StageFile
 from tests.agents.files.conftest import INSTANCE, FileSite, T, content_of, needs_rsync
 
@@ -193,8 +193,8 @@ def test_a_book_of_nonsense_is_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_a_book_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.agents.files.seals.KEPT", 3)
-    assert KEPT > 3
+    monkeypatch.setattr("koalapy.agents.files.seals.MAX_RETAINED_SEALS", 3)
+    assert MAX_RETAINED_SEALS > 3
     seals = Seals(tmp_path / "seals.json")
     for number in range(5):
         seals.note(Path(f"/{number}"), "seal", "checksum", LONG_AGO)

@@ -352,7 +352,7 @@ async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
 
     monkeypatch.setattr(DaemonFiles, "fetch", hanging)
     try:
-        for number in range(stages.BUNDLES + 4):
+        for number in range(stages.BUNDLE_THREADS + 4):
             north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
         for _ in range(4):
             assert await asyncio.to_thread(entered.acquire, timeout=30)
@@ -361,7 +361,7 @@ async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
         assert not goes_on.is_set()
     finally:
         goes_on.set()
-    await north.comes_to("failed", f"8.1.{stages.BUNDLES + 3}")
+    await north.comes_to("failed", f"8.1.{stages.BUNDLE_THREADS + 3}")
 
 
 def test_what_a_program_has_made_very_deep_is_removed(deep: Path) -> None:
