@@ -21,7 +21,7 @@ from koalapy.private import FOR_OTHERS, read_private, write_private
 
 TOKEN_FILE = "token"
 """In a daemon's data directory."""
-SHORTEST_TOKEN = 16
+MIN_TOKEN_LENGTH = 16
 """Characters."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -32,8 +32,8 @@ def checked_token(token: str) -> str:
         raise ValueError("a blank token would let everybody in: give a long random word")
     if not all("!" <= sign <= "~" for sign in token):
         raise ValueError("a token has letters, digits and signs of ASCII only, and no spaces")
-    if len(token) < SHORTEST_TOKEN:
-        raise ValueError(f"a token of {len(token)} characters can be guessed: give {SHORTEST_TOKEN} or more")
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"a token of {len(token)} characters can be guessed: give {MIN_TOKEN_LENGTH} or more")
     return token
 
 

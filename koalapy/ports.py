@@ -1,4 +1,4 @@
-"""What the rooms ask of each other across the edges: the Protocols that ``bootstrap`` fills with adapters."""
+"""What the stores keep, and how services ask for it: the Protocols that ``bootstrap`` fills with adapters."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 CLOSED = 4000
 UNAUTHORIZED = 401
-LONGEST_REASON = 123
+MAX_REASON_SIZE = 123
 """Bytes."""
 Tokens = Mapping[str, str | None]
 """Of each configured cluster's agent."""
@@ -110,4 +110,4 @@ def _shows(asking: HTTPConnection, token: str) -> bool:
 
 def _short(reason: str) -> str:
     """As much of a reason as a closing frame takes."""
-    return reason.encode()[:LONGEST_REASON].decode(errors="ignore")
+    return reason.encode()[:MAX_REASON_SIZE].decode(errors="ignore")

@@ -13,10 +13,10 @@ from koalapy.ports import ClusterRecord
 from koalapy.service import jobs
 from koalapy.service.jobs import Jobs
 
-SHORTEST = 0.001
+MIN_SPAN = 0.001
 """Seconds: a shorter span ends where it begins, as far as clocks can tell."""
 Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
-Since = Annotated[float, Query(ge=SHORTEST, le=MAX_DURATION, allow_inf_nan=False, description="seconds until now")]
+Since = Annotated[float, Query(ge=MIN_SPAN, le=MAX_DURATION, allow_inf_nan=False, description="seconds until now")]
 
 
 class DrainOrder(Input):

@@ -16,10 +16,10 @@ READING = ("GET", "HEAD", "OPTIONS")
 AGENTS = "/api/v1/agents/"
 UPLOADS = "/api/v1/bundles"
 """Where large bodies go; that route has a limit of its own."""
-LARGEST_BODY = 1024 * 1024
+MAX_BODY_SIZE = 1024 * 1024
 """Bytes."""
 
-TOO_LARGE = f"the body is larger than {LARGEST_BODY} bytes; put large data into files that the job reads"
+TOO_LARGE = f"the body is larger than {MAX_BODY_SIZE} bytes; put large data into files that the job reads"
 
 
 class Guard:
@@ -63,7 +63,7 @@ class Guard:
         if (path.startswith("/api/") or scope["method"] not in READING) and not self._knows(headers):
             return _unauthorized()
         announced = headers.get("content-length", "0")
-        if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > LARGEST_BODY):
+        if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
             return problem(413, TOO_LARGE, field="body")
         return None
 
@@ -101,7 +101,7 @@ def _measured(receive: Receive) -> Receive:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        if size > LARGEST_BODY:
+        if size > MAX_BODY_SIZE:
             # FastAPI passes this one on, and takes any other error for broken JSON.
             raise HTTPException(413, TOO_LARGE)
         return message

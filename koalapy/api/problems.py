@@ -46,7 +46,7 @@ STATUS: dict[type[KoalaError], int] = {
 RETRY_AFTER = 5.0
 """Seconds after which it is worth to ask again what cannot be answered now."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-LARGEST_VALUE = 1000
+MAX_VALUE_LENGTH = 1000
 """Characters of JSON up to which a wrong value is sent back."""
 
 
@@ -92,12 +92,12 @@ def _json_value(value: object) -> object:
         text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
         text.encode()
     except ValueError:
-        return encodable(repr(value))[:LARGEST_VALUE]
-    return plain if len(text) <= LARGEST_VALUE else _cut(text)
+        return encodable(repr(value))[:MAX_VALUE_LENGTH]
+    return plain if len(text) <= MAX_VALUE_LENGTH else _cut(text)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LARGEST_VALUE else f"{text[:LARGEST_VALUE]}…"
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -34,7 +34,7 @@ from koalapy.scheduling.cluster_status import ClusterStatus, HealthStatus
 from koalapy.scheduling.events import AgentFailed
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
-from koalapy.service.advisor import LEARNED_FROM, Advisor
+from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.bundles import Bundles
 from koalapy.service.connections import FILES_WANTED, Connections
@@ -47,7 +47,7 @@ from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
-from koalapy.service.network import LOOK_EVERY, Network
+from koalapy.service.network import DUE_CHECK_INTERVAL, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.quota import StorageLimits
@@ -195,7 +195,7 @@ def _scheduler(
 ) -> Scheduler:
     """One that knows what was known, and has taken up every job that is not over."""
     speeds = {name: section.speed for name, section in settings.clusters.items()}
-    experience = Experience(speeds, stores.advice.runs(LEARNED_FROM))
+    experience = Experience(speeds, stores.advice.runs(MAX_LEARNED_RUNS))
     saved = stores.saved
     state = SchedulerState(settings.rules, policies, _cluster_statuses(settings, saved), links.links(), experience)
     # A file of which nothing is left in the catalogue is to be known as such.
@@ -319,7 +319,7 @@ def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty
     return [
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
         Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
-        Duty("network", LOOK_EVERY, services.network.measure_what_is_due),
+        Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
     ]
 
 

@@ -10,7 +10,7 @@ from koalapy.ports import AdviceStore
 from koalapy.scheduling.advisor.experience import Experience, Seen
 from koalapy.service.database import query
 
-LEARNED_FROM = 5000
+MAX_LEARNED_RUNS = 5000
 """Of so many of the last jobs it is read what they teach when a daemon starts."""
 
 

@@ -23,7 +23,7 @@ from koalapy.service.hub import Hub
 
 log = structlog.get_logger()
 
-GRACE = 3
+SHUTDOWN_GRACE = 3
 """Seconds that open requests get at the end."""
 
 
@@ -37,7 +37,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             access_log=False,
             log_level="warning",
-            timeout_graceful_shutdown=GRACE,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE,
             ws_max_size=64 * 1024 * 1024,
             ws_per_message_deflate=False,
             backlog=1024,
@@ -107,7 +107,7 @@ class Daemon:
         self._engine.drain()
         await self._hub.close()
         self._server.should_exit = True
-        await asyncio.wait({server}, timeout=GRACE * 2)
+        await asyncio.wait({server}, timeout=SHUTDOWN_GRACE * 2)
         await self._agents.stop()
         self._engine.stop()
         try:

@@ -17,16 +17,16 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+MIN_RESTART_DELAY, MAX_RESTART_DELAY = 0.5, 60.0
 """Seconds before an agent is started again: each time twice as long, unless the last one lasted."""
-LASTED = 60.0
+STABLE_AFTER = 60.0
 """Seconds."""
 STOP_GRACE = 5.0
-LAST_WORDS_WITHIN = 1.0
+LAST_WORDS_TIMEOUT = 1.0
 """Seconds in which what an agent said is read to its end: others may hold its standard error."""
-LONGEST_LINE = 4096
+MAX_LINE_SIZE = 4096
 """Bytes."""
-SHOWN = 300
+MAX_SHOWN_LENGTH = 300
 """Characters of an agent's last words."""
 
 
@@ -60,16 +60,16 @@ class EmbeddedAgents:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, process: AgentProcess, url: str) -> None:
-        pause = FIRST_PAUSE
+        pause = MIN_RESTART_DELAY
         while True:
             started = time.monotonic()
             why = await _run(process, url)
-            if time.monotonic() - started >= LASTED:
-                pause = FIRST_PAUSE
+            if time.monotonic() - started >= STABLE_AFTER:
+                pause = MIN_RESTART_DELAY
             log.warning("an agent does not run", action="restart", cluster=process.cluster, reason=why, pause=pause)
             self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
             await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, 2 * pause)
+            pause = min(MAX_RESTART_DELAY, 2 * pause)
 
 
 async def _run(process: AgentProcess, url: str) -> str:
@@ -87,7 +87,7 @@ async def _run(process: AgentProcess, url: str) -> str:
         except asyncio.CancelledError:
             await _end(child)
             raise
-        await asyncio.wait([listening], timeout=LAST_WORDS_WITHIN)
+        await asyncio.wait([listening], timeout=LAST_WORDS_TIMEOUT)
         how = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         said = listening.result() if listening.done() else ""
         return f"{how}: {said}" if said else how
@@ -152,9 +152,9 @@ def _signal(number: int) -> str:
 async def _pass_on(errors: asyncio.StreamReader) -> str:
     """Repeat what an agent says as our own, line by line; its last words."""
     last, rest = b"", b""
-    while piece := await errors.read(LONGEST_LINE):
+    while piece := await errors.read(MAX_LINE_SIZE):
         *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) >= LONGEST_LINE:
+        if len(rest) >= MAX_LINE_SIZE:
             lines, rest = [*lines, rest], b""
         for line in lines:
             _say(line)
@@ -162,7 +162,7 @@ async def _pass_on(errors: asyncio.StreamReader) -> str:
     if rest:
         _say(rest)
     words = " ".join((rest or last).decode(errors="replace").split())
-    return "".join(sign if sign.isprintable() else "?" for sign in words)[:SHOWN]
+    return "".join(sign if sign.isprintable() else "?" for sign in words)[:MAX_SHOWN_LENGTH]
 
 
 def _say(line: bytes) -> None:

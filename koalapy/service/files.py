@@ -24,9 +24,9 @@ from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inp
 
 log = structlog.get_logger()
 
-PATIENCE = 6 * 3600.0
+READ_TIMEOUT = 6 * 3600.0
 """Seconds for an agent to read a file from end to end; an agent that goes away ends the wait at once."""
-LONGEST_NAME = 1000
+MAX_NAME_LENGTH = 1000
 """Characters of a logical name."""
 FIRST = ("", "")
 """What every replica comes after, in the order of name and cluster."""
@@ -219,7 +219,7 @@ class Files:
         """What a cluster's agent finds at a path."""
         payload: dict[str, object] = {"path": path, "checksum": True}
         try:
-            answer = await self._questions.ask(cluster, "stat", payload, PATIENCE)
+            answer = await self._questions.ask(cluster, "stat", payload, READ_TIMEOUT)
         except SiteRejected as error:
             if error.fault == "unavailable":
                 raise SiteUnavailable(error.message, hint="try again") from error
@@ -278,7 +278,7 @@ class Files:
 
 def _check_name(name: str) -> None:
     """A logical name is a text of one line whose last part can be a file's name."""
-    problem = "longer than 1000 characters" if len(name) > LONGEST_NAME else ""
+    problem = "longer than 1000 characters" if len(name) > MAX_NAME_LENGTH else ""
     if not problem and name.strip() != name:
         problem = "with blanks around it"
     problem = problem or name_problem(InputFile(name).file_name)

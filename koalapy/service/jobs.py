@@ -31,9 +31,9 @@ from koalapy.service.output import Outputs
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
 
-PAGE = 500
+TIMELINE_PAGE = 500
 """Lines of a timeline that are read at once for who follows it."""
-MOST_LINES = 2**31
+MAX_LINE_NUMBER = 2**31
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
@@ -294,16 +294,16 @@ class Jobs:
         changed = asyncio.Event()
         self._engine.watch(job, changed)
         before: Job | None = None
-        after = min(after, MOST_LINES)
+        after = min(after, MAX_LINE_NUMBER)
         try:
             while True:
                 record = await self.get(job)
-                lines = await query(self._store.timeline, job, after, PAGE)
+                lines = await query(self._store.timeline, job, after, TIMELINE_PAGE)
                 if lines or record.job != before:
                     yield JobChange(record, tuple(enumerate(lines, after + 1)))
                 before = record.job
                 after += len(lines)
-                if len(lines) == PAGE:
+                if len(lines) == TIMELINE_PAGE:
                     continue  # there may be more
                 if record.job.state.is_final or self._engine.draining:
                     return

@@ -9,17 +9,17 @@ from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 
-MEMORY = 20.0
+MAX_TRANSFER_WEIGHT = 20.0
 """Seconds of transfers for which what is known of a bandwidth counts at most against further ones."""
-PINGPONG_COUNTS = 10.0
+PINGPONG_WEIGHT = 10.0
 """Seconds of transfers for which ping-pongs count."""
-WORTH_TELLING = 0.05
+MIN_CHANGE = 0.05
 """Fraction by which transfers must have changed a bandwidth before that is told and kept."""
-TELL_WITHIN = 600.0
+REPORT_INTERVAL = 600.0
 """Seconds after which a transfer is told and kept even if it has changed little."""
-SHORTEST_TRANSFER = 0.05
+MIN_TRANSFER_SECONDS = 0.05
 """Seconds; of shorter ones hardly anything was measured."""
-SMALLEST_TRANSFER = 4 * 1000 * 1000
+MIN_TRANSFER_SIZE = 4 * 1000 * 1000
 """Bytes; smaller ones say more of buffers than of the link."""
 
 
@@ -47,7 +47,7 @@ class Knowledge:
     moved: Measurement | None = None
     """The newest transfer from the first cluster to the second."""
     moved_back: Measurement | None = None
-    vain: Measurement | None = None
+    inconclusive: Measurement | None = None
     """The newest ping-pong that came to nothing."""
 
     order: tuple[Measurement, ...] = ()
@@ -60,12 +60,12 @@ class Knowledge:
             back = new.one > new.other
             known = replace(self, moved_back=new) if back else replace(self, moved=new)
         elif new.kind is MeasurementKind.INCONCLUSIVE:
-            known = replace(self, vain=new)
+            known = replace(self, inconclusive=new)
         elif new.error:
             known = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
         else:
             known = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])
-        kept = (*known.pingpongs, known.failed, known.moved, known.moved_back, known.vain)
+        kept = (*known.pingpongs, known.failed, known.moved, known.moved_back, known.inconclusive)
         order = tuple(found for found in (*self.order, new) if any(found is one for one in kept))
         return replace(known, order=order)
 
@@ -126,7 +126,7 @@ class Knowledge:
     @property
     def tried(self) -> Measurement | None:
         """The newest ping-pong, whatever came of it."""
-        return self._last(self.measured, self.failed, self.vain)
+        return self._last(self.measured, self.failed, self.inconclusive)
 
     @property
     def tried_at(self) -> float | None:
@@ -135,8 +135,8 @@ class Knowledge:
     @property
     def error(self) -> str:
         """Why it is unreachable, or why the last try came to nothing; empty when the last went well."""
-        if self.vain is not None and self.tried is self.vain:
-            return self.vain.error
+        if self.inconclusive is not None and self.tried is self.inconclusive:
+            return self.inconclusive.error
         return self.failed.error if self.unreachable and self.failed else ""
 
     def state(self, now: float, stale_after: float) -> LinkState:
@@ -185,29 +185,29 @@ class LinkTable:
             return
         self._known[pair] = self._known[pair].with_(measurement)
         if measurement.kind is MeasurementKind.TRANSFER:
-            self._told[one, other], self._counts[one, other] = measurement, MEMORY
+            self._told[one, other], self._counts[one, other] = measurement, MAX_TRANSFER_WEIGHT
         elif measurement.kind is MeasurementKind.PINGPONG:
             for way in ((one, other), (other, one)):
-                self._told[way], self._counts[way] = measurement, PINGPONG_COUNTS
+                self._told[way], self._counts[way] = measurement, PINGPONG_WEIGHT
 
     def moved(self, way: ClusterPair, size: int, seconds: float, now: float) -> Measurement | None:
         """Learn from a transfer of that many bytes, from the first cluster to the second; None where nothing is to be
         told and kept of it. The longer it took, the more it counts."""
         pair = pair_of(*way)
-        if pair not in self._known or size < SMALLEST_TRANSFER or seconds < SHORTEST_TRANSFER:
+        if pair not in self._known or size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
             return None
         known, back = self._known[pair], way != pair
         if known.unreachable:
             return None
         before, counts = known.bandwidth(back=back), self._counts.get(way, 0.0)
         bandwidth = size / seconds if before is None else (size + before * counts) / (seconds + counts)
-        self._counts[way] = min(MEMORY, counts + seconds)
+        self._counts[way] = min(MAX_TRANSFER_WEIGHT, counts + seconds)
         new = Measurement(*way, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
         told = self._told.get(way)
         told_bandwidth = None if told is None else told.back if back and told.back is not None else told.bandwidth
-        recent = told_bandwidth if told is not None and 0 <= now - told.at < TELL_WITHIN else None
+        recent = told_bandwidth if told is not None and 0 <= now - told.at < REPORT_INTERVAL else None
         self._known[pair] = known.with_(new)
-        if recent and abs(bandwidth / recent - 1) < WORTH_TELLING:
+        if recent and abs(bandwidth / recent - 1) < MIN_CHANGE:
             return None
         self._told[way] = new
         return new

@@ -29,12 +29,12 @@ OWNER = "koala"
 NAME = "network"
 WALLTIME = 120.0
 """Seconds that a ping-pong may take, on the slowest of links."""
-GRACE = 60.0
+START_AND_END_GRACE = 60.0
 """Seconds that it may take beside, to be started and ended."""
-LARGEST_OUTPUT = 64 * 1024
-CHANCE = 20.0
+MAX_OUTPUT_SIZE = 64 * 1024
+CONNECT_TIMEOUT = 20.0
 """Seconds from the daemon's start for which who asks waits for agents that have not connected."""
-LOOK_EVERY = 30.0
+DUE_CHECK_INTERVAL = 30.0
 """Seconds between two looks at whether a link is due to be measured."""
 NOT_OVERSUBSCRIBED = (("OMPI_MCA_mpi_yield_when_idle", "0"),)
 """Each process has a node of its own: one that yields while it waits would measure the node's scheduler."""
@@ -85,7 +85,7 @@ class Network:
 
     def start(self) -> None:
         """Take up the measurements that a daemon before this one began."""
-        self._chance_until = asyncio.get_running_loop().time() + CHANCE
+        self._chance_until = asyncio.get_running_loop().time() + CONNECT_TIMEOUT
         for job in self._engine.queries.jobs():
             pair = _measured_by(job, self._how.command)
             if pair is None:
@@ -226,17 +226,19 @@ class Network:
             output = b"" if reason else await self._output(job.id)
         except KoalaError as error:
             log.error("a link was not measured", action="measure", clusters=pair, error=error.message)
-            return self._in_vain(pair, under_way.job, error.message)
-        return self._in_vain(pair, job.id, reason) if reason else result_of(pair, job, output, self._engine.clock())
+            return self._inconclusive(pair, under_way.job, error.message)
+        if reason:
+            return self._inconclusive(pair, job.id, reason)
+        return result_of(pair, job, output, self._engine.clock())
 
-    def _in_vain(self, pair: ClusterPair, job: JobId | None, reason: str) -> Measurement:
+    def _inconclusive(self, pair: ClusterPair, job: JobId | None, reason: str) -> Measurement:
         return Measurement(*pair, MeasurementKind.INCONCLUSIVE, self._engine.clock(), job=job, error=reason)
 
     async def _follow(self, job: JobId) -> str:
         """Until it is over, or this daemon ends; why it was given up, if it was."""
         record = await self._jobs.wait(job, self._how.patience)
         if record.job.state in (JobState.STARTING, JobState.RUNNING):
-            record = await self._jobs.wait(job, WALLTIME + GRACE)
+            record = await self._jobs.wait(job, WALLTIME + START_AND_END_GRACE)
             reason = "it was started and did not end"
         else:
             reason = f"no nodes for {self._how.patience:g} s: {record.reason or record.job.state}"
@@ -254,7 +256,7 @@ class Network:
     async def _output(self, job: JobId) -> bytes:
         found = b""
         async for piece in self._jobs.output(job, follow=False):
-            found = (found + piece)[-LARGEST_OUTPUT:]
+            found = (found + piece)[-MAX_OUTPUT_SIZE:]
         return found
 
     async def _write_down(self, found: Measurement) -> None:

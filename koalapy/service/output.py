@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-REMEMBERED = 10_000
+MAX_REMEMBERED_COMPONENTS = 10_000
 """Components of attempts that are over of which it is known that they were on their cluster."""
 
 _threads = ThreadPoolExecutor(8, "output")
@@ -67,7 +67,7 @@ class Outputs:
         if not await self._is_of_an_earlier_attempt(cluster, token):
             return False
         self._known[cluster, token] = None
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > MAX_REMEMBERED_COMPONENTS:
             del self._known[next(iter(self._known))]
         return True
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.api.guard import LARGEST_BODY
+from koalapy.api.guard import MAX_BODY_SIZE
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
@@ -180,7 +180,7 @@ async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_a
         nonlocal sent
         for _ in range(64):
             sent += 1
-            yield b" " * (LARGEST_BODY // 16)
+            yield b" " * (MAX_BODY_SIZE // 16)
 
     answer = await (await open_api()).post("/api/v1/jobs", content=pieces(), headers=JSON)
     assert answer.status_code == 413
@@ -189,7 +189,7 @@ async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_a
 
 async def test_a_body_of_the_largest_size_is_read(open_api: Open, body: dict[str, Any]) -> None:
     text = json.dumps(body)
-    padded = text + " " * (LARGEST_BODY - len(text))
+    padded = text + " " * (MAX_BODY_SIZE - len(text))
     assert (await (await open_api()).post("/api/v1/jobs", content=padded, headers=JSON)).status_code == 201
 
 

@@ -35,8 +35,8 @@ Keep = Callable[..., Told]
 
 @pytest_asyncio.fixture
 async def keep(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keep]:
-    monkeypatch.setattr(embedded, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(embedded, "LONGEST_PAUSE", 0.04)
+    monkeypatch.setattr(embedded, "MIN_RESTART_DELAY", 0.01)
+    monkeypatch.setattr(embedded, "MAX_RESTART_DELAY", 0.04)
     kept: list[EmbeddedAgents] = []
 
     def start(*command: str, handover: bytes = b"{}\n") -> Told:
@@ -104,7 +104,7 @@ async def test_one_whose_standard_error_another_process_has_is_not_waited_for(ke
 
 
 async def test_one_that_lasted_is_started_again_soon(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "LASTED", 0.0)
+    monkeypatch.setattr(embedded, "STABLE_AFTER", 0.0)
     told = keep(*SHELL, "exit 1")
     for _ in range(4):
         await the_next(told)
@@ -130,7 +130,7 @@ async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_
 
 def test_what_was_opened_since_an_agent_ended_is_not_closed_with_what_was_its(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the event loop that the daemon has: it closes a file some time after it was asked to."""
-    monkeypatch.setattr(embedded, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(embedded, "MIN_RESTART_DELAY", 0.01)
     opened: list[int] = []
     enough = asyncio.Event()
 

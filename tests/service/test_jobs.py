@@ -134,7 +134,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
 async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.service.jobs.PAGE", 10)
+    monkeypatch.setattr("koalapy.service.jobs.TIMELINE_PAGE", 10)
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):
         others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4))))[0].job.id
         waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4))))[0].job.id

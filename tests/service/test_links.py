@@ -11,7 +11,7 @@ from koalapy.model.cluster import Link, pair_of
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus
-from koalapy.service.links import SHORTEST_TRANSFER, SMALLEST_TRANSFER, WORTH_TELLING, LinkState, LinkTable
+from koalapy.service.links import MIN_CHANGE, MIN_TRANSFER_SECONDS, MIN_TRANSFER_SIZE, LinkState, LinkTable
 
 NAMES = ("north", "south")
 PAIR = NAMES
@@ -105,7 +105,7 @@ def test_a_daemon_that_starts_knows_what_the_one_before_had_told_the_scheduler(
     assert GridStatus([], again.links()).link(*back) == grid.link(*back) == live[PAIR].link_back
 
 
-@given(st.lists(st.tuples(st.integers(0, 10 * SMALLEST_TRANSFER), st.floats(0, 1e4)), max_size=20), st.booleans())
+@given(st.lists(st.tuples(st.integers(0, 10 * MIN_TRANSFER_SIZE), st.floats(0, 1e4)), max_size=20), st.booleans())
 def test_transfers_move_a_bandwidth_between_what_was_known_and_what_they_had(
     moves: list[tuple[int, float]], measured: bool
 ) -> None:
@@ -114,7 +114,7 @@ def test_transfers_move_a_bandwidth_between_what_was_known_and_what_they_had(
         before = known[PAIR].newest
         told = known.moved(PAIR, size, seconds, float(at))
         after = known[PAIR].newest
-        if size < SMALLEST_TRANSFER or seconds < SHORTEST_TRANSFER:
+        if size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
             assert told is None
             assert after is before
             continue
@@ -127,26 +127,26 @@ def test_transfers_move_a_bandwidth_between_what_was_known_and_what_they_had(
 
 def test_the_first_transfer_over_a_link_that_was_only_configured_replaces_its_bandwidth() -> None:
     known = book(Link(0.1, 5.0))
-    told = known.moved(PAIR, 2 * SMALLEST_TRANSFER, 2.0, 10.0)
+    told = known.moved(PAIR, 2 * MIN_TRANSFER_SIZE, 2.0, 10.0)
     assert told is not None
-    assert known[PAIR].link == Link(0.1, float(SMALLEST_TRANSFER))
-    second = known.moved(PAIR, 4 * SMALLEST_TRANSFER, 2.0, 11.0)
+    assert known[PAIR].link == Link(0.1, float(MIN_TRANSFER_SIZE))
+    second = known.moved(PAIR, 4 * MIN_TRANSFER_SIZE, 2.0, 11.0)
     assert second is not None
-    assert second.bandwidth == pytest.approx(1.5 * SMALLEST_TRANSFER), "six times that in four seconds"
+    assert second.bandwidth == pytest.approx(1.5 * MIN_TRANSFER_SIZE), "six times that in four seconds"
 
 
 def test_small_changes_are_told_once_they_have_become_a_large_one() -> None:
     known = book(None, replace(BASE, latency=1.0, bandwidth=1e8))
-    told = [known.moved(PAIR, 9 * SMALLEST_TRANSFER, 9 * SMALLEST_TRANSFER / 0.9e8, float(at)) for at in range(1, 60)]
+    told = [known.moved(PAIR, 9 * MIN_TRANSFER_SIZE, 9 * MIN_TRANSFER_SIZE / 0.9e8, float(at)) for at in range(1, 60)]
     assert told[0] is None, "0.4 % slower"
     said = [each.bandwidth for each in told if each and each.bandwidth]
-    assert said[0] <= 1e8 * (1 - WORTH_TELLING)
-    assert known.moved(PAIR, 9 * SMALLEST_TRANSFER, 40.0, 10_000.0) is not None, "it was long ago"
+    assert said[0] <= 1e8 * (1 - MIN_CHANGE)
+    assert known.moved(PAIR, 9 * MIN_TRANSFER_SIZE, 40.0, 10_000.0) is not None, "it was long ago"
 
 
 def test_an_unreachable_link_stays_so_whatever_was_moved_over_it_until_it_is_measured() -> None:
     known = book(Link(0.1, 5.0), replace(BASE, at=1.0, latency=1.0, bandwidth=2.0), replace(FAILED, at=2.0))
-    known.moved(PAIR, 9 * SMALLEST_TRANSFER, 1.0, 3.0)
+    known.moved(PAIR, 9 * MIN_TRANSFER_SIZE, 1.0, 3.0)
     assert (known[PAIR].state(4.0, WEEK), known[PAIR].link) == (LinkState.UNREACHABLE, Link(unreachable=True))
     assert known.links() == {PAIR: Link(unreachable=True)}
     known.learn(replace(BASE, at=4.0, latency=3.0, bandwidth=4.0))
@@ -167,7 +167,7 @@ def test_states() -> None:
 def test_clusters_that_are_not_configured_any_more_are_not_learned_of() -> None:
     known = LinkTable(["north"], {}, [replace(BASE, latency=1.0, bandwidth=1.0)])
     assert (known.pairs(), known.links()) == ([("north", "north")], {})
-    assert known.moved(PAIR, 10 * SMALLEST_TRANSFER, 1.0, 1.0) is None
+    assert known.moved(PAIR, 10 * MIN_TRANSFER_SIZE, 1.0, 1.0) is None
     assert pair_of("south", "north") == PAIR
 
 
@@ -182,14 +182,14 @@ def test_a_ping_pong_after_the_clock_was_set_back_is_the_newest() -> None:
 
 def test_what_was_told_later_than_now_does_not_keep_a_transfer_from_being_told() -> None:
     known = book(None, replace(BASE, at=10_000.0, latency=1.0, bandwidth=1e6))
-    size = 9 * SMALLEST_TRANSFER
+    size = 9 * MIN_TRANSFER_SIZE
     assert known.moved(PAIR, size, size / 1.01e6, 100.0) is not None
 
 
 def test_small_transfers_hardly_move_what_is_known() -> None:
     known = book(None, replace(BASE, latency=1.0, bandwidth=1200e6))
     for at in range(10):
-        known.moved(PAIR, SMALLEST_TRANSFER, 0.08, float(at))
+        known.moved(PAIR, MIN_TRANSFER_SIZE, 0.08, float(at))
     assert (known[PAIR].link.bandwidth or 0.0) > 1000e6
     known.moved(PAIR, 6_000_000_000, 60.0, 20.0)
     assert (known[PAIR].link.bandwidth or 0.0) < 600e6, "a minute of it says something"

@@ -198,7 +198,7 @@ async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path
 
 
 async def test_who_does_not_come_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "CHANCE", 0.05)
+    monkeypatch.setattr(network, "CONNECT_TIMEOUT", 0.05)
     async with running(tmp_path / "koala.db") as daemon:
         world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
         world.network.start()
@@ -252,7 +252,7 @@ async def test_one_that_waits_too_long_for_nodes_is_cancelled_and_told(world: Wo
     world.sites["south"].deaf = True
     network.measure(pairs=[BOTH])
     await world.job(1, JobState.CLAIMING)
-    await eventually(lambda: network.links()[1].known.vain)
+    await eventually(lambda: network.links()[1].known.inconclusive)
     assert network.links()[1].known.error.startswith("no nodes for 0.05 s: ")
     world.sites["south"].deaf = False
     await world.job(1, JobState.CANCELLED)
