@@ -6,7 +6,7 @@ from koalapy.model.advice import Advised
 from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
 from koalapy.model.request import ClusterName
 
-MOST_STRAYS = 10_000
+MAX_STRAYS = 10_000
 """Of a cluster, to be told to end at a time: what an agent makes up fills no database."""
 
 

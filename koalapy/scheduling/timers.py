@@ -9,7 +9,7 @@ from enum import StrEnum
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 
-SHORTEST_PAUSE = 1.0
+MIN_RETRY_PAUSE = 1.0
 """Seconds at least until it is looked again whether something is still awaited, however short the patience with it."""
 
 
@@ -56,7 +56,7 @@ class Timers:
         self._of: Counter[Attempt] = Counter()
         """How many deadlines each attempt has that is not over."""
         self._over: set[Attempt] = set()
-        self._vain = 0
+        self._stale = 0
         """How many of the heap are of attempts that are over."""
 
     def __len__(self) -> int:
@@ -91,15 +91,17 @@ class Timers:
         count = self._of.pop((job, generation), 0)
         if count:
             self._over.add((job, generation))
-            self._vain += count
-        if self._vain > len(self._heap) // 2:
+            self._stale += count
+        if self._stale > len(self._heap) // 2:
             self._heap = [timer for timer in self._heap if (timer.job, timer.generation) not in self._over]
             heapq.heapify(self._heap)
             self._over.clear()
-            self._vain = 0
+            self._stale = 0
 
     def next_at(self) -> float | None:
-        self._drop_vain()
+        while self._heap and (self._heap[0].job, self._heap[0].generation) in self._over:
+            heapq.heappop(self._heap)
+            self._stale -= 1
         return self._heap[0].at if self._heap else None
 
     def due(self, now: float) -> Iterator[Timer]:
@@ -110,11 +112,6 @@ class Timers:
             if not self._of[attempt]:
                 del self._of[attempt]
             yield timer
-
-    def _drop_vain(self) -> None:
-        while self._heap and (self._heap[0].job, self._heap[0].generation) in self._over:
-            heapq.heappop(self._heap)
-            self._vain -= 1
 
 
 def doubled(pause: float, times: int, longest: float) -> float:

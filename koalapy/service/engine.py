@@ -21,7 +21,7 @@ from koalapy.model.replica import Catalogue
 from koalapy.model.reports import Inventory
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
-from koalapy.scheduling.effects import MOST_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
+from koalapy.scheduling.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.database import SLOW_AFTER, DatabaseMonitor
@@ -256,7 +256,7 @@ class Engine:
         for command in commands:
             if isinstance(command, StopComponent | UnstageComponent) and command.stray:
                 strays[command.cluster] += 1
-                if self.outbox.open(command.cluster) + strays[command.cluster] > MOST_STRAYS:
+                if self.outbox.open(command.cluster) + strays[command.cluster] > MAX_STRAYS:
                     continue
             yield command
 

@@ -142,7 +142,7 @@ def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
 
 
 def test_what_a_cluster_makes_up_is_answered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(components, "MOST_STRAYS", 3)
+    monkeypatch.setattr(components, "MAX_STRAYS", 3)
     world = World({"north": 4, "south": 4})
 
     def hear(cluster: str, token: str, state: str = "running") -> int:

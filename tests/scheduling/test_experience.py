@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from koalapy.model.advice import Run, Size
 from koalapy.model.job import JobSpec
 from koalapy.placement.knowledge import HOPELESS, SURE, prior_slowdown
-from koalapy.scheduling.advisor.experience import KEPT_APPLICATIONS, KEPT_GROUPS, KEPT_RUNS, Experience
+from koalapy.scheduling.advisor.experience import (
+    MAX_RETAINED_APPLICATIONS,
+    MAX_RETAINED_GROUPS,
+    MAX_RETAINED_RUNS,
+    Experience,
+)
 from tests.scheduling.requests import fixed, flexible
 from tests.scheduling.world import World
 
@@ -49,20 +54,20 @@ def test_what_a_run_takes_is_not_drawn_away_by_one_odd_one() -> None:
 
 
 def test_only_the_last_runs_count() -> None:
-    experience = Experience(runs=[*ran(1, *[100.0] * KEPT_RUNS), *ran(1, *[10.0] * KEPT_RUNS)])
+    experience = Experience(runs=[*ran(1, *[100.0] * MAX_RETAINED_RUNS), *ran(1, *[10.0] * MAX_RETAINED_RUNS)])
     (seen,) = experience.seen("wave")
-    assert (seen.runs, seen.seconds.value) == (KEPT_RUNS, pytest.approx(10.0))
+    assert (seen.runs, seen.seconds.value) == (MAX_RETAINED_RUNS, pytest.approx(10.0))
 
 
 def test_the_books_do_not_grow_without_end() -> None:
     experience = Experience()
-    for number in range(KEPT_APPLICATIONS + 5):
+    for number in range(MAX_RETAINED_APPLICATIONS + 5):
         experience.add(Run(f"app-{number:05}", FOUR, ON[1], 1.0))
-    assert len(experience.applications()) == KEPT_APPLICATIONS
+    assert len(experience.applications()) == MAX_RETAINED_APPLICATIONS
     assert experience.applications()[0] == "app-00005"
-    for nodes in range(1, KEPT_GROUPS + 6):
+    for nodes in range(1, MAX_RETAINED_GROUPS + 6):
         experience.add(Run("many", Size(nodes), ON[1], 1.0))
-    assert [seen.size.nodes for seen in experience.seen("many")] == list(range(6, KEPT_GROUPS + 6))
+    assert [seen.size.nodes for seen in experience.seen("many")] == list(range(6, MAX_RETAINED_GROUPS + 6))
 
 
 def test_nothing_is_known_of_what_never_ran() -> None:

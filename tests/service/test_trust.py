@@ -245,7 +245,7 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
 async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MOST_STRAYS", 5)
+    monkeypatch.setattr(engine, "MAX_STRAYS", 5)
     async with Opened(tmp_path / "koala.db") as grid:
         for turn in range(4):
             components = [ComponentStatus(token=f"9{turn}{n}.1.0.77", state=ComponentState.RUNNING) for n in range(3)]

@@ -12,21 +12,21 @@ from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.placement.knowledge import BETWEEN_APPLICATIONS, RunTimes, Slowdowns, Where, assumed
 from koalapy.placement.log_normal import LogNormal, combine, separate, spread_of
-from koalapy.scheduling.advisor.estimating import ALONE, KNOWN_WITHIN, Fit, Ran, fit
+from koalapy.scheduling.advisor.run_time_fit import ALONE, KNOWN_WITHIN, Fit, Ran, fit
 
-KEPT_RUNS = 50
+MAX_RETAINED_RUNS = 50
 """So many of the last runs of an application count, for each size and set of clusters."""
-KEPT_GROUPS = 200
+MAX_RETAINED_GROUPS = 200
 """Sizes on sets of clusters, of one application; those seen last."""
-KEPT_APPLICATIONS = 2000
-KEPT_ANSWERS = 500
-POOLED = 200
+MAX_RETAINED_APPLICATIONS = 2000
+MAX_RETAINED_ANSWERS = 500
+MAX_POOLED_APPLICATIONS = 200
 """Applications seen last, by which others are judged of which nothing is known."""
-SHORTEST = 1e-3
+MIN_RUN_SECONDS = 1e-3
 """Seconds: what is shorter counts as this."""
-FEW_APPLICATIONS = 2.0
+APPLICATIONS_WEIGHT = 2.0
 """Of how many applications what is assumed of the differences between them has the weight."""
-LEAST_DIFFERENCE = 0.1
+MIN_DIFFERENCE = 0.1
 """Between applications: the standard deviation of the logarithms of their slowdowns is not taken to be less."""
 
 
@@ -42,7 +42,7 @@ class Seen:
     seconds: LogNormal
 
 
-class Book:
+class ApplicationRuns:
     """The runs of one application."""
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Book:
 
     def add(self, size: Size, where: Where, ran: Ran) -> None:
         key = (size, where)
-        self.groups.setdefault(key, deque(maxlen=KEPT_RUNS)).append(ran)
+        self.groups.setdefault(key, deque(maxlen=MAX_RETAINED_RUNS)).append(ran)
         self.groups.move_to_end(key)
-        if len(self.groups) > KEPT_GROUPS:
+        if len(self.groups) > MAX_RETAINED_GROUPS:
             self.groups.popitem(last=False)
         self.alone_since = 0 if where else self.alone_since + 1
         self._fit = self._own = None
@@ -99,7 +99,7 @@ class Book:
         key = (size, prior)
         known = self._answers.get(key)
         if known is None:
-            if len(self._answers) >= KEPT_ANSWERS:
+            if len(self._answers) >= MAX_RETAINED_ANSWERS:
                 self._answers.clear()
             slowdowns = self.slowdowns(prior)
             known = self._answers[key] = slowdowns, self.times(size, slowdowns)
@@ -107,12 +107,12 @@ class Book:
 
 
 class Experience:
-    """The books of all applications, of bounded size: of each the last runs, and those applications seen last."""
+    """The runs of all applications, of bounded size: of each the last ones, and those applications seen last."""
 
     def __init__(self, speeds: Mapping[ClusterName, float] | None = None, runs: Iterable[Run] = ()) -> None:
         """``runs`` from the oldest to the newest; ``speeds`` of clusters, 1 where none is given."""
         self._speeds = speeds or {}
-        self._books: OrderedDict[str, Book] = OrderedDict()
+        self._applications: OrderedDict[str, ApplicationRuns] = OrderedDict()
         self._pool: Pool | None = None
         self._first_seen: set[str] = set()
         for run in runs:
@@ -120,13 +120,13 @@ class Experience:
 
     def add(self, run: Run) -> None:
         """Take in a run."""
-        book = self._books.setdefault(run.application, Book())
-        seconds = max(SHORTEST, run.seconds * self._speed(run.clusters))
-        book.add(run.size, run.clusters if len(run.clusters) > 1 else ALONE, Ran(log(seconds), run.killed))
-        self._books.move_to_end(run.application)
+        application_runs = self._applications.setdefault(run.application, ApplicationRuns())
+        seconds = max(MIN_RUN_SECONDS, run.seconds * self._speed(run.clusters))
+        application_runs.add(run.size, run.clusters if len(run.clusters) > 1 else ALONE, Ran(log(seconds), run.killed))
+        self._applications.move_to_end(run.application)
         self._pool = None
-        if len(self._books) > KEPT_APPLICATIONS:
-            self._books.popitem(last=False)
+        if len(self._applications) > MAX_RETAINED_APPLICATIONS:
+            self._applications.popitem(last=False)
 
     def learn(self, job: Job) -> None:
         """Take in a job that is over, if it tells something."""
@@ -157,33 +157,33 @@ class Experience:
 
     def knows(self, application: str) -> bool:
         """Whether a run of it was seen."""
-        return application in self._books
+        return application in self._applications
 
     def applications(self) -> list[str]:
-        return sorted(self._books)
+        return sorted(self._applications)
 
     def seen(self, application: str) -> list[Seen]:
         """By size and clusters."""
-        book = self._books.get(application)
-        if book is None:
+        application_runs = self._applications.get(application)
+        if application_runs is None:
             return []
         found = []
-        for size, where in sorted(book.groups, key=lambda key: (key[0], len(key[1]), key[1])):
-            ran = book.groups[size, where]
-            seconds = book.fit.groups[size, where].belief(book.fit.scatter)
+        for size, where in sorted(application_runs.groups, key=lambda key: (key[0], len(key[1]), key[1])):
+            ran = application_runs.groups[size, where]
+            seconds = application_runs.fit.groups[size, where].belief(application_runs.fit.scatter)
             found.append(Seen(size, where, len(ran), sum(run.killed for run in ran), seconds))
         return found
 
     def alone_since(self, application: str) -> int:
         """How often it ran on one cluster since it last ran on several."""
-        book = self._books.get(application)
-        return 0 if book is None else book.alone_since
+        application_runs = self._applications.get(application)
+        return 0 if application_runs is None else application_runs.alone_since
 
     def answer(self, application: str, size: Size, communication: float | None = None) -> tuple[Slowdowns, RunTimes]:
         """Its slowdowns, and how long a job of that size runs at speed 1."""
         prior = self._prior(application, communication)
-        book = self._books.get(application)
-        return (Slowdowns(prior), RunTimes()) if book is None else book.answer(size, prior)
+        application_runs = self._applications.get(application)
+        return (Slowdowns(prior), RunTimes()) if application_runs is None else application_runs.answer(size, prior)
 
     def slowdowns(self, application: str, communication: float | None = None) -> Slowdowns:
         """How many times longer it runs on several clusters."""
@@ -201,8 +201,8 @@ class Experience:
         if communication is not None:
             return assumed(communication)
         if self._pool is None:
-            last = islice(reversed(self._books.items()), POOLED)
-            told = {name: own for name, book in last if (own := book.own) is not None}
+            last = islice(reversed(self._applications.items()), MAX_POOLED_APPLICATIONS)
+            told = {name: own for name, application_runs in last if (own := application_runs.own) is not None}
             self._pool = Pool(told)
         return self._pool.without(application)
 
@@ -214,8 +214,8 @@ class Pool:
         self._told = told
         usual = LogNormal(assumed().log, BETWEEN_APPLICATIONS)
         center = combine([usual, *(belief.times(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in told.values())])
-        spread = spread_of(told.values(), center.log, BETWEEN_APPLICATIONS, FEW_APPLICATIONS)
-        self._between = LogNormal(0.0, max(LEAST_DIFFERENCE, spread))
+        spread = spread_of(told.values(), center.log, BETWEEN_APPLICATIONS, APPLICATIONS_WEIGHT)
+        self._between = LogNormal(0.0, max(MIN_DIFFERENCE, spread))
         self._all = combine([usual, *(belief.times(self._between) for belief in told.values())])
 
     def without(self, application: str) -> LogNormal:

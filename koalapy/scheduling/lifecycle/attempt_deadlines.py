@@ -8,7 +8,7 @@ from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.state import SchedulerState
-from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer
+from koalapy.scheduling.timers import MIN_RETRY_PAUSE, Deadline, Timer
 
 RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""
@@ -67,10 +67,10 @@ class AttemptDeadlines:
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
         """When a deadline comes again, since what it is for may still happen, by no fault of anybody; None if not."""
-        at_barrier = now + max(self._rules.barrier_timeout, SHORTEST_PAUSE)
+        at_barrier = now + max(self._rules.barrier_timeout, MIN_RETRY_PAUSE)
         match timer.kind:
             case Deadline.CLAIM_GRACE if not self._is_claim_timed_out(job, timer, now):
-                return now + max(self._rules.claim_grace, SHORTEST_PAUSE)
+                return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
             case Deadline.WALLTIME if self._is_program_over(job):
                 return now + RESULT_PAUSE
             case Deadline.BARRIER if _only_files_are_missing(job):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.effects import MOST_STRAYS, ForgetComponent, StopComponent
+from koalapy.scheduling.effects import MAX_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import derived_state, is_launched, program_result, reporting_components
@@ -188,7 +188,7 @@ class Components:
         if status.state is ComponentState.ENDED:
             self._strays[cluster].discard(status.token)
             self._ledger.command(ForgetComponent(cluster, status.token))
-        elif status.token not in (strays := self._strays[cluster]) and len(strays) < MOST_STRAYS:
+        elif status.token not in (strays := self._strays[cluster]) and len(strays) < MAX_STRAYS:
             # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
             strays.add(status.token)
             self._ledger.command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))

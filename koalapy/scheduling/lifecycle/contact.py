@@ -8,7 +8,7 @@ from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.state import SchedulerState
-from koalapy.scheduling.timers import SHORTEST_PAUSE, Deadline, Timer
+from koalapy.scheduling.timers import MIN_RETRY_PAUSE, Deadline, Timer
 
 MAX_LATENESS = 1.0
 """Called so many seconds later than it had asked for, the scheduler was not listening meanwhile."""
@@ -72,7 +72,7 @@ class Contact:
         self._confirmations.retry_deadlines(cluster.name)
         if timer.kind is Deadline.UNREACHABLE and not self._is_silent_for(cluster, self._rules.lost_after, now):
             # Be woken while it is away, so that it shows when we were not.
-            at = now + max(self._rules.unreachable_after, SHORTEST_PAUSE)
+            at = now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE)
             self._timers.add(at, Deadline.UNREACHABLE, cluster=cluster.name)
 
     def _is_silent_for(self, cluster: ClusterStatus, span: float, now: float) -> bool:

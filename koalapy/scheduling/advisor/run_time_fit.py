@@ -21,7 +21,7 @@ USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
 """The standard deviation that is assumed among runs that are alike, and of how many runs that has the weight."""
 MIDDLE_EFFICIENCY = 0.84
 """Of the mean of the middle half, held against that of all: the price for not minding odd runs."""
-BETWEEN_SETS, FEW_SETS = 0.1, 1.0
+BETWEEN_SETS, SETS_WEIGHT = 0.1, 1.0
 """The standard deviation that is assumed of an application's slowdowns between sets of clusters, and of how many sets
 that has the weight."""
 SPEED_UP, SPEED_UP_DEVIATION = 0.5, 0.5
@@ -30,9 +30,9 @@ OTHER_LAYOUT = 0.5
 """How much is not known of run times with another number of processes on each node: the standard deviation."""
 KNOWN_WITHIN = log(2.0)
 """Run times known no better than within such a factor count as not known: the standard deviation of their mean."""
-LEAST_WEIGHT = 0.01
+MIN_WEIGHT = 0.01
 """Of what says next to nothing."""
-ROUNDS, CLOSE = 8, 0.01
+MAX_ROUNDS, TOLERANCE = 8, 0.01
 """How long runs that were killed would have taken depends on the slowdown, and that on them: so many rounds at most,
 until nothing moves by more than that part of the scatter."""
 
@@ -54,7 +54,7 @@ class Group(NamedTuple):
     weight: float
 
     def belief(self, scatter: float) -> LogNormal:
-        return LogNormal(self.mean, scatter / sqrt(max(self.weight, LEAST_WEIGHT)))
+        return LogNormal(self.mean, scatter / sqrt(max(self.weight, MIN_WEIGHT)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Fit:
             if where and (size, ALONE) in self.groups:
                 by_where.setdefault(where, []).append(self._slowdown(size, group))
         there = {where: combine(told) for where, told in by_where.items()}
-        between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, FEW_SETS)
+        between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, SETS_WEIGHT)
         elsewhere = anywhere.times(LogNormal(0.0, between))
         return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
 
@@ -152,13 +152,13 @@ def fit(groups: Groups, prior: LogNormal) -> Fit:
     scatter = _scatter(groups.values())
     found = {key: _group(ran, scatter) for key, ran in groups.items()}
     killed = {key for key, ran in groups.items() if any(run.killed for run in ran)}
-    for _ in range(ROUNDS if killed else 0):
+    for _ in range(MAX_ROUNDS if killed else 0):
         so_far = Fit(found, scatter)
         slowdowns = so_far.slowdowns(prior)
         again = {key: _group(groups[key], scatter, _expected(key, groups[key], so_far, slowdowns)) for key in killed}
         moved = max(abs(group.mean - found[key].mean) for key, group in again.items())
         found = found | again
-        if moved < CLOSE * scatter:
+        if moved < TOLERANCE * scatter:
             break
     return Fit(found, scatter)
 
