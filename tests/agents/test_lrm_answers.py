@@ -133,7 +133,7 @@ async def test_whose_fault_a_refusal_is(
         assert counts(daemon) == (2, 2, problem)
         if problem:
             order = [message["type"] for message in daemon.messages]
-            said = max(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
+            said = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
             assert said < len(order) - 1 - order[::-1].index("status"), "nothing else is to be sent the same way"
 
 
