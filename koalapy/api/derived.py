@@ -1,8 +1,10 @@
 """Bodies and views made of the model's dataclasses: what the model says of a field is said nowhere else."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass
-from types import GenericAlias
+from dataclasses import MISSING, dataclass, is_dataclass
+from functools import cache
+from operator import methodcaller
+from types import GenericAlias, UnionType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
@@ -34,8 +36,24 @@ class Body(Input):
 
     def to_model(self) -> Any:
         """The dataclass; its sense is not checked here."""
-        known = described(self.kind)
-        return self.kind(**{name: value_of(known[name].type, getattr(self, name)) for name in type(self).model_fields})
+        given = ((name, read, getattr(self, name)) for name, read in _readers(type(self)))
+        return self.kind(**{name: value if value is None else read(value) for name, read, value in given})
+
+
+@cache
+def _readers(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [(name, _reader(described(body.kind)[name].type)) for name in body.model_fields]
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of the model of one in a body."""
+    if kind in FORMS:
+        return FORMS[kind].read
+    base, _ = split(kind)
+    if get_origin(base) is tuple:
+        entry = _reader(get_args(base)[0])
+        return lambda given: tuple(entry(each) for each in given)
+    return methodcaller("to_model") if is_dataclass(base) or get_origin(base) is UnionType else lambda given: given
 
 
 def _pairs(values: dict[str, str]) -> Environment:
@@ -112,18 +130,6 @@ def view_model(
     return create_model(name, __base__=base, __doc__=about, **parts)
 
 
-def value_of(kind: Any, given: Any) -> Any:
-    """What a part of a body is in the model."""
-    if given is None or isinstance(given, Body):
-        return given and given.to_model()
-    if kind in FORMS:
-        return FORMS[kind].read(given)
-    base, _ = split(kind)
-    if get_origin(base) is tuple:
-        return tuple(value_of(get_args(base)[0], each) for each in given)
-    return given
-
-
 def _plain_default(each: Described) -> Any:
     """As JSON has it."""
     if each.default != ():
@@ -147,6 +153,8 @@ def _body_type(kind: Any, element: Any | None = None) -> Any:
     base, marks = split(kind)
     bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds())
     length = next((mark for mark in marks if isinstance(mark, Length)), None)
+    if length is None and (base is str or get_origin(base) is tuple):
+        raise TypeError(f"{kind} comes in without a Length")
     if get_origin(base) is tuple and length:
         entries: Any = GenericAlias(list, (element or _body_type(get_args(base)[0]),))
         least: Any = {"minItems": length.least} if length.least else None

@@ -80,7 +80,8 @@ LARGEST = 2**31 - 1
 def number_within(bounds: Bounds) -> Any:
     """How OpenAPI tells the bounds of a number that are checked with a better message later."""
     most = LARGEST if bounds.most is None else bounds.most
-    return WithJsonSchema({"type": "integer", "minimum": bounds.least, "maximum": most})
+    least = {} if bounds.least is None else {"minimum": bounds.least}
+    return WithJsonSchema({"type": "integer", **least, "maximum": most})
 
 
 def fraction_within(bounds: Bounds) -> Any:
