@@ -3,18 +3,26 @@
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
-import pydantic
+from pydantic import BaseModel
 
-from koalapy.api import advisor, clusters, explain, fields, files, health, jobs, network
+from koalapy.api.fields import Output, Problem
 from koalapy.api.submission import JobSubmission
 from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites, sha
 
 Json = dict[str, Any]
+
+
+def answers(*kinds: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """These, and all that are made of them."""
+    for kind in kinds:
+        yield kind
+        yield from answers(*kind.__subclasses__())
 
 
 class Declared:
@@ -40,8 +48,7 @@ class Declared:
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
         if kind not in ("text/plain", "text/event-stream", "application/x-tar"):
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
-            modules = (jobs, fields, files, clusters, explain, network, advisor, health)
-            model: type[pydantic.BaseModel] = next(getattr(m, name) for m in modules if hasattr(m, name))
+            model = next(kind for kind in answers(Output, Problem) if kind.__name__ == name)
             model.model_validate_json(answer.content, strict=True)
 
 
