@@ -18,8 +18,8 @@ from koalapy.model.request import (
     MAX_WORDS,
 )
 
-LARGEST_ID = 2**63 - 1
-EXACT = 2**53
+MAX_ID = 2**63 - 1
+MAX_EXACT_INTEGER = 2**53
 """Whole numbers beyond it are not the same to everybody who reads JSON."""
 
 
@@ -73,13 +73,13 @@ Seconds = Annotated[
 ]
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
 
-LARGEST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """The largest whole number that databases hold in a column of a usual kind."""
 
 
 def number_within(bounds: Bounds) -> Any:
     """How OpenAPI tells the bounds of a number that are checked with a better message later."""
-    most = LARGEST if bounds.most is None else bounds.most
+    most = MAX_INTEGER if bounds.most is None else bounds.most
     least = {} if bounds.least is None else {"minimum": bounds.least}
     return WithJsonSchema({"type": "integer", **least, "maximum": most})
 
@@ -101,12 +101,15 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=LARGEST)]
+Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=MAX_INTEGER)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
 Positive = Annotated[Number, number_within(Bounds(least=1))]
 
 JobId = Annotated[
-    int, BeforeValidator(_whole), Field(strict=True, ge=-EXACT, le=EXACT), number_within(Bounds(-EXACT, EXACT))
+    int,
+    BeforeValidator(_whole),
+    Field(strict=True, ge=-MAX_EXACT_INTEGER, le=MAX_EXACT_INTEGER),
+    number_within(Bounds(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER)),
 ]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -126,7 +129,10 @@ def _combined(value: object) -> object:
 
 
 CoallocationJson: dict[str, Any] = {
-    "anyOf": [{"type": "string", "enum": ["allowed", "never"]}, {"type": "integer", "minimum": 1, "maximum": LARGEST}],
+    "anyOf": [
+        {"type": "string", "enum": ["allowed", "never"]},
+        {"type": "integer", "minimum": 1, "maximum": MAX_INTEGER},
+    ],
     "description": "allowed (as many clusters as it takes), never, or the most clusters to combine",
     "default": "allowed",
     "examples": ["never", 2],

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from koalapy.api.agents import Tokens, refusal
 from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Output, Text
-from koalapy.api.jobs import LARGEST_PAGE, Id
+from koalapy.api.jobs import MAX_PAGE_SIZE, Id
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.replica import Replica, ReplicaState
@@ -138,7 +138,7 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
         name: Name = None,
         after: After = "",
         after_cluster: AfterCluster = "",
-        limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
         """The replica catalogue: which logical files there are, and where; in order of name and cluster."""
         # One more than asked for tells whether there is another page.

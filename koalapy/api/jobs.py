@@ -20,19 +20,19 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobFilter
 from koalapy.service.jobs import ActionResult, JobRecord, Jobs
 
-LONGEST_WAIT = 60.0
-LARGEST_PAGE = 1000
+MAX_WAIT_SECONDS = 60.0
+MAX_PAGE_SIZE = 1000
 MAX_JOBS = 1000
 """Jobs that may be acted on at once."""
 
 Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
-Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="seconds to wait for the job to be over")]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="seconds to wait for the job to be over")]
 States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
 Owner = Annotated[fields.Name, Query(description="only jobs of this owner")]
 Named = Annotated[fields.Name, Query(description="only jobs of this name")]
 Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
-Id = Annotated[int, Path(ge=-fields.LARGEST_ID, le=fields.LARGEST_ID, description="the job's id")]
-Before = Annotated[int | None, Query(ge=1, le=fields.LARGEST_ID, description="only jobs with smaller ids")]
+Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
+Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
@@ -290,7 +290,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         name: Named = "",
         cluster: Where = "",
         before: Before = None,
-        limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 100,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
         """Jobs, newest first. ``active`` stands for every state that is not final."""
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())

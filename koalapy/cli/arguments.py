@@ -26,12 +26,12 @@ from koalapy.model.wording import known_names
 
 Function = Callable[..., int | None]
 """What runs; it gives the exit code, None for 0."""
-COMPLETES = "_KOALA_COMPLETE"
+COMPLETION_VARIABLE = "_KOALA_COMPLETE"
 """The variable by which a shell's script asks for completion."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-FEW = 4
+MAX_SHOWN_CHOICES = 4
 """As many choices stand in place of a value in help pages."""
-LONGEST_REFUSAL = 500
+MAX_REFUSAL_LENGTH = 500
 """Characters of what click says of a word, which it repeats whole."""
 
 
@@ -234,7 +234,7 @@ class _Parameter:
         names = self.spec.names or (f"--{_dashed(self.name)}",)
         if self.type is bool:
             common |= {"is_flag": True, "type": bool}
-        if issubclass(self.type, Enum) and len(self.type) > FEW:
+        if issubclass(self.type, Enum) and len(self.type) > MAX_SHOWN_CHOICES:
             choices = ", ".join(str(one.value) for one in self.type)
             common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
         tells = self.default not in (None, "", False, True) and "default:" not in self.spec.help
@@ -316,10 +316,10 @@ def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., in
 def run(name: str, root: Group, words: Sequence[str], version: str) -> int:
     """Run what the words ask for and give its exit code; ``CliError`` for a command line that makes no sense."""
     commands = root_of(name, root, version)
-    if asked := os.environ.get(COMPLETES):
+    if asked := os.environ.get(COMPLETION_VARIABLE):
         from click.shell_completion import shell_complete
 
-        return shell_complete(commands, {}, name, COMPLETES, asked)
+        return shell_complete(commands, {}, name, COMPLETION_VARIABLE, asked)
     try:
         with commands.make_context(name, list(words)) as context:
             code = commands.invoke(context)
@@ -327,7 +327,7 @@ def run(name: str, root: Group, words: Sequence[str], version: str) -> int:
         return done.exit_code
     except click.UsageError as error:
         said, path = error.format_message(), error.ctx.command_path if error.ctx else name
-        said = said.removesuffix(".") if len(said) <= LONGEST_REFUSAL else f"{said[:LONGEST_REFUSAL]}…"
+        said = said.removesuffix(".") if len(said) <= MAX_REFUSAL_LENGTH else f"{said[:MAX_REFUSAL_LENGTH]}…"
         if said.endswith("?"):
             raise CliError(f"{said} See {path} --help", Exit.USAGE) from error
         raise CliError(said, Exit.USAGE, f"see {path} --help") from error
@@ -374,4 +374,4 @@ def _completion(commands: Commands, name: str, shell: str) -> str:
 
     found = get_completion_class(shell)
     assert found is not None
-    return found(commands, {}, name, COMPLETES).source()
+    return found(commands, {}, name, COMPLETION_VARIABLE).source()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from koalapy.cli.arguments import Argument, Option
 
 DEFAULT_URL = "http://127.0.0.1:8642"
-LONGEST_WAIT = 10**9
+MAX_WAIT_SECONDS = 10**9
 """Seconds."""
 
 Url = Annotated[str, Option("--url", envvar="KOALA_URL", help="where the daemon is")]
@@ -14,7 +14,7 @@ Token = Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="what
 AsJson = Annotated[bool, Option("--json", help="the daemon's JSON, for programs")]
 Job = Annotated[int, Argument(help="the job's id")]
 Jobs = Annotated[list[int], Argument(help="ids of jobs")]
-Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=LONGEST_WAIT)]
+Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=MAX_WAIT_SECONDS)]
 Why = Annotated[str, Option("--reason", help="why; kept in the job's timeline")]
 
 

@@ -59,7 +59,7 @@ def submit(
             client, body, options, paths, as_json=as_json, wait=wait, quiet=quiet, idempotency_key=bool(idempotency_key)
         )
         return None
-    submitted = _hand_in(client, body, options, paths, idempotency_key)
+    submitted = _submit(client, body, options, paths, idempotency_key)
     if quiet and not as_json:
         print(submitted["id"], flush=True)
     elif not as_json:
@@ -82,7 +82,7 @@ def _dry_run(client: Client, body: Json, options: Json, paths: list[str], *, as_
         explain.dry_run(client, body, options, as_json=as_json)
 
 
-def _hand_in(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> Json:
+def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> Json:
     """The job, once the daemon has it, and its files before it."""
     if paths:
         from koalapy.cli import staging
