@@ -38,7 +38,7 @@ class LrmHealth:
         self._obstacle = ""
         """Why it takes no jobs, as far as it was asked."""
         self._refusal = ""
-        """Why it took none when one was handed in."""
+        """Why it took none when one was submitted."""
         self._refused_until = 0.0
         self._refusals = 0
         self._answered_at = time.time()

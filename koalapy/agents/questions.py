@@ -45,23 +45,23 @@ class Questions:
         self._handlers[what] = handler
 
     async def ask(
-        self, cluster: str, what: str, payload: Mapping[str, object], patience: float = ANSWER_TIMEOUT
+        self, cluster: str, what: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT
     ) -> dict[str, Any]:
         """What another cluster's agent answers; ``SiteUnavailable`` when it does not, ``SiteRejected`` when it refuses.
 
-        While there is no connection we wait, and no patience is lost.
+        While there is no connection we wait, and none of the timeout is lost.
         """
         ident = uuid4().hex
         question = Ask(ident=ident, what=what, payload=dict(payload), cluster=cluster)
         answered = self._asking[ident] = asyncio.get_running_loop().create_future()
         try:
-            for _ in range(max(1, round(patience / REPEAT_INTERVAL))):
+            for _ in range(max(1, round(timeout / REPEAT_INTERVAL))):
                 await self._uplink.online.wait()
                 self._uplink.put(question, urgent=True)
-                done, _ = await asyncio.wait((answered,), timeout=min(REPEAT_INTERVAL, patience))
+                done, _ = await asyncio.wait((answered,), timeout=min(REPEAT_INTERVAL, timeout))
                 if done:
                     return _payload(answered.result())
-            raise SiteUnavailable(f"{cluster} has not answered for {patience:g} s")
+            raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s")
         finally:
             del self._asking[ident]
 

@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 MAX_EPOCHS_AHEAD = 10_000
 MAX_JOBS_AHEAD = 10**9
-"""By how much an agent may know better: no copy is so old, and an agent that tells nonsense exhausts no numbers."""
+"""By how much an agent may know better: no copy is so old, and and no agent exhausts numbers by an invalid one."""
 HINT = "if that is right, empty the agent's directory once nothing of it runs"
 
 
