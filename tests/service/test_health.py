@@ -47,7 +47,7 @@ async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> 
                 idle=4,
                 background=0,
                 down=0,
-                holding=[],
+                holding=frozenset(),
                 problem="full",
                 disks=(Disk(what="spool", path="/s", free=5, size=10),),
             )

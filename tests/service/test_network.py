@@ -81,7 +81,7 @@ class Site:
             self.claimed.add(token)
             self.most = max(self.most, len(self.claimed))
             hosts = [f"10.0.{len(self.claimed)}.{i}" for i in range(message["size"])]
-            self.agent.says(ComponentStatus(token=token, state=ComponentState.CLAIMED, hosts=hosts))
+            self.agent.says(ComponentStatus(token=token, state=ComponentState.CLAIMED, hosts=tuple(hosts)))
         elif kind == "open":
             self.agent.says(ComponentStatus(token=token, state=ComponentState.RUNNING, hosts=()))
             printed, end = self.act(token, message["head"] == token)

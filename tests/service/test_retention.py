@@ -209,10 +209,10 @@ async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeyp
         monkeypatch.setattr(world.history, "over", counted)
         tidying = world.retention()
         tidying._batch_size = 8
-        monkeypatch.setattr(retention, "LONG", -1.0)
+        monkeypatch.setattr(retention, "LONG_TRANSACTION", -1.0)
         await tidying.tidy()
         assert asked == [8, 4, 2, 1]
-        monkeypatch.setattr(retention, "LONG", 1e9)
+        monkeypatch.setattr(retention, "LONG_TRANSACTION", 1e9)
         for ident in range(20, 24):
             await world.add(ident, 20 * DAY)
         asked.clear()
