@@ -79,6 +79,7 @@ class _PlacedView(Output):
     index: int
     cluster: str
     size: int
+    state: str
     hosts: list[str]
     exit_code: int | None
     error: str
@@ -99,7 +100,6 @@ class _StageView(Output):
 
 
 class ComponentView(_StageView, _PlacedView):
-    state: str
     lrm_job: str | None
     unknown_since: Moment | None
 
