@@ -158,6 +158,31 @@ def clusters_router(service: Jobs) -> APIRouter:
         """One cluster."""
         return service.cluster(name)
 
+    _add_orders(router, service)
+
+    @router.get(
+        "/metrics",
+        response_model=Metrics,
+        tags=["clusters"],
+        operation_id="show_metrics",
+        dependencies=[Depends(refuse_unknown)],
+        responses=declared(401, 422, 503),
+    )
+    async def metrics(since: Since = 3600.0) -> Any:
+        """How well the clusters were used over the last ``since`` seconds, and how long jobs waited."""
+        return _metrics_view(await service.metrics(since))
+
+    @router.get(
+        "/policies", response_model=PolicyList, tags=["policies"], operation_id="list_policies", responses=declared(401)
+    )
+    async def policies() -> Any:
+        """The placement policies."""
+        return {"policies": service.policies()}
+
+    return router
+
+
+def _add_orders(router: APIRouter, service: Jobs) -> None:
     @router.post(
         "/clusters/{name}/clear",
         response_model=ClusterView,
@@ -191,24 +216,3 @@ def clusters_router(service: Jobs) -> APIRouter:
     async def resume(name: Name) -> Any:
         """Use a drained cluster again."""
         return await service.resume_cluster(name)
-
-    @router.get(
-        "/metrics",
-        response_model=Metrics,
-        tags=["clusters"],
-        operation_id="show_metrics",
-        dependencies=[Depends(refuse_unknown)],
-        responses=declared(401, 422, 503),
-    )
-    async def metrics(since: Since = 3600.0) -> Any:
-        """How well the clusters were used over the last ``since`` seconds, and how long jobs waited."""
-        return _metrics_view(await service.metrics(since))
-
-    @router.get(
-        "/policies", response_model=PolicyList, tags=["policies"], operation_id="list_policies", responses=declared(401)
-    )
-    async def policies() -> Any:
-        """The placement policies."""
-        return {"policies": service.policies()}
-
-    return router

@@ -300,6 +300,12 @@ def jobs_router(service: Jobs) -> APIRouter:
         following = _next_page(which, active, state, records[:limit]) if len(records) > limit else None
         return JobPage(jobs=[job_view(record) for record in records[:limit]], next=following)
 
+    _add_views(router, service)
+    _add_actions(router, service)
+    return router
+
+
+def _add_views(router: APIRouter, service: Jobs) -> None:
     @router.get(
         "/{job}", response_model=JobWithTimeline, operation_id="show_job", responses=declared(401, 404, 422, 503)
     )
@@ -343,9 +349,6 @@ def jobs_router(service: Jobs) -> APIRouter:
         """
         await service.get(job)
         return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
-
-    _add_actions(router, service)
-    return router
 
 
 def _add_actions(router: APIRouter, service: Jobs) -> None:
