@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Moment, Output, Problem, as_json
+from koalapy.api.fields import Input, Moment, Output, Problem
 from koalapy.api.problems import declared, problem_of
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.submission import JobSubmission
@@ -241,8 +242,13 @@ def attempt_view(job: Job, attempt: Attempt) -> AttemptView:
     return AttemptView.model_validate(_attributes(AttemptView, attempt) | spans)
 
 
-def _attributes(view: type[Output], value: object) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in view.model_fields if hasattr(value, name)}
+def _attributes(view: type[Output], value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _names_in_both(view, value.__class__)}
+
+
+@cache
+def _names_in_both(view: type[Output], kind: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in view.model_fields if hasattr(kind, name))
 
 
 def _spans(
@@ -280,7 +286,8 @@ def jobs_router(service: Jobs) -> APIRouter:
         """Submit a job. With an Idempotency-Key a repeated submission returns the first job."""
         record, created = await service.submit(submission.to_model(), idempotency_key)
         headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
-        return JSONResponse(as_json(job_view(record)), 201 if created else 200, headers)
+        body = job_view(record).model_dump_json(by_alias=True)
+        return Response(body, 201 if created else 200, headers, "application/json")
 
     @router.get("", response_model=JobPage, operation_id="list_jobs", responses=declared(401, 422, 503))
     async def page(

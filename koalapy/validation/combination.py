@@ -16,6 +16,9 @@ def check_combination(spec: JobSpec, limits: Limits) -> None:
     if isinstance(spec.request, FixedRequest):
         _check_named_together(spec, spec.request, limits)
         return
+    unbounded = spec.coallocation is None and spec.speed_ratio_min is None
+    if unbounded and limits.policies.capabilities(spec.policy).combines_clusters:
+        return
     with able_clusters(spec, limits) as able:
         if able and all(cluster.total is not None for cluster in able):
             _check_fits_together(spec, list(able), limits.policies)
