@@ -85,7 +85,7 @@ class ClusterSection(ClusterProfile, SiteSettings):
     than its start needs. ``nodes`` and ``network`` are for the kind ``local``: N nodes of this machine."""
 
     speed: Annotated[float, Field(gt=0)] = 1.0
-    token: Secret | None = None
+    token: Secret | None = field(default=None, repr=False)
     """What the cluster's agent must show to be let in."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every program there; ``PATH`` entries go first."""

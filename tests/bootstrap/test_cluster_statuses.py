@@ -92,3 +92,13 @@ def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> N
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
     again = scheduler.step([], 121.0).jobs[1]
     assert (again.state, again.generation, again.restarts) == (JobState.QUEUED, 1, 1)
+
+
+def test_what_an_agent_must_show_is_in_no_text_of_a_cluster(tmp_path: Path) -> None:
+    """What the scheduler knows of a cluster is its section of the configuration, and what it knows may be logged."""
+    token = "shown-to-nobody-at-all"
+    for section in (ClusterSection(token=token), ClusterSection(kind="slurm", token=token)):
+        settings = Settings(clusters={"north": section})
+        (north,) = _cluster_statuses(settings, saved_by(tmp_path))
+        assert section.token == token
+        assert token not in f"{north!r} {north.profile} {settings}"
