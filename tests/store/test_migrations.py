@@ -13,6 +13,7 @@ from sqlalchemy import Engine, inspect
 
 from koalapy.model.advice import Run, Size
 from koalapy.model.digest import digest_of, has_digest
+from koalapy.model.errors import UsageError
 from koalapy.model.job import JobState, TimelineEntry, token_of
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.ports import Batch
@@ -172,3 +173,14 @@ def test_what_is_brought_up_can_be_taken_back(url: str) -> None:
         config.attributes["connection"] = connection
         command.downgrade(config, "0001")
     assert counts() == before
+
+
+def test_a_database_of_a_later_version_is_refused_and_stays(tmp_path: Path) -> None:
+    engine = make_engine(f"sqlite:///{tmp_path}/koala.db")
+    migrate(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("update alembic_version set version_num = '9999'")
+    with pytest.raises(UsageError, match=r"of a later version of koalapy \(revision 9999\)"):
+        migrate(engine)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("select version_num from alembic_version").scalar() == "9999"
