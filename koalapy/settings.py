@@ -232,6 +232,9 @@ def load(path: Path | None) -> Settings:
             raise UsageError(f"cannot read {path}: {error}", field="--config") from error
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
+        for key in values:
+            if not isinstance(key, str) or key.startswith("_"):  # such keys would be orders to the reader itself
+                raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
     try:
         return Settings(**values)
     except SettingsError as error:

@@ -292,3 +292,10 @@ def test_what_the_environment_said_wrong_is_to_be_corrected_there(
     assert sorted(places) == sorted(
         [str(path), "KOALA_RULES__CLAIM_GRCE in the environment", "KOALA_TOKENS in the environment"]
     )
+
+
+@pytest.mark.parametrize("text", ["1: 2", "_env_prefix: X_", "_env_file: /etc/passwd", "null: 1", "[1, 2]: 3"])
+def test_a_key_that_is_no_fields_name_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "koala.yaml").write_text(f"{text}\n")
+    with pytest.raises(UsageError, match=r"is no field|cannot read"):
+        load(tmp_path / "koala.yaml")

@@ -106,7 +106,7 @@ def input_texts(inputs: list[Json]) -> list[str]:
 def texts(value: Any) -> list[str]:
     """Of what is said as it is."""
     values = value if isinstance(value, list) else [value]
-    return [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
+    return [f"{each:.15g}" if isinstance(each, float) else str(each) for each in values]
 
 
 FORMS = {

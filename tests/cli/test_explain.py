@@ -153,3 +153,11 @@ def test_the_offered_command_makes_the_job(koala: Koala, server: Server, spec: J
 )
 def test_what_takes_a_file_is_not_offered_as_a_command(body: dict[str, object]) -> None:
     assert command_for(body, "/") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1e9, "1000000000"), (1234567.5, "1234567.5"), (90.0, "90"), (0.5, "0.5")]
+)
+def test_a_command_says_a_walltime_exactly(seconds: float, said: str) -> None:
+    body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "walltime": seconds}
+    assert f"--walltime {said} " in str(command_for(body, "/"))
