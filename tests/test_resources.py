@@ -49,7 +49,9 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UsageError, match="there is no cluster south"):
             agents.agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret")
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert open_files()[1] == (agents.FILES if hard == resource.RLIM_INFINITY else min(agents.FILES, hard))
+        assert open_files()[1] == (
+            agents.MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(agents.MAX_OPEN_FILES, hard)
+        )
 
 
 async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() -> None:

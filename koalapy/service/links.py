@@ -64,10 +64,20 @@ class Knowledge:
         elif new.error:
             known = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
         else:
-            known = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])
+            known = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])._without_old_transfers()
         kept = (*known.pingpongs, known.failed, known.moved, known.moved_back, known.inconclusive)
         order = tuple(found for found in (*self.order, new) if any(found is one for one in kept))
         return replace(known, order=order)
+
+    def _without_old_transfers(self) -> "Knowledge":
+        """Without those that so many ping-pongs have followed that they count no more, and no store gives back."""
+        if len(self.pingpongs) < MAX_PINGPONGS:
+            return self
+        first = next(at for at, each in enumerate(self.order) if each is self.pingpongs[0])
+        moved, back = (
+            one if any(one is each for each in self.order[first:]) else None for one in (self.moved, self.moved_back)
+        )
+        return replace(self, moved=moved, moved_back=back)
 
     def _last(self, *found: Measurement | None) -> Measurement | None:
         """Which of these was learned last."""

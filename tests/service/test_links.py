@@ -4,7 +4,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, pair_of
@@ -88,6 +88,11 @@ def test_measured_wins_over_configured_and_unreachable_over_both(
             assert link.bandwidth == median(values)
 
 
+MOVED = replace(BASE, kind=MeasurementKind.TRANSFER, bandwidth=5.0)
+FOLLOWED = [FAILED, BASE, MOVED, *(replace(BASE, bandwidth=float(n)) for n in range(MAX_PINGPONGS))]
+
+
+@example(None, FOLLOWED)  # the transfer is given back without the ping-pong that it followed
 @given(st.none() | links, histories)
 def test_a_daemon_that_starts_knows_what_the_one_before_had_told_the_scheduler(
     configured: Link | None, history: list[Measurement]
