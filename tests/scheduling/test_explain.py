@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Drain, Link
@@ -629,7 +629,11 @@ grids = st.fixed_dictionaries(
 policies = st.sampled_from(["", "", "best-fit", "faster-first", "adaptive", "communication-aware", "close-to-files"])
 
 
+TIGHT = {"a": (1, 0, ""), "b": (2, 0, ""), "c": (3, 0, "")}
+
+
 @settings(deadline=None, max_examples=300)
+@example(TIGHT, FlexibleRequest(4), [(5, Priority.LOW)], Priority.HIGH, "", None, None, "scan")
 @given(
     grids,
     requests,
@@ -684,9 +688,13 @@ def test_any_job_is_explained(
     if world.state(job).is_active:
         assert found.placement is not None
         assert before.placement is not None
-        assert [(c.size, c.cluster) for c in found.placement.components] == [
-            (c.size, c.cluster) for c in before.placement.components
+        # A component for which others would be preempted is re-placed where there is room, once the job is claimed for.
+        moved = {entry.component for entry in world.timeline if entry.job == job and entry.event == "re-placed"}
+        where = [
+            [(c.size, "elsewhere" if index in moved else c.cluster) for index, c in enumerate(placement.components)]
+            for placement in (found.placement, before.placement)
         ]
+        assert where[0] == where[1]
     elif found.smallest_change is not None:
         world.cancel(job)
         assert world.state(submit(world, found.smallest_change.spec)).is_active

@@ -261,6 +261,23 @@ def test_transfers_go_on_while_the_daemon_is_dead() -> None:
     assert world.stagings(job) == [("Stage", "north", "1.1.0")], "it was not ordered again"
 
 
+@pytest.mark.parametrize("slowness", [1.0, 2.0])
+def test_a_job_is_not_claimed_for_before_its_cluster_is_heard_of_again(slowness: float) -> None:
+    """A daemon that began at its start time found no room anywhere, and had the transfers begin anew."""
+    world = world_of(Rules(claiming=ClaimingMode.INCREMENTAL, claim_factor=0.95))
+    world.slowness = slowness
+    job = world.submit(fixed(north=2))
+    world.advance(15.1)
+    world.restart()
+    world.advance(1)
+    for name in GRID:
+        world.connect(name)
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.job(job).generation == 1
+    check_quiet(world)
+
+
 def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
     world = world_of()
     job = world.submit(fixed(north=2))

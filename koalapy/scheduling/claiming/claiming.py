@@ -96,7 +96,8 @@ class Claiming:
             if component.state is ComponentState.WAITING:
                 self._attempts.set_claim_timeout(job, component, now)
         if has_unclaimed(job):
-            self._claim_at(job, max(now, attempt.claim_at or now))
+            # Clusters have no room before they are heard of again, which takes them a moment.
+            self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
             self._attempts.set_barrier_timeout(job, now)
 
@@ -118,10 +119,15 @@ class Claiming:
         return job if end is None else self._expect_files(job, end, now)
 
     def files_are_there(self, job: Job, now: float) -> Job:
-        """All transfers are over: there is nothing to wait for with the next claiming try."""
+        """All transfers are over: there is nothing to wait for with the next claiming try.
+
+        But for clusters, where the daemon has just begun: of those that have not reported nobody knows the room.
+        """
         job = self._expect_files(job, now, now)
-        claim_at = live(job).claim_at
-        if has_unclaimed(job) and claim_at is not None and claim_at > now:
+        attempt = live(job)
+        unclaimed = [c for c in attempt.gang if c.state is ComponentState.PLACED]
+        is_early = bool(unclaimed) and attempt.claim_at is not None and attempt.claim_at > now
+        if is_early and all(self._state.grid[c.cluster].reported for c in unclaimed):
             return self.claim(job, now)
         return job
 

@@ -87,7 +87,12 @@ async def test_a_source_that_comes_back_after_the_daemon_has_time_for_that(
     await gate.listen()
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
-    (arriving,) = [path for path in (north.directory / "stages").rglob("set") if path.is_file()]
+
+    def arriving_files() -> list[Path]:
+        return [path for path in (north.directory / "stages").rglob("set") if path.is_file() and path.stat().st_size]
+
+    await north.until(lambda: bool(arriving_files()))  # what has passed the gate is not yet on the disk
+    (arriving,) = arriving_files()
     inode = arriving.stat().st_ino
     await north.stop()
     await south.stop()
