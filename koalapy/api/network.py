@@ -62,7 +62,7 @@ class LinkView(Output):
     bandwidth_back: float | None
     """From ``other`` to ``one``."""
     kind: MeasurementKind | None
-    """Whence the newest of it is; null where nothing was measured."""
+    """How the newest of it is known; null where nothing was measured."""
     at: Moment | None
     """When that was measured."""
     tried_at: Moment | None
@@ -103,7 +103,7 @@ class MeasurementView(Output):
     kind: MeasurementKind
     at: Moment
     source: str = Field(validation_alias="one")
-    """Whence a transfer came; of a ping-pong the first of the two."""
+    """Where a transfer came from; of a ping-pong the first of the two."""
     latency: float | None
     bandwidth: float | None
     """From there."""

@@ -78,7 +78,7 @@ class SiteUnavailable(SiteError):
 
 
 class SiteRejected(SiteError):
-    """The cluster refused; the same call will be refused again. ``fault`` is a word for machines, if it gave one."""
+    """The cluster refused; the same call will be refused again. ``fault`` is an error code, if it gave one."""
 
     def __init__(self, message: str, *, field: str = "", value: object = None, hint: str = "", fault: str = "") -> None:
         super().__init__(message, field=field, value=value, hint=hint)

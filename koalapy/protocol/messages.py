@@ -111,7 +111,7 @@ class Ask(Message):
 
 
 class Answer(Message):
-    """To whom asked under ``ident``; ``error`` when there is no answer, with ``fault`` a word for machines.
+    """To whom asked under ``ident``; ``error`` when there is no answer, with ``fault`` an error code.
 
     From an agent ``cluster`` is who had asked; to an agent, who answers.
     """

@@ -169,7 +169,7 @@ class Engine:
                 changed.set()
 
     def stop(self) -> None:
-        """End the loop after what has been handed in is written; ``StoreUnavailable`` when it cannot be."""
+        """End the loop after what has been submitted is written; ``StoreUnavailable`` when it cannot be."""
         self._stopping = True
         self._wake.set()
 

@@ -22,7 +22,7 @@ from koalapy.workload.programs import PROGRAMS, SLEEP
 from koalapy.workload.recipe import POLICIES, GridSize, Recipe, scale_of
 from koalapy.workload.swf import Trace, sort
 
-MOST = 1_000_000
+MAX_JOBS = 1_000_000
 """Jobs in one workload."""
 DRAWN = ("sizes", "run_times", "utilisation")
 """What a trace brings itself."""
@@ -92,9 +92,9 @@ def from_trace(
 def _numbers(recipe: Recipe) -> Iterator[int]:
     """Those of the jobs, from 1 on; ``UsageError`` where nothing else bounds them."""
     for number in count(1) if recipe.jobs is None else range(1, recipe.jobs + 1):
-        if number > MOST:
+        if number > MAX_JOBS:
             hint = "give --jobs or --duration, or a smaller --rate"
-            raise UsageError(f"more than {MOST} jobs", field="--jobs", hint=hint)
+            raise UsageError(f"more than {MAX_JOBS} jobs", field="--jobs", hint=hint)
         yield number
 
 

@@ -1,4 +1,4 @@
-"""The background load of a run: a keeper for each cluster, whose jobs are handed in beside the run itself."""
+"""The background load of a run: a keeper for each cluster, whose jobs are submitted beside the run itself."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor

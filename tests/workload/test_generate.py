@@ -188,9 +188,9 @@ def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
 def test_a_trace_that_is_too_long_is_not_cut_off_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = Trace([TraceJob(number, number, 60.0, 1, 1) for number in range(3)], {"MaxProcs": str(GRID.total)})
     recipe = replace(DEFAULT, jobs=None)
-    monkeypatch.setattr("koalapy.workload.generate.MOST", 3)
+    monkeypatch.setattr("koalapy.workload.generate.MAX_JOBS", 3)
     assert len(from_trace(recipe, trace, GRID, 1).jobs) == 3
-    monkeypatch.setattr("koalapy.workload.generate.MOST", 2)
+    monkeypatch.setattr("koalapy.workload.generate.MAX_JOBS", 2)
     with pytest.raises(UsageError, match="more than 2 jobs"):
         from_trace(recipe, trace, GRID, 1)
     assert len(from_trace(replace(recipe, jobs=2), trace, GRID, 1).jobs) == 2

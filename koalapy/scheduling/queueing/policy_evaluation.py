@@ -29,7 +29,7 @@ class PolicyEvaluator:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
         self._eligibility, self._queues, self._knowledge = eligibility, queues, knowledge
         self._broken: set[str] = set()
-        """Policies of which was told that they answer nonsense."""
+        """Policies whose invalid answers have been logged."""
 
     def evaluate(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """What the job's policy answers on a view."""

@@ -15,7 +15,7 @@ Reasons = dict[ClusterName, ClusterReason]
 
 
 def explained(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
-    """Of each cluster of the view; ``BrokenPolicy`` when the policy gives no reasons but nonsense."""
+    """Of each cluster of the view; ``BrokenPolicy`` when the policy gives invalid reasons."""
     if not constraints:
         return _complete(_reasons(policy, request, view), policy, view)
     asked = request
