@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The testbed's tests mostly wait for resource managers: they have a worker of their own.
-WORKERS = $(if $(wildcard .testbed.env),3,2)
 
 .PHONY: help demo test chaos check format bench bench-advisor experiment experiment-live clean testbed testbed-down
 
@@ -23,8 +21,8 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
 
-test: $(STAMP)  ## the whole test suite, by two workers, and a third for the testbed's part where that is up
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+test: $(STAMP)  ## the whole test suite, by two workers
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite and with PostgreSQL: ten minutes
 	$(BIN)/python -m tests.chaos --minutes 4.3
