@@ -73,10 +73,8 @@ class Knowledge:
         """Without those that so many ping-pongs have followed that they count no more, and no store gives back."""
         if len(self.pingpongs) < MAX_PINGPONGS:
             return self
-        first = next(at for at, each in enumerate(self.order) if each is self.pingpongs[0])
-        moved, back = (
-            one if any(one is each for each in self.order[first:]) else None for one in (self.moved, self.moved_back)
-        )
+        first = self.pingpongs[0]
+        moved, back = (one if self._last(first, one) is one else None for one in (self.moved, self.moved_back))
         return replace(self, moved=moved, moved_back=back)
 
     def _last(self, *found: Measurement | None) -> Measurement | None:

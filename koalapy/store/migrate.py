@@ -5,8 +5,8 @@ from pathlib import Path
 import structlog
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
+from alembic.util import CommandError
 from sqlalchemy import Engine, delete, select, text
 
 from koalapy.model.errors import UsageError
@@ -40,20 +40,22 @@ def migrate(engine: Engine, revision: str = "head") -> None:
     ``StoreUnavailable`` when there is no database, ``UsageError`` for one that a later version of koalapy has upgraded.
     """
     config = alembic_config()
-    known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
     with unavailable_is_known(), writing(engine).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
-        found = MigrationContext.configure(connection).get_current_revision()
-        if found is not None and found not in known:
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, revision)
+        except CommandError as error:
+            if not isinstance(error.__cause__, ResolutionError):
+                raise
+            found = error.__cause__.argument
             raise UsageError(
                 f"the database is of a later version of koalapy (revision {found})",
                 field="database",
                 value=found,
                 hint="install that version again, or put back a copy of the database from before it",
-            )
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
+            ) from error
 
 
 def move_output(database: Database, target: OutputStore) -> int:

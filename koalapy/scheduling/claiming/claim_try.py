@@ -1,9 +1,10 @@
 """What one claiming try has to go by: which components could start now, on nodes of which clusters."""
 
-from koalapy.model.job import Component, ComponentState, Job
+from koalapy.model.job import Component, Job
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.lifecycle.attempt_facts import unclaimed
 from koalapy.scheduling.state import SchedulerState
 
 
@@ -22,8 +23,7 @@ class ClaimTry:
         self.blocked: list[Component] = []
         self.preempting: list[Component] = []
         """Of those that can start: those that wait for others to be preempted."""
-        placed = [component for component in live(job).gang if component.state is ComponentState.PLACED]
-        for component in sorted(placed, key=lambda c: (-c.size, c.rank)):
+        for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
             free = self.free(component.cluster)
             if free is not None and component.size <= free:
                 self._take(component)

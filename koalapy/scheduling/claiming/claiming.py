@@ -17,7 +17,7 @@ from koalapy.scheduling.claiming.claim_try import ClaimTry
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.attempt_facts import has_unclaimed
+from koalapy.scheduling.lifecycle.attempt_facts import unclaimed
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.queueing.try_limits import may_not_be_claimed, tries_used_up
 from koalapy.scheduling.state import SchedulerState
@@ -95,7 +95,7 @@ class Claiming:
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
                 self._attempts.set_claim_timeout(job, component, now)
-        if has_unclaimed(job):
+        if unclaimed(job):
             # Clusters have no room before they are heard of again, which takes them a moment.
             self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
@@ -104,7 +104,7 @@ class Claiming:
     def claim_is_due(self, job: Job, at: float, now: float) -> Job:
         """A JCT has come; an older one than the attempt's own means nothing any more."""
         attempt = live(job)
-        if attempt.claim_at != at or not has_unclaimed(job):
+        if attempt.claim_at != at or not unclaimed(job):
             return job
         job = self.estimate_start(job, now)
         following = self._next_try(job, now) if live(job).start_estimate != attempt.start_estimate else None
@@ -124,10 +124,9 @@ class Claiming:
         But for clusters, where the daemon has just begun: of those that have not reported nobody knows the room.
         """
         job = self._expect_files(job, now, now)
-        attempt = live(job)
-        unclaimed = [c for c in attempt.gang if c.state is ComponentState.PLACED]
-        is_early = bool(unclaimed) and attempt.claim_at is not None and attempt.claim_at > now
-        if is_early and all(self._state.grid[c.cluster].reported for c in unclaimed):
+        claim_at, components = live(job).claim_at, unclaimed(job)
+        is_early = bool(components) and claim_at is not None and claim_at > now
+        if is_early and all(self._state.grid[component.cluster].reported for component in components):
             return self.claim(job, now)
         return job
 

@@ -23,9 +23,9 @@ def is_launched(job: Job) -> bool:
     return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in reporting_components(job))
 
 
-def has_unclaimed(job: Job) -> bool:
-    """Whether there are components to be claimed for."""
-    return any(component.state is ComponentState.PLACED for component in live(job).gang)
+def unclaimed(job: Job) -> list[Component]:
+    """The components to be claimed for."""
+    return [component for component in live(job).gang if component.state is ComponentState.PLACED]
 
 
 def derived_state(job: Job) -> JobState:
