@@ -189,6 +189,8 @@ class Submit(Command):
     """The stage whose folder is the component's own: its working directory unless the user gave another."""
     collect: list[str] = []
     """Patterns of files in that folder to be handed to the daemon before the component counts as ended."""
+    local_user: Name = ""
+    """The account on the cluster that the job is to run as, where its agent acts for many; empty where it does not."""
 
 
 class PlanNode(TypedDict):

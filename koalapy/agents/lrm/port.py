@@ -82,6 +82,8 @@ class LrmSubmission:
     walltime: float | None = None
     modules: Sequence[str] = ()
     """Environment modules to load on the nodes first."""
+    user: str = ""
+    """The account that it runs as; empty: the agent's own."""
 
 
 @dataclass(frozen=True, slots=True)
