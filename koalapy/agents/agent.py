@@ -1,8 +1,8 @@
 """The agent of one cluster: carries out the daemon's commands, and tells it what runners and resource manager say."""
 
 import asyncio
-import contextlib
 import os
+import re
 import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ from koalapy.agents.runners import RunnerServer
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.agents.spool import RUNNER_LOG, Spool, write_error
 from koalapy.agents.uplink import Uplink
-from koalapy.model.job import ComponentState, parse_token
+from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.reports import ComponentStatus
 from koalapy.protocol.messages import (
     Ack,
@@ -52,6 +52,8 @@ from koalapy.runtime.folders import sweep
 
 log = structlog.get_logger()
 
+INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+"""What a daemon may be called: its folder is, too."""
 INITIAL_LEASE = 300.0
 """Seconds, until a daemon has said another."""
 MAX_PING_INTERVAL = 10.0
@@ -100,6 +102,8 @@ class Agent:
         """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
+        self._welcomed = False
+        """Whether the daemon on this connection has said who it is."""
         self._output_limit = DEFAULT_OUTPUT_LIMIT
         self._greeting: asyncio.Task[None] | None = None
         self._confirming: set[asyncio.Task[None]] = set()
@@ -210,6 +214,7 @@ class Agent:
     # What the daemon says
 
     def _lost(self) -> None:
+        self._welcomed = False
         self._reporter.disconnected()
         self._jobs.polls.await_nodes(awaited=False)
         if self._greeting is not None:
@@ -218,6 +223,8 @@ class Agent:
             confirming.cancel()
 
     def _received(self, message: FromDaemon) -> None:
+        if not self._welcomed and not isinstance(message, Welcome):
+            raise ValueError(f"the daemon begins with {message.type!r}, not with a welcome: it is not obeyed")
         match message:
             case Command():
                 self._command(message)
@@ -238,8 +245,11 @@ class Agent:
                 self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
 
     def _welcome(self, message: Welcome) -> None:
+        if not INSTANCE.fullmatch(message.instance):
+            raise ValueError(f"{message.instance[:60]!r} is no instance of a daemon: it is not obeyed")
         if not self._daemons.serve(message.instance, message.epoch, message.life):
             raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
+        self._welcomed = True
         self._epoch, self._life, self._barrier.lease = message.epoch, message.life, message.lease
         self._reporter.instance = message.instance
         self._output_limit = message.output_limit
@@ -273,8 +283,7 @@ class Agent:
         self._uplink.put(Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: Command) -> None:
-        if message.epoch < self._epoch:
-            error = f"epoch {message.epoch} is older than {self._epoch}"
+        if error := self._refusal(message):
             self._uplink.put(Ack(id=message.id, error=error))
             return
         try:
@@ -284,6 +293,14 @@ class Agent:
             refusal = self._cannot_write(message, failure)
         if refusal is not None:
             self._uplink.put(Ack(id=message.id, error=refusal))
+
+    def _refusal(self, message: Command) -> str:
+        """Why nothing of a command is done; empty when it may be."""
+        if message.epoch < self._epoch:
+            return f"epoch {message.epoch} is older than {self._epoch}"
+        # They name folders: nobody is to lead us out of ours.
+        named = [message.token, *([message.stage] if isinstance(message, Submit) and message.stage else ())]
+        return next((f"{each[:60]!r} is no token" for each in named if not is_token(each)), "")
 
     def _carry_out(self, message: Command) -> str | None:
         """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
@@ -334,8 +351,7 @@ class Agent:
         if message.epoch > self._epoch:
             self._epoch = message.epoch
             self._daemons.serve(instance, message.epoch, self._life)
-        with contextlib.suppress(ValueError):
-            self._daemons.heard_of(instance, parse_token(message.token).job)
+        self._daemons.heard_of(instance, parse_token(message.token).job)
 
     def _submit(self, message: Submit) -> str:
         known = self._reporter.find(message.token)

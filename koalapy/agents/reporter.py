@@ -9,7 +9,7 @@ from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.uplink import Uplink
 from koalapy.model.disk import Disk
-from koalapy.model.job import ComponentState
+from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol.messages import Output
 
@@ -189,7 +189,8 @@ class Reporter:
         for job in _ours(snapshot, prefix):
             if job.name not in self.components and job.state is not LrmJobState.ENDED:
                 token = job.name.removeprefix(prefix)
-                yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error="its record is lost")
+                if is_token(token):  # else somebody else's, who gave it such a name
+                    yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error="its record is lost")
 
 
 def _ours(snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:

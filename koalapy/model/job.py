@@ -398,6 +398,11 @@ def parse_token(token: Token) -> TokenParts:
     return TokenParts(int(job), int(generation), int(index), nonce or "")
 
 
+def is_token(text: str) -> bool:
+    """Whether a text is a token, or a stage's; whose it is nobody knows by that."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 def of_one_attempt(one: Token, other: Token) -> bool:
     """Whether two tokens name components of the same attempt of the same job; False when one is no token."""
     try:

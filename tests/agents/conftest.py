@@ -45,6 +45,8 @@ class FakeDaemon:
         self.output: dict[str, bytes] = {}
         self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
         """What becomes of an answer's payload on its way to another agent."""
+        self.greeting: dict[str, Any] = {}
+        """What it says instead of its welcome."""
         self._server: Server | None = None
         self._sockets: dict[str, ServerConnection] = {}
         self._clusters: dict[str, str] = {}
@@ -153,7 +155,7 @@ class FakeDaemon:
         token = message.get("token", "")
         match message["type"]:
             case "hello":
-                await self.say(cluster, self._welcome())
+                await self.say(cluster, self.greeting or self._welcome())
             case "inventory":
                 self.inventories.append(message["components"])
                 self.whole.append(message["whole"])
