@@ -22,9 +22,11 @@ from koalapy.credentials import checked_token
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
+from koalapy.model.identity import Role
 from koalapy.model.measurement import Measuring
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
+from koalapy.model.users import User, Users
 from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
@@ -65,6 +67,40 @@ def _absolute(path: str) -> str:
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
+def _user_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.+-]{1,100}", name):
+        raise ValueError(f"{name!r} is no user's name: give letters, digits, and . _ + - only")
+    return name
+
+
+UserName = Annotated[str, AfterValidator(_user_name)]
+
+
+@dataclass(frozen=True)
+class TokenSection:
+    """A token of somebody's that holds as long as it stands here."""
+
+    token: Secret = field(repr=False)
+    user: UserName
+    role: Role = Role.USER
+
+
+def _with_a_user(section: object) -> object:
+    if isinstance(section, str):
+        raise ValueError("say whose token it is: {token: WORD, user: NAME, role: user, operator or admin}")
+    return section
+
+
+@dataclass(frozen=True)
+class UserSection:
+    """Somebody, and what they are called on the clusters."""
+
+    accounts: dict[str, str] = field(default_factory=dict)
+    """By cluster."""
+    role: Role = Role.USER
+    groups: list[UserName] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class MpiSection(Mpi):
     """Open MPI on one cluster: where it is, and over which of a node's networks it may speak."""
@@ -87,6 +123,10 @@ class ClusterSection(ClusterProfile, SiteSettings):
     speed: Annotated[float, Field(gt=0)] = 1.0
     token: Secret | None = field(default=None, repr=False)
     """What the cluster's agent must show to be let in."""
+    user: UserName | None = None
+    """Of the identity ``own``: whose jobs alone run there."""
+    unmapped: bool = False
+    """Whether accounts of this cluster that belong to nobody of ``users`` may come, as ``ACCOUNT@CLUSTER``."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every program there; ``PATH`` entries go first."""
     embedded: bool | None = None
@@ -147,8 +187,10 @@ class Settings(BaseSettings):
 
     database: str | None = None
     """Database URL; by default SQLite in the data directory."""
-    tokens: list[Secret] = []
-    """Bearer tokens of users; when empty, the daemon makes one, which this account's commands find by themselves."""
+    tokens: list[Annotated[TokenSection, BeforeValidator(_with_a_user)]] = []
+    """Beside the daemon's own, which this account's commands find by themselves, and those that it was asked for."""
+    users: dict[UserName, UserSection] = {}
+    """Who is who on which cluster."""
     allowed_hosts: list[HostName] = []
     """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
     lease: float = Field(default=600.0, gt=0, le=1e9)
@@ -191,6 +233,22 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return EnvironmentSource(settings_cls), init_settings
+
+    def known_users(self) -> Users:
+        """``UsageError`` for unknown clusters, and for an account that is given to two people."""
+        for name, section in self.users.items():
+            for cluster in section.accounts.keys() - self.clusters.keys():
+                raise UsageError(
+                    f"users.{name}.accounts: there is no cluster {cluster}",
+                    field=f"users.{name}.accounts",
+                    value=cluster,
+                    hint=known_names(cluster, self.clusters),
+                )
+        named = {name: User(own.accounts, own.role, tuple(own.groups)) for name, own in self.users.items()}
+        try:
+            return Users(named, [name for name, section in self.clusters.items() if section.unmapped])
+        except ValueError as error:
+            raise UsageError(f"users: {error}", field="users", hint="give each account to one person") from error
 
     def known_links(self) -> dict[ClusterPair, Link]:
         """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""

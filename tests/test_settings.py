@@ -8,6 +8,7 @@ import yaml
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
+from koalapy.model.identity import Role
 from koalapy.model.job import ClaimingMode
 from koalapy.model.measurement import Measuring
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
@@ -229,16 +230,40 @@ def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, 
 )
 def test_a_token_that_lets_anybody_in_is_refused_by_its_place(load_yaml: Any, token: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refusal:
-        load_yaml(tokens=["a-token-for-tests", token])
-    assert refusal.value.field == "tokens[1]"
+        load_yaml(tokens=[{"token": "a-token-for-tests", "user": "ada"}, {"token": token, "user": "bob"}])
+    assert refusal.value.field == "tokens[1].token"
     with pytest.raises(UsageError, match=says) as refusal:
         load_yaml(clusters={"north": {"token": token}})
     assert refusal.value.field == "clusters.north.token"
 
 
+def test_a_token_says_whose_it_is(load_yaml: Any) -> None:
+    with pytest.raises(UsageError, match="say whose token it is") as refusal:
+        load_yaml(tokens=["a-token-for-tests"])
+    assert refusal.value.field == "tokens[0]"
+    section = load_yaml(tokens=[{"token": "a-token-for-tests", "user": "ada", "role": "operator"}]).tokens[0]
+    assert (section.user, section.role) == ("ada", Role.OPERATOR)
+    assert "a-token" not in repr(section)
+
+
+def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yaml: Any) -> None:
+    people = {"ada": {"accounts": {"north": "al"}, "groups": ["physics"]}, "bob": {"accounts": {"north": "bo"}}}
+    known = load_yaml(users=people, clusters={"north": {}, "south": {"unmapped": True}}).known_users()
+    assert known.user_of("north", "al") == "ada"
+    assert (known.user_of("north", "eve"), known.user_of("south", "eve")) == (None, "eve@south")
+    assert [known.account_of("ada", name) for name in ("north", "south")] == ["al", None]
+    assert [known.account_of("eve@south", name) for name in ("north", "south")] == [None, "eve"]
+    with pytest.raises(UsageError, match="given to both ada and bob"):
+        load_yaml(users=people | {"bob": {"accounts": {"north": "al"}}}).known_users()
+    with pytest.raises(UsageError, match="there is no cluster nort"):
+        load_yaml(users={"ada": {"accounts": {"nort": "al"}}}).known_users()
+    with pytest.raises(UsageError, match="is no user's name"):
+        load_yaml(users={"ada@north": {}})
+
+
 def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KOALA_TOKENS", '[""]')
-    with pytest.raises(UsageError, match=r"^tokens\[0\]: a blank token would let everybody in"):
+    monkeypatch.setenv("KOALA_TOKENS", '[{"token": "", "user": "ada"}]')
+    with pytest.raises(UsageError, match=r"^tokens\[0\]\.token: a blank token would let everybody in"):
         load(None)
     monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
     with pytest.raises(UsageError, match="given as JSON"):

@@ -5,7 +5,8 @@ import asyncio
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.guard import AGENTS, UPLOADS
+from koalapy.api.access import AGENTS
+from koalapy.api.guard import UPLOADS
 from koalapy.api.problems import problem
 
 BODY_TIMEOUT = 60.0

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from koalapy import __version__
+from koalapy.api.access import authorize
 from koalapy.api.admission import Admission
 from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
@@ -19,6 +20,7 @@ from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
 from koalapy.api.problems import declared, install
 from koalapy.service.health import HealthMonitor
+from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
 
 TAGS = [
@@ -35,12 +37,12 @@ TAGS = [
 def create_app(
     jobs: Jobs,
     health: HealthMonitor,
-    tokens: Sequence[str],
+    identities: Identities,
     routers: Sequence[APIRouter] = (),
     hosts: Hosts | None = None,
     max_requests: int = 1000,
 ) -> FastAPI:
-    """The application: requests must show one of the ``tokens``, and name one of the ``hosts``."""
+    """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
     app = FastAPI(
         title="koalapy",
         version=__version__,
@@ -49,6 +51,7 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(authorize)],
     )
     app.include_router(jobs_router(jobs), prefix="/api/v1")
     app.include_router(events_router(jobs), prefix="/api/v1")
@@ -61,7 +64,7 @@ def create_app(
     _describe(app)
     app.include_router(docs_router(app.openapi))
     install(app)
-    app.add_middleware(Guard, tokens=tokens, hosts=hosts or Hosts())
+    app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts())
     app.add_middleware(Admission, max_requests=max_requests)
     return app
 

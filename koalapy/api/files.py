@@ -209,7 +209,7 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         """Whether the daemon has a bundle."""
         return bundles.touch(bundle)
 
-    @router.head("/bundles/{bundle}", include_in_schema=False)
+    @router.head("/bundles/{bundle}", operation_id="has_bundle", include_in_schema=False)
     async def is_there(bundle: BundleId) -> Response:
         bundles.touch(bundle)
         return Response()

@@ -1,19 +1,18 @@
 """What stands before every route: who may come in, and how large a body may be."""
 
-import hmac
-from collections.abc import Sequence
-
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from koalapy.api.access import AGENTS, admit
 from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
+from koalapy.model.identity import Identity
+from koalapy.service.identities import Identities
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
-AGENTS = "/api/v1/agents/"
 UPLOADS = "/api/v1/bundles"
 """Where large bodies go; that route has a limit of its own."""
 MAX_BODY_SIZE = 1024 * 1024
@@ -30,9 +29,9 @@ class Guard:
     opens tells its origin.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Sequence[str], hosts: Hosts) -> None:
+    def __init__(self, app: ASGIApp, identities: Identities, hosts: Hosts) -> None:
         self._app = app
-        self._tokens = [token.encode() for token in tokens]
+        self._identities = identities
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,18 +59,18 @@ class Guard:
         # The agents' routes look at tokens of their own.
         if path.startswith(AGENTS):
             return None
-        if (path.startswith("/api/") or scope["method"] not in READING) and not self._knows(headers):
+        if (identity := self._identity(headers)) is not None:
+            admit(scope, identity)
+        elif path.startswith("/api/") or scope["method"] not in READING:
             return _unauthorized()
         announced = headers.get("content-length", "0")
         if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
             return problem(413, TOO_LARGE, field="body")
         return None
 
-    def _knows(self, headers: Headers) -> bool:
+    def _identity(self, headers: Headers) -> Identity | None:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
-        # Every token is compared, so that the time taken tells nothing about them.
-        matches = [hmac.compare_digest(shown.strip().encode(), token) for token in self._tokens]
-        return scheme.lower() == "bearer" and any(matches)
+        return self._identities.of(shown.strip()) if scheme.lower() == "bearer" else None
 
 
 def _not_this_host(named: str) -> JSONResponse:

@@ -17,6 +17,7 @@ from koalapy.api.invalid import explain
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
+    ForbiddenError,
     FullError,
     KoalaError,
     LeaseLost,
@@ -35,6 +36,7 @@ STATUS: dict[type[KoalaError], int] = {
     TooLargeError: 413,
     UsageError: 422,
     NotFoundError: 404,
+    ForbiddenError: 403,
     ConflictError: 409,
     BusyError: 429,
     FullError: 507,

@@ -1,5 +1,7 @@
 """Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
 
+import os
+import pwd
 import secrets
 import socket
 import sys
@@ -24,6 +26,7 @@ from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import UsageError
+from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
@@ -45,6 +48,7 @@ from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
+from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
 from koalapy.service.network import DUE_CHECK_INTERVAL, Network
@@ -86,7 +90,7 @@ async def run(
     announce: Callable[[str], None],
 ) -> None:
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
-    configured = settings.known_links()
+    configured, _ = settings.known_links(), settings.known_users()
     listener = _listen(host, port)
     data_dir = data_directory()
     stores = _open_stores(settings, data_dir)
@@ -108,10 +112,11 @@ async def run(
     }
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
-    with _user_tokens(settings, data_dir, listener) as users:
+    with _own_token(data_dir, listener) as own:
+        identities = _identities(settings, own)
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
-        app = create_app(services.jobs, services.health, users, routers, hosts, connections.max_requests)
+        app = create_app(services.jobs, services.health, identities, routers, hosts, connections.max_requests)
         services.network.start()
         try:
             await services.health.look_at_disks()
@@ -142,11 +147,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _user_tokens(settings: Settings, data_dir: Path, listener: socket.socket) -> Iterator[list[str]]:
-    """Those of the configuration; else one of our own, which this account's commands find while we serve."""
-    if settings.tokens:
-        yield settings.tokens
-        return
+def _own_token(data_dir: Path, listener: socket.socket) -> Iterator[str]:
+    """The daemon's own, an administrator's, which this account's commands find while we serve."""
     token, why = own_token(data_dir)
     if why:
         log.warning("a new token was made", action="token", file=str(data_dir / TOKEN_FILE), reason=why)
@@ -161,7 +163,24 @@ def _user_tokens(settings: Settings, data_dir: Path, listener: socket.socket) ->
                 file=str(data_dir / TOKEN_FILE),
                 reason=str(error),
             )
-        yield [token]
+        yield token
+
+
+def _identities(settings: Settings, own: str) -> Identities:
+    """Who may come in: this account, and those whom the configuration gives a token."""
+    users = settings.known_users()
+    fixed = {own: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
+    for index, section in enumerate(settings.tokens):
+        groups = users.groups_of(section.user)
+        fixed[section.token] = Identity(section.user, section.role, f"tokens[{index}] of the configuration", groups)
+    return Identities(fixed)
+
+
+def _own_account() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid-{os.geteuid()}"
 
 
 def _addresses(listener: socket.socket) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ KoalaError
 │   └── TooLargeError   more bytes than are taken
 ├── NotFoundError     no such job, cluster or policy
 ├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
+├── ForbiddenError    who asks may not do that
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
 ├── FullError         there is no room for what was sent
 ├── StoreUnavailable  the database did not answer; may be tried again
@@ -47,6 +48,10 @@ class NotFoundError(KoalaError):
 
 class ConflictError(KoalaError):
     """The thing is not in a state that allows this."""
+
+
+class ForbiddenError(KoalaError):
+    """Who asks is known, and may not do that; nothing was done."""
 
 
 class BusyError(KoalaError):

@@ -424,3 +424,5 @@ class TimelineEntry:
     generation: int = 0
     component: int | None = None
     cluster: ClusterName | None = None
+    actor: str = ""
+    """Who has brought it about, where somebody has."""

@@ -159,6 +159,40 @@ components = Table(
     Index(None, "ended_at"),
 )
 
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=False),
+    Column("digest", Plain(64), nullable=False, unique=True),
+    Column("user", Plain(200), nullable=False),
+    Column("role", Plain(12), nullable=False),
+    Column("how", Plain(300), nullable=False),
+    Column("note", Plain(300), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("created_by", Plain(200), nullable=False),
+    Column("expires_at", Float),
+    Column("last_used_at", Float),
+    Column("revoked_at", Float),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("actor", Plain(200), nullable=False),
+    Column("role", Plain(12), nullable=False),
+    Column("how", Plain(300), nullable=False),
+    Column("address", Plain(100), nullable=False),
+    Column("action", Plain(60), nullable=False),
+    Column("target", Plain(300), nullable=False),
+    Column("outcome", Plain(20), nullable=False),
+    Column("detail", PlainText(), nullable=False),
+    Column("times", Integer, nullable=False),
+    Index(None, "at"),
+    Index(None, "actor", "at"),
+)
+
 timeline = Table(
     "timeline",
     metadata,
@@ -171,6 +205,7 @@ timeline = Table(
     Column("generation", Integer, nullable=False),
     Column("component", Integer),
     Column("cluster", Plain(100)),
+    Column("actor", Plain(200), nullable=False, server_default=""),
     Index(None, "job_id", "id"),
 )
 

@@ -14,6 +14,7 @@ from koalapy.service.advisor import Verdict, verdict_on
 from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
+from tests.identities import administrators
 
 WAVE = {
     "application": "wave",
@@ -67,7 +68,7 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
         Advised(8, 1, 1000.0, "wave", 2, options, "why"),
         Advised(7, 2, 1000.0, "wave", 2, options, "why", 15.0, 20.0),
     ]
-    app = create_app(MemoryService(), MemoryService(), [TOKEN], [advisor_router(memory.advisor)])
+    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), [advisor_router(memory.advisor)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
         answer = await client.get("/api/v1/advisor/record", params={"application": "wave", "limit": 3})
@@ -104,7 +105,7 @@ async def test_runs_that_were_killed_are_told() -> None:
     for _ in range(4):
         memory.experience.add(Run("wave", Size(4), ("north",), 10.0))
         memory.experience.add(Run("wave", Size(4), ("north", "south"), 20.0, killed=True))
-    app = create_app(MemoryService(), MemoryService(), [TOKEN], [advisor_router(memory.advisor)])
+    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), [advisor_router(memory.advisor)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
         answer = await client.get("/api/v1/advisor")

@@ -14,6 +14,7 @@ from koalapy.api.background import BackgroundStarted, background_router
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.api.conftest import TOKEN, URL
 from tests.cli.memory import MemoryService
+from tests.identities import administrators
 
 Json = dict[str, Any]
 PATH = "/api/v1/clusters/north/background"
@@ -36,7 +37,7 @@ class Questions:
 
 def client(questions: Questions, allowed: bool) -> httpx2.AsyncClient:
     service = MemoryService()
-    app = create_app(service, service, [TOKEN], [background_router(service, questions, allowed)])
+    app = create_app(service, service, administrators(TOKEN), [background_router(service, questions, allowed)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers)
 

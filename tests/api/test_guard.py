@@ -17,6 +17,7 @@ from koalapy.api.background import background_router
 from koalapy.api.hosts import Hosts
 from tests.api.conftest import AGENT_TOKENS, TOKEN, URL, Open
 from tests.cli.memory import MemoryService
+from tests.identities import administrators
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOST_OF_A_PAGE = "evil.example"
@@ -33,7 +34,7 @@ class Hub:
 def daemon() -> Iterator[TestClient]:
     """All routes that a daemon has but those of files, network and advisor, and those of agents."""
     routers = [agents_router(Hub(), {"north": "the-secret-of-north"}), background_router(MemoryService(), None, True)]  # type: ignore[arg-type]
-    with TestClient(create_app(MemoryService(), MemoryService(), [TOKEN], routers), URL) as client:
+    with TestClient(create_app(MemoryService(), MemoryService(), administrators(TOKEN), routers), URL) as client:
         yield client
 
 
@@ -137,7 +138,7 @@ async def test_a_request_names_one_host(open_api: Open, hosts: list[str]) -> Non
         "http_version": "1.1",
         "headers": [(b"host", host.encode()) for host in hosts],
     }
-    await create_app(MemoryService(), MemoryService(), [TOKEN])(scope, receive, send)
+    await create_app(MemoryService(), MemoryService(), administrators(TOKEN))(scope, receive, send)
     assert messages[0]["status"] == 400
 
 
@@ -174,7 +175,7 @@ async def test_what_tells_no_secret_may_be_read_without_a_token(open_api: Open, 
 
 
 async def test_without_any_token_nobody_is_let_in() -> None:
-    app = create_app(MemoryService(), MemoryService(), [])
+    app = create_app(MemoryService(), MemoryService(), administrators())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL) as api:
         for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer"}, BEARER):
             assert (await api.get("/api/v1/jobs", headers=headers)).status_code == 401
@@ -199,7 +200,7 @@ def test_a_page_opens_no_websocket(daemon: TestClient, headers: dict[str, str], 
 
 
 def test_the_guard_stands_before_every_websocket() -> None:
-    app = create_app(MemoryService(), MemoryService(), [TOKEN])
+    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN))
 
     @app.websocket("/anything")
     async def anything(socket: WebSocket) -> None:

@@ -16,7 +16,7 @@ from tests.grid.world import until
 
 SECRETS = {
     "database": "postgresql://koala:database-password@db/koala",
-    "tokens": ["the-secret-of-users"],
+    "tokens": [{"token": "the-secret-of-users", "user": "ada"}],
     "clusters": {
         "east": {"token": "the-secret-of-east"},
         "north": {"token": "the-secret-of-north", "environment": {"MODEL": "coarse"}, "start_failures": 0.5},

@@ -20,6 +20,7 @@ from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.cli.memory_files import MemoryBundles, MemoryFiles, MemoryResults
 from tests.cli.memory_network import MemoryNetwork
+from tests.identities import administrators
 
 TOKEN = "a-token-for-tests"
 """Shown by commands whose test is not about tokens."""
@@ -65,7 +66,7 @@ class Server:
             advisor_router(self.advisor.advisor),
             files_router(self.files, self.bundles, self.results),
         ]
-        app = create_app(self.service, self.service, self.tokens, routers)
+        app = create_app(self.service, self.service, administrators(*self.tokens), routers)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
         # Connections that come before the server is ready wait in the listener's queue.

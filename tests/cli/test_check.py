@@ -13,7 +13,7 @@ from tests.needs import RSYNC, needs
 Check = Callable[..., tuple[int, list[str]]]
 
 CONFIG = """
-tokens: [a-long-token-of-users]
+tokens: [{token: a-long-token-of-users, user: ada}]
 clusters:
   north: {nodes: 2, token: the-secret-of-north}
   south: {nodes: 2}

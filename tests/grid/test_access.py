@@ -23,7 +23,7 @@ from tests.needs import IPV6, RSYNC, needs
 pytestmark = pytest.mark.grid
 
 SECRETS = {
-    "KOALA_TOKENS": '["the-secret-of-users"]',
+    "KOALA_TOKENS": '[{"token": "the-secret-of-users", "user": "ada", "role": "admin"}]',
     "KOALA_CLUSTERS": json.dumps(
         {
             "north": {"nodes": 2, "token": "the-secret-of-north", "environment": {"MODEL": "coarse"}},

@@ -1,0 +1,47 @@
+"""Who is behind a request, and what they may do."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """What somebody may do; each may do what those before it may."""
+
+    USER = "user"
+    """Has jobs and files of their own."""
+    OPERATOR = "operator"
+    """Looks after the clusters, and everybody's jobs."""
+    ADMIN = "admin"
+    """Says who may come in, and sees who did what."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    def includes(self, other: "Role") -> bool:
+        """Whether this role may do what the other may."""
+        return _ORDER.index(self) >= _ORDER.index(other)
+
+
+_ORDER = tuple(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Somebody who has shown who they are."""
+
+    user: str
+    role: Role
+    how: str
+    """By what they are known, for people: ``token 3``, ``alice on north``."""
+    groups: tuple[str, ...] = ()
+    token: int | None = None
+    """The number of the stored token that was shown, if it was one."""
+    expires_at: float | None = None
+    """When that ends, in seconds since the epoch."""
+
+    def may(self, role: Role) -> bool:
+        return self.role.includes(role)
+
+    def owns(self, owner: str) -> bool:
+        """Whether what is ``owner``'s is theirs."""
+        return self.user == owner
