@@ -44,6 +44,12 @@ class SiteSettings:
     While there is a file ``lrm/start-failures`` in the cluster's directory, the number in it counts instead.
     """
 
+    identity: Literal["own", "service", "mapped"] = "service"
+    """Whose processes jobs are: of the one person whose account the agent runs in, of an account for all, or each of
+    its owner's own account."""
+    min_uid: Annotated[int, Field(ge=1)] = 1000
+    """Of the identity ``mapped``: the least number of an account that is a person's; none below gets a job."""
+
     # How to ask its resource manager
     partition: str | None = None
     """Slurm: by default the default partition; or several, with commas between."""
