@@ -26,7 +26,7 @@ from koalapy.model.identity import Role
 from koalapy.model.measurement import Measuring
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
-from koalapy.model.users import User, Users
+from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import known_names
 from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
@@ -191,6 +191,12 @@ class Settings(BaseSettings):
     """Beside the daemon's own, which this account's commands find by themselves, and those that it was asked for."""
     users: dict[UserName, UserSection] = {}
     """Who is who on which cluster."""
+    login_lifetime: float = Field(default=8 * 3600.0, ge=60, le=30 * 86400)
+    """Seconds for which a login holds that a cluster's agent vouched for."""
+    trusted_logins: list[str] = []
+    """Clusters whose agents may vouch for operators and administrators; others for users only."""
+    public_url: str | None = None
+    """Where users reach the daemon, if not where agents do: told to who logs in."""
     allowed_hosts: list[HostName] = []
     """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
     lease: float = Field(default=600.0, gt=0, le=1e9)
@@ -249,6 +255,23 @@ class Settings(BaseSettings):
             return Users(named, [name for name, section in self.clusters.items() if section.unmapped])
         except ValueError as error:
             raise UsageError(f"users: {error}", field="users", hint="give each account to one person") from error
+
+    def known_accounts(self) -> Accounts:
+        """Where jobs of an owner may run, and as which account; ``UsageError`` for a cluster that is nobody's own."""
+        domains = {}
+        for name, section in self.clusters.items():
+            field = f"clusters.{name}.user"
+            if section.identity == "own" and section.user is None:
+                raise UsageError(
+                    f"{field} is missing: of the identity own it says whose jobs run there",
+                    field=field,
+                    hint="name one",
+                )
+            if section.identity != "own" and section.user is not None:
+                hint = "leave it out, or make the identity own"
+                raise UsageError(f"{field} is for the identity own only", field=field, value=section.user, hint=hint)
+            domains[name] = Domain(section.identity, section.user or "")
+        return Accounts(self.known_users(), domains)
 
     def known_links(self) -> dict[ClusterPair, Link]:
         """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""

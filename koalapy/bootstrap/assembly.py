@@ -90,7 +90,7 @@ async def run(
     announce: Callable[[str], None],
 ) -> None:
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
-    configured, _ = settings.known_links(), settings.known_users()
+    configured, _ = settings.known_links(), settings.known_accounts()
     listener = _listen(host, port)
     data_dir = data_directory()
     stores = _open_stores(settings, data_dir)
@@ -216,7 +216,8 @@ def _scheduler(
     speeds = {name: section.speed for name, section in settings.clusters.items()}
     experience = Experience(speeds, stores.advice.runs(MAX_LEARNED_RUNS))
     saved = stores.saved
-    state = SchedulerState(settings.rules, policies, _cluster_statuses(settings, saved), links.links(), experience)
+    statuses, accounts = _cluster_statuses(settings, saved), settings.known_accounts()
+    state = SchedulerState(settings.rules, policies, statuses, links.links(), experience, accounts)
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
     state.grid.set_replicas({name: catalogue.sites(name) for name in names})

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from koalapy.model.identity import Role
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,60 @@ class Users:
 
     def groups_of(self, user: str) -> tuple[str, ...]:
         return self._named[user].groups if user in self._named else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Whose processes the jobs on a cluster are."""
+
+    identity: Literal["own", "service", "mapped"] = "service"
+    user: str = ""
+    """Of the identity ``own``: who alone has jobs there."""
+
+
+class Accounts:
+    """Where jobs of an owner may run, and as which account."""
+
+    def __init__(self, users: Users | None = None, domains: Mapping[ClusterName, Domain] | None = None) -> None:
+        """Clusters of which ``domains`` says nothing are one account's, for all."""
+        self._users = users or Users({})
+        self._domains = {name: domain for name, domain in (domains or {}).items() if domain.identity != "service"}
+        self._closed: dict[str, frozenset[ClusterName]] = {}
+        """By owner; both do not change while a daemon lives."""
+
+    def closed_to(self, owner: str) -> frozenset[ClusterName]:
+        """The clusters where jobs of an owner may not run; asked at every try."""
+        if not self._domains:
+            return NOWHERE
+        closed = self._closed.get(owner)
+        if closed is None:
+            if len(self._closed) >= MAX_OWNERS:
+                self._closed.clear()
+            closed = self._closed[owner] = frozenset(name for name in self._domains if self.why_not(owner, name))
+        return closed
+
+    def why_not(self, owner: str, cluster: ClusterName) -> str:
+        """Why jobs of an owner may not run on a cluster; empty when they may."""
+        domain = self._domains.get(cluster, SERVICE)
+        if domain.identity == "own" and (not domain.user or owner != domain.user):
+            return f"{cluster} is {domain.user}'s own" if domain.user else f"{cluster} is nobody's"
+        if domain.identity == "mapped" and not self._users.account_of(owner, cluster):
+            return f"{owner} has no account on {cluster}"
+        return ""
+
+    def local_user(self, owner: str, cluster: ClusterName) -> str:
+        """The account that a job is to run as; empty where that is the agent's own."""
+        if self._domains.get(cluster, SERVICE).identity != "mapped":
+            return ""
+        return self._users.account_of(owner, cluster) or ""
+
+
+SERVICE = Domain()
+NOWHERE: frozenset[ClusterName] = frozenset()
+MAX_OWNERS = 10_000
+"""Of whom it is remembered where they may not run jobs."""
+
+
+def not_for_its_owner(clusters: Collection[ClusterName]) -> str:
+    """Why a job does not go to these, without a name: owners who may use the same clusters share what is said."""
+    return f"its owner may not use {listed(sorted(clusters))}"

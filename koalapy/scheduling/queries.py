@@ -24,6 +24,8 @@ class Queries:
             state.grid,
             state.experience,
         )
+        self.accounts = state.accounts
+        """Where jobs of an owner may run, and as which account."""
         self.lrm_waits = state.lrm_waits
         """What components wait for in their resource managers."""
         self._ledger, self._queues, self._scanner, self._evaluator = state.ledger, queues, scanner, evaluator
@@ -95,7 +97,7 @@ class Queries:
     def limits(self) -> Limits:
         """What submissions are held against."""
         clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
-        return Limits(clusters, self.policies, self.rules.max_components_per_job)
+        return Limits(clusters, self.policies, self.rules.max_components_per_job, self.accounts)
 
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""

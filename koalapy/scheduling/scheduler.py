@@ -50,7 +50,7 @@ class Scheduler:
 
     def __init__(self, state: SchedulerState, nonces: Nonces) -> None:
         self._state, self._grid, self._ledger, self._timers = state, state.grid, state.ledger, state.timers
-        eligibility = Eligibility({cluster.name: cluster.profile for cluster in state.grid.clusters()})
+        eligibility = Eligibility({cluster.name: cluster.profile for cluster in state.grid.clusters()}, state.accounts)
         self._queues = PlacementQueues(state, eligibility)
         self._knowledge = KnowledgeBuilder(state, self._queues)
         evaluator = PolicyEvaluator(state, eligibility, self._queues, self._knowledge)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from koalapy.model.users import Accounts
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -22,9 +23,11 @@ class SchedulerState:
         clusters: Iterable[ClusterStatus],
         links: Links | None = None,
         experience: Experience | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.rules = rules
         self.policies = policies
+        self.accounts = accounts or Accounts()
         self.grid = GridStatus(clusters, links)
         self.ledger = Ledger()
         self.timers = Timers()

@@ -224,7 +224,7 @@ class Engine:
     def _batch(self, this: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
-        commands = CommandMessages(self.epoch, self._profiles, self.catalogue)
+        commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts)
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)

@@ -127,8 +127,7 @@ class Jobs:
 
     async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
-        spec = await self._checked(spec)
-        spec = replace(spec, owner=spec.owner or getpass.getuser())
+        spec = await self._checked(replace(spec, owner=spec.owner or getpass.getuser()))
         ident, self._next_job = self._next_job, self._next_job + 1
 
         def prepare() -> tuple[Event, ...]:

@@ -188,6 +188,8 @@ class Network:
 
     def _why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
+            if why := self._engine.queries.accounts.why_not(OWNER, name):
+                return why
             cluster = self._engine.queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
                 return f"{name} is {cluster.state}: {cluster.why}"

@@ -7,6 +7,7 @@ from koalapy.model.job import Component, Job, JobId, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile
+from koalapy.model.users import Accounts
 from koalapy.protocol.messages import (
     Forget,
     PlanContext,
@@ -36,8 +37,10 @@ STARTUP_ALLOWANCE = 60.0
 class CommandMessages:
     """Makes the messages of one batch; what depends on a cluster is said in that cluster's own words."""
 
-    def __init__(self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue) -> None:
-        self._epoch, self._profiles, self._catalogue = epoch, profiles, catalogue
+    def __init__(
+        self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue, accounts: Accounts
+    ) -> None:
+        self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
         self._plans: dict[JobId, dict[str, Any]] = {}
         """Of jobs whose barrier opens: the same for all components of one."""
 
@@ -52,7 +55,13 @@ class CommandMessages:
             case UnstageComponent():
                 return Unstage(**own).model_dump()
             case SubmitComponent() if job is not None:
-                return _submit(job, own).model_dump()
+                owner, cluster = job.spec.owner, command.cluster
+                # Who may use which cluster may have been changed since the job was placed there.
+                if why := self._accounts.why_not(owner, cluster):
+                    return Stop(**own, reason=why).model_dump()
+                return _submit(job, own, self._accounts.local_user(owner, cluster)).model_dump()
+            case StageComponent() if job is not None and self._accounts.why_not(job.spec.owner, command.cluster):
+                return Unstage(**own).model_dump()
             case StageComponent() if job is not None:
                 return (_stage(job, command.cluster, self._catalogue, own) or Unstage(**own)).model_dump()
             case OpenBarrier() if job is not None:
@@ -62,7 +71,7 @@ class CommandMessages:
         raise ValueError(f"{command} is for a job that is not at hand")
 
 
-def _submit(job: Job, own: dict[str, Any]) -> Submit:
+def _submit(job: Job, own: dict[str, Any], local_user: str) -> Submit:
     component = live(job).components[parse_token(own["token"]).component]
     return Submit(
         **own,
@@ -71,6 +80,7 @@ def _submit(job: Job, own: dict[str, Any]) -> Submit:
         walltime=job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None,
         stage=job.stage_token(component) if component.staging else None,
         collect=list(job.spec.collect),
+        local_user=local_user,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, ClusterName
+from koalapy.model.users import Accounts
 from koalapy.placement.registry import Registry
 
 
@@ -20,8 +21,9 @@ class ClusterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The clusters, the policies, and how many components a job may have."""
+    """The clusters, the policies, how many components a job may have, and where its owner has an account."""
 
     clusters: Sequence[ClusterLimits]
     policies: Registry
     max_components: int = MAX_COMPONENTS
+    accounts: Accounts = field(default_factory=Accounts)

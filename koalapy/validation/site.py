@@ -1,4 +1,4 @@
-"""What a job needs of the clusters it runs on beside nodes: folders, and one series of Open MPI."""
+"""What a job needs of the clusters it runs on beside nodes: an account, folders, and one series of Open MPI."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,28 @@ from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.profile import folders_needed, folders_of, folders_used, lacks, series_differ, texts_of
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
+from koalapy.model.users import not_for_its_owner
 from koalapy.validation.limits import ClusterLimits, Limits
+
+MAX_NAMED = 5
+"""Clusters in a hint."""
+
+
+def check_accounts(spec: JobSpec, limits: Limits) -> None:
+    """The owner may use the clusters that were named, or any if none was."""
+    closed = limits.accounts.closed_to(spec.owner)
+    if not closed:
+        return
+    open_to_it = [cluster.name for cluster in limits.clusters if cluster.name not in closed]
+    way_out = f"have the grid's administrators give {spec.owner} an account in users.{spec.owner}.accounts"
+    if not open_to_it:
+        reject("owner", spec.owner, f"is {spec.owner}, who may use no cluster of this grid", way_out)
+    if isinstance(spec.request, FixedRequest):
+        for index, component in enumerate(spec.request.components):
+            if (name := component.cluster or "") in closed:
+                problem = f"is {name}, but {limits.accounts.why_not(spec.owner, name)}"
+                hint = f"name {' or '.join(open_to_it[:MAX_NAMED])}, or {way_out}"
+                reject(f"request.components[{index}].cluster", name, problem, hint)
 
 
 def check_folders(spec: JobSpec, limits: Limits) -> None:
@@ -41,7 +62,7 @@ def check_mpi_series(spec: JobSpec, limits: Limits) -> None:
 
 @contextmanager
 def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLimits]]:
-    """The clusters that count for a job: those with the folders it needs, or all if it names its own.
+    """The clusters that count for a job: those its owner may use with the folders it needs, or all if it names its own.
 
     What is refused within for want of nodes says which clusters were left out.
     """
@@ -52,15 +73,19 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
         left_out = sorted({cluster.name for cluster in limits.clusters} - {cluster.name for cluster in able})
         if not left_out:
             raise
-        why = lacks(left_out, folders_needed(spec))
-        raise UsageError(f"{error.message}; {why}", field=error.field, value=error.value, hint=error.hint) from None
+        closed = limits.accounts.closed_to(spec.owner)
+        lacking, foreign = [n for n in left_out if n not in closed], [n for n in left_out if n in closed]
+        why = [lacks(lacking, folders_needed(spec))] if lacking else []
+        why += [not_for_its_owner(foreign)] if foreign else []
+        message = "; ".join([error.message, *why])
+        raise UsageError(message, field=error.field, value=error.value, hint=error.hint) from None
 
 
 def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
     if isinstance(spec.request, FixedRequest):
         return limits.clusters
-    needed = folders_needed(spec)
-    return [cluster for cluster in limits.clusters if needed <= cluster.profile.folders]
+    needed, closed = folders_needed(spec), limits.accounts.closed_to(spec.owner)
+    return [c for c in limits.clusters if needed <= c.profile.folders and c.name not in closed]
 
 
 def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], why: str) -> NoReturn:

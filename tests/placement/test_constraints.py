@@ -13,6 +13,7 @@ from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request, RequestType
+from koalapy.model.users import Accounts
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.queueing.eligibility import Eligibility
@@ -35,7 +36,7 @@ from tests.placement.grids import (
 )
 
 registry = builtin()
-eligibility = Eligibility(dict.fromkeys(NAMES, ClusterProfile()))
+eligibility = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), Accounts())
 FLEXIBLE = ("cluster-minimization", "larger-first", "faster-first", "adaptive", "communication-aware")
 SPEEDS = with_speeds(grid(east=4, north=4, south=4, west=2), east=1, north=2, south=1.8, west=1)
 

@@ -12,6 +12,7 @@ from koalapy.model.job import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.model.users import Accounts
 from koalapy.placement.communication_aware import OPTIONS
 from koalapy.placement.registry import DEFAULTS, builtin
 from koalapy.scheduling.queueing.eligibility import Eligibility
@@ -69,7 +70,7 @@ def spec_of(given: Namespace) -> JobSpec:
 def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> None:
     view, spec = example_grid(), spec_of(parsed(words))
     check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin()))
-    eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view})
+    eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
     answer = eligibility.evaluate(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
     if expected == "waits":
         assert not isinstance(answer, Placement)

@@ -13,6 +13,7 @@ from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, R
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, Request, RequestType
+from koalapy.model.users import Accounts
 from koalapy.placement.policy import Policy
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.events import PeriodicScan, Reported
@@ -38,7 +39,7 @@ def ask(
     policy: Policy | None = None,
 ) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
-    return Eligibility(profiles).evaluate(policy or builtin().resolve("", request), spec, view)
+    return Eligibility(profiles, Accounts()).evaluate(policy or builtin().resolve("", request), spec, view)
 
 
 def clusters(answer: Placement | Refusal) -> set[str]:
@@ -99,7 +100,7 @@ def test_with_one_series_a_job_is_asked_for_once() -> None:
     ask(flexible(9), view, {"east": FOUR, "north": FOUR}, policy=Asking(lambda: None))
     assert len(asked) == 1
     assert asked[0] is view
-    assert Eligibility({"east": FOUR, "north": FOUR}).demands(JobSpec(flexible(9), ("true",))) == ()
+    assert Eligibility({"east": FOUR, "north": FOUR}, Accounts()).demands(JobSpec(flexible(9), ("true",))) == ()
 
 
 def test_jobs_of_one_request_wait_for_different_reasons() -> None:
@@ -294,7 +295,7 @@ def explained(
     request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str, policy: Policy | None = None
 ) -> list[tuple[str, str, int | None]]:
     spec = JobSpec(request, command or ("true",))
-    reasons = Eligibility(profiles).explain(policy or builtin().resolve("", request), spec, view)
+    reasons = Eligibility(profiles, Accounts()).explain(policy or builtin().resolve("", request), spec, view)
     return [(reason.cluster, reason.reason, reason.missing) for reason in reasons]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority, TimelineEntry, Token, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
+from koalapy.model.users import Accounts
 from koalapy.placement.registry import Registry, builtin
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import (
@@ -74,6 +75,7 @@ class World:
         links: Links | None = None,
         speeds: Mapping[str, float] | None = None,
         nonces: Callable[[], str] = str,
+        accounts: Accounts | None = None,
     ) -> None:
         """``nonces`` are empty by default, which keeps tokens short."""
         self.now = now
@@ -88,7 +90,10 @@ class World:
         self.links = links
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
-        self.scheduler = Scheduler(SchedulerState(self.rules, self.policies, clusters, links), nonces)
+        self.accounts = accounts
+        self.scheduler = Scheduler(
+            SchedulerState(self.rules, self.policies, clusters, links, accounts=accounts), nonces
+        )
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []

@@ -6,6 +6,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue, Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
 from koalapy.scheduling.effects import OpenBarrier, StageComponent, SubmitComponent
 from koalapy.service.wire import CommandMessages
@@ -22,7 +23,7 @@ PLACED = (
 
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    return CommandMessages(1, PROFILES, Catalogue()).message(OpenBarrier("north", "7.1.0"), job, 3)
+    return CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(OpenBarrier("north", "7.1.0"), job, 3)
 
 
 def contexts(spec: JobSpec, field: str) -> list[object]:
@@ -67,7 +68,7 @@ def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
 def test_the_plan_is_made_once_for_all_components() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), environment=(("A", "\udc80"),))
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    commands = CommandMessages(1, PROFILES, Catalogue())
+    commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
     barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
     told = [commands.message(each, job, 3) for each in barriers]
     assert told[0]["nodes"] is told[1]["nodes"]
@@ -101,7 +102,7 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         replace(PLACED[1], index=2, replaces=1, staging_since=1.0, sources=("files", "south")),
     )
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
-    commands = CommandMessages(1, PROFILES, catalogue)
+    commands = CommandMessages(1, PROFILES, catalogue, Accounts())
     told = commands.message(StageComponent("south", "7.1.1"), job, 3)
     assert told["bundle"] == {"id": "f" * 64, "size": 9}
     survey, world = told["files"]
@@ -126,5 +127,30 @@ def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
         7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2, attempt=Attempt(2, PLACED, 0.0)
     )
     for token in ("7.1.0", "7.2.1"):
-        told = CommandMessages(1, PROFILES, Catalogue()).message(StageComponent("north", token), job, 3)
+        told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(StageComponent("north", token), job, 3)
         assert (told["type"], told["token"]) == ("unstage", token)
+
+
+OWNED = Accounts(
+    Users({"ada": User({"north": "a.lovelace"})}), {"north": Domain("mapped"), "south": Domain("own", "bob")}
+)
+
+
+def test_a_submission_names_the_account_of_the_jobs_owner() -> None:
+    spec = JobSpec(FlexibleRequest(3), ("true",), owner="ada")
+    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    told = CommandMessages(1, PROFILES, Catalogue(), OWNED).message(SubmitComponent("north", "7.1.0"), job, 3)
+    assert (told["type"], told["local_user"]) == ("submit", "a.lovelace")
+    told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(SubmitComponent("north", "7.1.0"), job, 3)
+    assert (told["type"], told["local_user"]) == ("submit", "")
+
+
+def test_what_was_placed_before_its_owner_lost_the_account_is_not_submitted() -> None:
+    commands = CommandMessages(1, PROFILES, Catalogue(), OWNED)
+    spec = JobSpec(FlexibleRequest(3), ("true",), owner="eve")
+    job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
+    told = commands.message(SubmitComponent("north", "7.1.0"), job, 3)
+    assert (told["type"], told["reason"]) == ("stop", "eve has no account on north")
+    told = commands.message(SubmitComponent("south", "7.1.1"), job, 3)
+    assert (told["type"], told["reason"]) == ("stop", "south is bob's own")
+    assert commands.message(StageComponent("north", "7.1.0"), job, 3)["type"] == "unstage"

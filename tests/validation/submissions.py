@@ -7,6 +7,7 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.model.users import Accounts
 from koalapy.placement.registry import builtin
 from koalapy.placement.worst_fit import WorstFit
 from koalapy.validation import submission
@@ -28,8 +29,8 @@ POLICIES = builtin()
 POLICIES.register(Another())
 
 
-def check(spec: JobSpec, clusters: tuple[ClusterLimits, ...]) -> None:
-    submission.check(spec, Limits(clusters, POLICIES))
+def check(spec: JobSpec, clusters: tuple[ClusterLimits, ...], accounts: Accounts | None = None) -> None:
+    submission.check(spec, Limits(clusters, POLICIES, accounts=accounts or Accounts()))
 
 
 def spec(request: Request, command: tuple[str, ...] = RUN, **options: object) -> JobSpec:
@@ -44,7 +45,7 @@ def split(total: int, *options: tuple[int, ...], least: int = 1, most: int | Non
     return spec(FlexibleRequest(total, least, most, options))
 
 
-def refusal(spec: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID) -> UsageError:
+def refusal(spec: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID, accounts: Accounts | None = None) -> UsageError:
     with pytest.raises(UsageError) as refused:
-        check(spec, clusters)
+        check(spec, clusters, accounts)
     return refused.value

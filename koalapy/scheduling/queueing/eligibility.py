@@ -1,6 +1,7 @@
 """On which clusters a job may run, and what its policy answers there.
 
-A job may run where there are the folders that it needs, and, under Open MPI, on clusters of one series together.
+A job may run where its owner may, where there are the folders that it needs, and, under Open MPI, on clusters of one
+series together.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks, series_differ
 from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
 from koalapy.model.transfer import immovable
+from koalapy.model.users import NOWHERE, Accounts, not_for_its_owner
 from koalapy.placement.constraints import Constraints
 from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import not_usable
@@ -28,6 +30,8 @@ class Demands(NamedTuple):
     at_most: int | None = None
     speed_ratio: float | None = None
     options: Environment = ()
+    closed: frozenset[ClusterName] = NOWHERE
+    """Clusters that its owner may not use: a job is refused like those of others who may use the same ones."""
 
     @property
     def constraints(self) -> Constraints:
@@ -35,10 +39,10 @@ class Demands(NamedTuple):
 
 
 class Eligibility:
-    """Knows the profiles of the grid's clusters, which do not change while a daemon lives."""
+    """Knows the profiles of the grid's clusters and who may use them, which do not change while a daemon lives."""
 
-    def __init__(self, profiles: Mapping[ClusterName, ClusterProfile]) -> None:
-        self._profiles = profiles
+    def __init__(self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts) -> None:
+        self._profiles, self._accounts = profiles, accounts
         self._series: dict[int, frozenset[ClusterName]] = {}
         for series in sorted({profile.mpi.series for profile in profiles.values()}, reverse=True):
             self._series[series] = frozenset(n for n, p in profiles.items() if p.mpi.series == series)
@@ -51,8 +55,9 @@ class Eligibility:
         folders = folders_needed(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
-        if one_series or folders or at_most is not None or ratio is not None or options:
-            return Demands(one_series, folders, at_most, ratio, options)
+        closed = self._accounts.closed_to(spec.owner)
+        if one_series or folders or at_most is not None or ratio is not None or options or closed:
+            return Demands(one_series, folders, at_most, ratio, options, closed)
         return ()
 
     def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
@@ -74,15 +79,17 @@ class Eligibility:
             return checked(policy, request, view)
         constraints = demands.constraints
         if isinstance(request, FixedRequest):
-            refusal = self._why_not_there(spec, request, one_series=demands.one_series)
+            refusal = self._why_not_there(spec, request, demands)
             return refusal or constrained(policy, request, view, constraints)
+        view, closed = _open(demands.closed, view)
         view, lacking = self._able(demands.folders, view)
         if demands.one_series:
             answer = self._evaluate_by_series(policy, request, view, constraints)
         else:
             answer = constrained(policy, request, view, constraints)
-        if lacking and isinstance(answer, Refusal):
-            return Refusal(f"{answer.summary}; {lacks(lacking, demands.folders)}")
+        if isinstance(answer, Refusal) and (lacking or closed):
+            why = [lacks(lacking, demands.folders)] if lacking else []
+            return Refusal("; ".join([answer.summary, *why, *([not_for_its_owner(closed)] if closed else [])]))
         return answer
 
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
@@ -106,8 +113,10 @@ class Eligibility:
 
     def _reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
         demands = self.demands(spec) or Demands()
-        able, lacking = self._able(demands.folders, view)
+        able, closed = _open(demands.closed, view)
+        able, lacking = self._able(demands.folders, able)
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
+        reasons |= self._closed(spec, closed)
         if unmoved := _unmoved(spec, view):
             able = able.only(frozenset(c.name for c in able if c.name not in unmoved))
         for name, why in unmoved.items():
@@ -127,8 +136,10 @@ class Eligibility:
     def _reasons_where_named(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
         demands = self.demands(spec) or Demands()
         named = {component.cluster or "" for component in request.components}
+        if closed := demands.closed & named:
+            return self._closed(spec, closed)
         refusal: Placement | Refusal | None
-        refusal = self._why_not_there(spec, request, one_series=demands.one_series)
+        refusal = self._why_not_there(spec, request, demands)
         if refusal is None and (cut_off := _unmoved_where_named(spec, request, view)):
             refusal = Refusal(cut_off)
         if refusal is None:
@@ -138,11 +149,16 @@ class Eligibility:
             refusal = constrained(policy, request, view, demands.constraints)
         return {name: ClusterReason(name, str(refusal)) for name in named}
 
+    def _closed(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
+        return {name: ClusterReason(name, self._accounts.why_not(spec.owner, name)) for name in names}
+
     def allows(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Whether the job may run on these clusters together, whatever is idle there."""
         demands = self.demands(spec)
         if not demands:
             return True
+        if not demands.closed.isdisjoint(names):
+            return False
         profiles = [self._profiles[name] for name in names if name in self._profiles]
         if not all(demands.folders <= profile.folders for profile in profiles):
             return False
@@ -188,20 +204,29 @@ class Eligibility:
             self._grouped = (view, groups)
         return self._grouped[1]
 
-    def _why_not_there(self, spec: JobSpec, request: FixedRequest, *, one_series: bool) -> Refusal | None:
+    def _why_not_there(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
         """Why a fixed request's own clusters cannot serve it, whatever is idle."""
+        if demands.closed and (closed := demands.closed & {component.cluster for component in request.components}):
+            return Refusal(not_for_its_owner(closed))
         for index, component in enumerate(request.components):
             name = component.cluster or ""
             if name in self._profiles and (missing := folders_of(spec, index) - self._profiles[name].folders):
                 return Refusal(lacks([name], missing))
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
-        if one_series and len({self._profiles[name].mpi.series for name in named}) > 1:
+        if demands.one_series and len({self._profiles[name].mpi.series for name in named}) > 1:
             return Refusal(self._differ(named))
         return None
 
     def _differ(self, names: Iterable[ClusterName]) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
         return series_differ({name: self._profiles[name].mpi.series for name in names})
+
+
+def _open(closed: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
+    """The clusters that the owner of a job may use, and the names of the others."""
+    if not closed or not (there := [cluster.name for cluster in view if cluster.name in closed]):
+        return view, []
+    return view.only(frozenset(cluster.name for cluster in view) - closed), there
 
 
 def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
