@@ -68,8 +68,8 @@ def own_token(data_dir: Path) -> tuple[str, str]:
         ) from error
 
 
-def register_directory() -> Path | None:
-    """Where this account's register of this machine is, which may share its home with others; None without a home."""
+def state_directory() -> Path | None:
+    """Where this account keeps what is koala's from one command to the next; None without a home."""
     given = os.environ.get("XDG_STATE_HOME", "")
     if not given.startswith("/"):
         home = os.environ.get("HOME", "")
@@ -79,7 +79,13 @@ def register_directory() -> Path | None:
             except KeyError:
                 return None
         given = f"{home}/.local/state"
-    return Path(given, "koala", f"daemons-{os.uname().nodename.replace('/', '_')}")
+    return Path(given, "koala")
+
+
+def register_directory() -> Path | None:
+    """Where this account's register of this machine is, which may share its home with others; None without a home."""
+    state = state_directory()
+    return state and state / f"daemons-{os.uname().nodename.replace('/', '_')}"
 
 
 class Registration:
@@ -92,7 +98,7 @@ class Registration:
             raise OSError("the account has no home")
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            self._folder = _open(directory)
+            self._folder = open_own_folder(directory)
             os.fchmod(self._folder, 0o700)
         except ValueError as error:
             raise UsageError(
@@ -144,7 +150,7 @@ def find_token(host: str, port: int) -> Found:
     if directory is None:
         return Found(why="this account has no home with a register of its daemons")
     try:
-        folder = _open(directory)
+        folder = open_own_folder(directory)
     except FileNotFoundError:
         return Found(why=f"no daemon of this account serves at {address_of(host, port)}")
     except (OSError, ValueError) as error:
@@ -181,8 +187,8 @@ def _elsewhere(name: str, folder: int) -> str:
     return f"no daemon of this account serves at {name}{there}"
 
 
-def _open(directory: Path) -> int:
-    """The register's folder, open; ``ValueError`` unless it is this account's, and nobody else may write there."""
+def open_own_folder(directory: Path) -> int:
+    """A folder with secrets, open; ``ValueError`` unless it is this account's, and nobody else may write there."""
     try:
         folder = os.open(directory, _FOLDER)
     except OSError:

@@ -17,6 +17,7 @@ from koalapy.agents.daemons import Daemons
 from koalapy.agents.disks import DiskWatch
 from koalapy.agents.expired_daemons import ExpiredDaemons
 from koalapy.agents.files.service import FileService
+from koalapy.agents.login import LoginServer
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
@@ -46,6 +47,7 @@ from koalapy.protocol.messages import (
     Stop,
     Submit,
     Unstage,
+    Vouched,
     Welcome,
 )
 from koalapy.runtime.folders import sweep
@@ -95,6 +97,7 @@ class Agent:
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
+        self._logins = LoginServer(settings, self._uplink)
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         folders = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.polls.soon)
@@ -112,6 +115,7 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
         self._recall()
         await self._runners.listen(self._barrier)
+        await self._logins.listen()
         log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
         try:
             async with asyncio.TaskGroup() as group:
@@ -123,6 +127,7 @@ class Agent:
                 group.create_task(self._expired.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
+            self._logins.close()
             await self._questions.close()
             await self._files.close()
             self._runners.close()
@@ -216,6 +221,7 @@ class Agent:
     def _lost(self) -> None:
         self._welcomed = False
         self._reporter.disconnected()
+        self._logins.lost()
         self._jobs.polls.await_nodes(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
@@ -234,6 +240,8 @@ class Agent:
                 self._questions.asked(message)
             case Answer():
                 self._questions.answered(message)
+            case Vouched():
+                self._logins.vouched(message)
             case Probe():
                 self._probe(message)
             case OutputAck():
@@ -253,6 +261,7 @@ class Agent:
         self._epoch, self._life, self._barrier.lease = message.epoch, message.life, message.lease
         self._reporter.instance = message.instance
         self._output_limit = message.output_limit
+        self._logins.welcomed(message)
         self._expired.heard()
         self._greeting = asyncio.create_task(self._take_stock())
 

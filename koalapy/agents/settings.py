@@ -15,6 +15,8 @@ from koalapy.model.disk import DiskLimits
 RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
 """The program that runs on the nodes; give it to a local cluster as its ``preload``."""
 
+NO_SOCKET = "none"
+
 
 def _known_kind(kind: str) -> str:
     if kind not in KINDS:
@@ -27,6 +29,12 @@ def _embedded_only(probability: float, info: ValidationInfo) -> float:
     if probability and not ((kind := info.data.get("kind")) in KINDS and KINDS[kind].on_this_host):
         raise ValueError("only clusters of the kind local fail on purpose")
     return probability
+
+
+def _socket_path(path: str) -> str:
+    if path != NO_SOCKET and not path.startswith("/"):
+        raise ValueError(f"{path} is not an absolute path: give one, or {NO_SOCKET}")
+    return path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,10 @@ class SiteSettings:
 
     modules: list[str] = field(default_factory=list)
     """Environment modules loaded before every program."""
+    login_socket: Annotated[str, AfterValidator(_socket_path)] | None = None
+    """Where users of the head node find the agent (``koala login``), or ``none``; by default
+    ``/run/koala/CLUSTER.sock`` where the agent may listen, else ``login.sock`` in its directory. One that the daemon
+    starts itself has none by default."""
     transfer_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """At which other sites' head nodes reach this one to pull files; by default any free one."""
     transfer_limit: Annotated[int, Field(ge=1, le=64)] = 4
@@ -109,6 +121,8 @@ class AgentSettings(SiteSettings):
     transfer_address: str = "127.0.0.1"
     """Address by which other sites' agents reach this one, to pull files."""
     disks: DiskLimits = field(default_factory=DiskLimits)
+    login_sockets: Sequence[Path] = ()
+    """Where to listen for the users of this host: the first of these where that may be."""
 
     @property
     def stages(self) -> Path:

@@ -18,10 +18,12 @@ from koalapy.agents.agent import run_agent
 from koalapy.agents.directory_lock import lock_directory
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.port import Finding, Lrm
-from koalapy.agents.settings import AgentSettings, SiteSettings
+from koalapy.agents.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
 from koalapy.concealment import forget_own
+from koalapy.login_socket import NAME as LOGIN_SOCKET
+from koalapy.login_socket import well_known
 from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
 from koalapy.resources import raise_limit
@@ -76,6 +78,7 @@ def _settings_of_agent(
     replicas = [Path(path) for path in section.replica_directories]
     return AgentSettings(
         cluster=cluster,
+        login_sockets=_login_sockets(cluster, section, directory),
         url=url,
         token=token,
         directory=directory / "spool",
@@ -88,6 +91,13 @@ def _settings_of_agent(
         disks=settings.disks,
         **taken,
     )
+
+
+def _login_sockets(cluster: str, section: ClusterSection, directory: Path) -> list[Path]:
+    """Where its agent may listen for the users of the head node, the best place first."""
+    if section.login_socket is not None:
+        return [] if section.login_socket == NO_SOCKET else [Path(section.login_socket)]
+    return [] if section.is_embedded else [well_known(cluster), directory / LOGIN_SOCKET]
 
 
 def replica_directory(directory: Path) -> Path:

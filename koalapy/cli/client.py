@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, Any
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote
 
+from koalapy.cli.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
-from koalapy.cli.http import CONNECTION_ERRORS, PORTS, Answer, Connection
-from koalapy.credentials import Found, address_of, find_token
+from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection
 from koalapy.model.wording import is_utf8
 
 Json = dict[str, Any]
@@ -21,8 +21,6 @@ ANSWER_TIMEOUT = LONG_POLL + 20
 """Seconds."""
 ABSENCE_TIMEOUT = 60.0
 """Seconds for which a daemon that has answered before may be away: jobs go on without it."""
-LOOPBACK = ("localhost", "127.", "::1")
-LOCALHOST = ("127.0.0.1", "::1")
 
 
 class Absence:
@@ -56,28 +54,17 @@ class Absence:
 class Client:
     """Talks to one daemon; every failure is a ``CliError``.
 
-    Without a token it shows that of this account's own daemon, to that daemon only.
+    What it shows to it is found by ``Access``.
     """
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, access: Access | None = None) -> None:
         self._answered = False
-        self._token = token
-        self.url = url.rstrip("/")
         try:
-            parts = urlsplit(self.url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError("it must begin with http:// or https:// and a host")
-            found = Found(token or "")
-            if not token:
-                parts, found = _own_daemon(parts)
-                self.url = parts.geturl()
-            self._way_in = _way_in(token, found)
-            headers = {"Authorization": f"Bearer {found.token}"} if found.token else {}
-            # A proxy of the environment does not know this machine's own addresses, nor may it see our own token.
-            outside = not (parts.hostname or "").startswith(LOOPBACK) and (bool(token) or not found.token)
-            self.http = Connection(parts, headers, by_proxy=outside)
+            self._access = access or Access(url, token)
+            self.http = Connection(self._access.parts, self._access.headers, by_proxy=self._access.by_proxy)
         except ValueError as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
+        self.url = self._access.url
 
     @property
     def has_answered(self) -> bool:
@@ -173,7 +160,7 @@ class Client:
 
     def another(self) -> "Client":
         """One of its own for another thread."""
-        return Client(self.url, self._token)
+        return Client(self.url, None, self._access)
 
     def results(self, job: int) -> Iterator[bytes]:
         """The archive of what a job brought, piece by piece."""
@@ -199,11 +186,15 @@ class Client:
     ) -> Iterator[bytes]:
         began = False
         try:
-            with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, told, pieces):
-                if status >= HTTPStatus.BAD_REQUEST:
-                    raise self._refusal(Answer(status, told, b"".join(pieces)))
-                began = self._answered = True
-                yield from pieces
+            for is_first in (True, False):
+                with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, told, pieces):
+                    if status == HTTPStatus.UNAUTHORIZED and is_first and self._renewed():
+                        continue
+                    if status >= HTTPStatus.BAD_REQUEST:
+                        raise self._refusal(Answer(status, told, b"".join(pieces)))
+                    began = self._answered = True
+                    yield from pieces
+                    return
         except CONNECTION_ERRORS as error:
             if began:
                 said = f"the daemon at {self.url} broke off ({error})"
@@ -213,6 +204,8 @@ class Client:
     def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT, **more: Any) -> Json:
         try:
             answer = self.http.request(method, path, timeout=timeout, **more)
+            if answer.status == HTTPStatus.UNAUTHORIZED and self._renewed(more.get("content")):
+                answer = self.http.request(method, path, timeout=timeout, **more)
         except CONNECTION_ERRORS as error:
             raise self._unreachable(error) from error
         except UnicodeEncodeError as error:
@@ -228,6 +221,15 @@ class Client:
             raise CliError(f"what answers at {self.url} is no koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
         return body
 
+    def _renewed(self, content: IO[bytes] | None = None) -> bool:
+        """Whether there is another login to show, with what was read of ``content`` to be read again."""
+        if not self._access.renew():
+            return False
+        self.http.show(self._access.headers)
+        if content is not None:
+            content.seek(0)
+        return True
+
     def _unreachable(self, error: Exception) -> CliError:
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
@@ -235,30 +237,8 @@ class Client:
     def _refusal(self, answer: Answer) -> CliError:
         error = _refusal(answer)
         if error.status == HTTPStatus.UNAUTHORIZED:
-            error.hint = self._way_in
+            error.hint = self._access.hint
         return error
-
-
-def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
-    """Where this account's daemon serves that a URL leads to, and its token.
-
-    A name may lead anywhere, so that a token is shown to addresses only. Of ``localhost`` it is known which these are.
-    """
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    for address in LOCALHOST if host == "localhost" else ():
-        if (found := find_token(address, port)).token:
-            return parts._replace(netloc=address_of(address, port)), found
-    return parts, find_token(host, port)
-
-
-def _way_in(shown: str | None, found: Found) -> str:
-    """What to do when the daemon does not let us in."""
-    where = "it is in tokens of the daemon's configuration, or in the file token of its data directory"
-    if shown:
-        return f"correct KOALA_TOKEN or --token: {where}"
-    if found.token:
-        return f"this account's own daemon there has another; set KOALA_TOKEN: {where}"
-    return f"{found.why}; set KOALA_TOKEN: {where}"
 
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:

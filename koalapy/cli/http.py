@@ -62,6 +62,11 @@ class Connection:
             self._headers |= _credentials(via, "Proxy-Authorization")
             self._base = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{self._base}"
 
+    def show(self, headers: Mapping[str, str]) -> None:
+        """Show these from now on."""
+        self.headers = headers
+        self._headers |= headers
+
     def request(
         self,
         method: str,

@@ -131,6 +131,18 @@ class Confirmed(Message):
     sequence: Annotated[int, Interval(ge=1, le=2**53)]
 
 
+class Vouch(Message):
+    """An account of the head node asks for a login, and the kernel said to the agent which it is.
+
+    Whose it is among the grid's users the daemon knows; it is an account of the agent's own cluster, whatever it says.
+    """
+
+    type: Literal["vouch"] = "vouch"
+    ident: Name
+    account: Name
+    uid: Number
+
+
 class FoundPart(Message):
     """One entry of a folder."""
 
@@ -166,6 +178,25 @@ class Welcome(Message):
     """Seconds without any word from its agent after which a runner ends itself."""
     output_limit: Bytes = 64 * 1024 * 1024
     """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
+    vouches: bool = False
+    """Whether it takes ``Vouch``: one of an earlier version would hang up."""
+    users_url: Path = ""
+    """Where users reach it, if not where the agent does."""
+    users_ca: Path = ""
+    """Certificates in PEM by which users know it, if not by what their host trusts."""
+
+
+class Vouched(Message):
+    """The answer to a ``Vouch``: a login for so many seconds, or why there is none, and the way out."""
+
+    type: Literal["vouched"] = "vouched"
+    ident: Name
+    token: Annotated[Name, Field(repr=False)] = ""
+    user: Name = ""
+    role: Name = ""
+    lifetime: Seconds = 0.0
+    error: TruncatedText = ""
+    hint: TruncatedText = ""
 
 
 class Command(Message):
@@ -323,11 +354,35 @@ class RelayFailed(Message):
 
 
 FromAgent = Annotated[
-    Hello | ComponentStatus | ClusterReport | Inventory | StageStatus | Output | Ack | Relay | Ask | Answer | Confirmed,
+    Hello
+    | ComponentStatus
+    | ClusterReport
+    | Inventory
+    | StageStatus
+    | Output
+    | Ack
+    | Relay
+    | Ask
+    | Answer
+    | Confirmed
+    | Vouch,
     Field(discriminator="type"),
 ]
 FromDaemon = Annotated[
-    Welcome | Submit | Open | Stop | Forget | Stage | Unstage | OutputAck | Relay | RelayFailed | Ask | Answer | Probe,
+    Welcome
+    | Submit
+    | Open
+    | Stop
+    | Forget
+    | Stage
+    | Unstage
+    | OutputAck
+    | Relay
+    | RelayFailed
+    | Ask
+    | Answer
+    | Probe
+    | Vouched,
     Field(discriminator="type"),
 ]
 

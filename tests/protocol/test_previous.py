@@ -37,8 +37,12 @@ SPEAKERS = [
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
 def test_each_message_is_read_and_would_be_sent_as_it_was(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
+    """What was added since has a default that means what it meant not to say it."""
     read = speaker.validate_json(json.dumps([message]))
-    assert json.loads(frame(speaker, read)) == [message]
+    (sent,) = json.loads(frame(speaker, read))
+    added = {name: sent.pop(name) for name in sent.keys() - message.keys()}
+    assert sent == message
+    assert not any(added.values())
 
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)

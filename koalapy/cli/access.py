@@ -1,0 +1,101 @@
+"""What a command shows to its daemon: a token that it was given, that of this account's own daemon, or a login.
+
+A login is made silently: kept from an earlier command, or asked of the agent of this head node. Each token is shown
+only to the daemon that it is for.
+"""
+
+from urllib.parse import SplitResult, urlsplit
+
+import click
+from click.core import ParameterSource
+
+from koalapy.cli.errors import CliError
+from koalapy.cli.http import PORTS
+from koalapy.credentials import Found, address_of, find_token
+
+LOOPBACK = ("localhost", "127.", "::1")
+LOCALHOST = ("127.0.0.1", "::1")
+_WHERE = "it is in tokens of the daemon's configuration, or in the file token of its data directory"
+
+
+class Access:
+    """To one daemon; ``ValueError`` for a URL that is none, ``CliError`` when a login was refused."""
+
+    def __init__(self, url: str, shown: str | None) -> None:
+        """``shown``: the token that was given, if any."""
+        self.parts = _parsed(url)
+        self.token, self.ca = shown or "", ""
+        self._renews = False
+        self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
+        """What to do when the daemon does not let us in."""
+        if not shown:
+            self._find()
+        # A proxy of the environment does not know this machine's own addresses, nor may it see a token of our own.
+        local = (self.parts.hostname or "").startswith(LOOPBACK)
+        own = bool(self.token) and not shown
+        self.by_proxy = not local and (not own or (self._renews and self.parts.scheme == "https"))
+
+    @property
+    def url(self) -> str:
+        return self.parts.geturl()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def renew(self) -> bool:
+        """Get another login in place of one that the daemon does not take any more; False when there is none."""
+        if not self._renews:
+            return False
+        from koalapy.cli import logins
+
+        logins.forget(self.url)
+        try:
+            login = logins.find(self.url)
+        except CliError as error:
+            self.hint = str(error)
+            return False
+        if login is None or login.token == self.token:
+            return False
+        self.token = login.token
+        return True
+
+    def _find(self) -> None:
+        self.parts, found = _own_daemon(self.parts)
+        if found.token:
+            self.token = found.token
+            self.hint = f"this account's own daemon there has another; set KOALA_TOKEN: {_WHERE}"
+            return
+        # Not every command has a head node's agent beside it, and pays for what asks it.
+        from koalapy.cli import logins
+
+        login = logins.find(self.url if _is_url_given() else None)
+        self.hint = f"{found.why}; set KOALA_TOKEN: {_WHERE}"
+        if login is not None:
+            self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
+            self.hint = "koala login asks for another login"
+
+
+def _is_url_given() -> bool:
+    """Whether the user said which daemon is meant."""
+    context = click.get_current_context(silent=True)
+    return context is None or context.get_parameter_source("url") is not ParameterSource.DEFAULT
+
+
+def _parsed(url: str) -> SplitResult:
+    parts = urlsplit(url.rstrip("/"))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it must begin with http:// or https:// and a host")
+    return parts
+
+
+def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
+    """Where this account's daemon serves that a URL leads to, and its token.
+
+    A name may lead anywhere, so that a token is shown to addresses only. Of ``localhost`` it is known which these are.
+    """
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+    for address in LOCALHOST if host == "localhost" else ():
+        if (found := find_token(address, port)).token:
+            return parts._replace(netloc=address_of(address, port)), found
+    return parts, find_token(host, port)
