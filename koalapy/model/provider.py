@@ -1,0 +1,61 @@
+"""An OpenID provider whose bearer tokens are taken, and the rule by which its claims become users and roles."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import MinLen
+
+from koalapy.model.identity import Role
+
+MAX_CLAIM_LENGTH = 200
+"""Characters of a claim that names a user."""
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""What a pattern may make of a claim: with an ``@`` it could be taken for somebody's account on a cluster."""
+
+Claim = Literal["sub", "email", "preferred_username"]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Whose tokens are taken, for whom they must be made out, and whose they are; the section ``oidc``."""
+
+    issuer: Annotated[str, MinLen(1)]
+    """As it stands in the tokens (``iss``)."""
+    audience: Annotated[str, MinLen(1)]
+    """For whom they must be made out (``aud``): this daemon's name at the provider."""
+    jwks_uri: str | None = None
+    """Where its keys are fetched: https, or http on a loopback address."""
+    jwks_file: str | None = None
+    """Or the file that has them."""
+    claim: Claim = "sub"
+    """What of a token names the user; an ``email`` only where the provider has verified it."""
+    users: dict[str, str] = field(default_factory=dict)
+    """That claim's value -> user."""
+    pattern: str | None = None
+    """For all others: the whole claim, with one group that is the user (``(.+)@example\\.org``)."""
+    role_claim: str | None = None
+    """A claim with a text or a list of texts that may give a role."""
+    roles: dict[str, Role] = field(default_factory=dict)
+    """Such a text -> role; the highest counts, and none gives less than the configuration's ``users`` do."""
+
+    def user_of(self, claims: Mapping[str, Any]) -> str | None:
+        """Whose token it is; None of somebody who is not known."""
+        named = claims.get(self.claim)
+        if not isinstance(named, str) or not 0 < len(named) <= MAX_CLAIM_LENGTH:
+            return None
+        if self.claim == "email" and claims.get("email_verified") is not True:
+            return None
+        if named in self.users:
+            return self.users[named]
+        match = re.fullmatch(self.pattern, named) if self.pattern else None
+        user = match[1] if match else None
+        return user if user and USER.fullmatch(user) else None
+
+    def role_of(self, claims: Mapping[str, Any]) -> Role | None:
+        """The highest role that its claim gives, if any."""
+        told = claims.get(self.role_claim) if self.role_claim else None
+        texts = [told] if isinstance(told, str) else told if isinstance(told, list) else []
+        given = {self.roles[text] for text in texts if isinstance(text, str) and text in self.roles}
+        return next((role for role in reversed(Role) if role in given), None)
