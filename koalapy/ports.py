@@ -250,6 +250,8 @@ class StoredBundle:
     size: int
     files: int
     used_at: float
+    owner: str = ""
+    """Who sent it first; empty of those that an earlier version took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,42 @@ class StoredResult:
     size: int
     files: int
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToken:
+    """A token that was asked for, by its digest; times in seconds since the epoch."""
+
+    id: int
+    digest: str
+    user: str
+    role: str
+    how: str
+    """For people: by what its owner was known when it was made."""
+    note: str
+    created_at: float
+    created_by: str
+    expires_at: float | None = None
+    last_used_at: float | None = None
+    revoked_at: float | None = None
+    made_by: int | None = None
+    """The token that was shown when it was asked for, with which it ends; None of one that cannot be revoked."""
+
+
+class TokenStore(Protocol):
+    """Tokens by their digests. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def tokens(self) -> list[StoredToken]:
+        """In order of their numbers."""
+        ...
+
+    def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
+        """All or none; each replaces that of the same number."""
+        ...
+
+    def remove_tokens(self, tokens: Collection[int]) -> None:
+        """Nothing is known of these any more."""
+        ...
 
 
 class AdviceStore(Protocol):

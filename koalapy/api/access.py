@@ -21,6 +21,7 @@ ACCESS: Mapping[str, Access] = {
     "cancel_job": Role.USER,
     "cancel_jobs": Role.USER,
     "clear_cluster": Role.OPERATOR,
+    "create_token": Role.USER,
     "docs": "everybody",
     "drain_cluster": Role.OPERATOR,
     "explain_job": Role.USER,
@@ -35,12 +36,15 @@ ACCESS: Mapping[str, Access] = {
     "list_jobs": Role.USER,
     "list_policies": Role.USER,
     "list_replicas": Role.USER,
+    "list_tokens": Role.USER,
     "measure_network": Role.OPERATOR,
     "read_logs": Role.USER,
     "ready": "everybody",
     "release_job": Role.USER,
     "remove_replicas": Role.USER,
     "resume_cluster": Role.OPERATOR,
+    "revoke_token": Role.USER,
+    "revoke_tokens": Role.USER,
     "show_advisor": Role.USER,
     "show_advisor_record": Role.USER,
     "show_bundle": Role.USER,
@@ -69,6 +73,12 @@ def access_of(path: str, operation: str | None) -> Access:
 def admit(scope: Scope, identity: Identity) -> None:
     """Note who is behind a request."""
     scope[_IDENTITY] = identity
+
+
+def identity_of(scope: Scope) -> Identity | None:
+    """Who is behind a request, where the guard has noted it."""
+    identity = scope.get(_IDENTITY)
+    return identity if isinstance(identity, Identity) else None
 
 
 async def authorize(connection: HTTPConnection) -> None:

@@ -19,6 +19,7 @@ from koalapy.api.health import health_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
 from koalapy.api.problems import declared, install
+from koalapy.api.tokens import tokens_router
 from koalapy.service.health import HealthMonitor
 from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
@@ -29,6 +30,7 @@ TAGS = [
     {"name": "clusters", "description": "The clusters of the grid."},
     {"name": "network", "description": "What is known of the network between clusters, and measuring it."},
     {"name": "advisor", "description": "What is known of applications, and what was predicted of their jobs."},
+    {"name": "tokens", "description": "Make, list and revoke tokens."},
     {"name": "policies", "description": "The placement policies there are."},
     {"name": "health", "description": "Whether the daemon is well."},
 ]
@@ -57,6 +59,7 @@ def create_app(
     app.include_router(events_router(jobs), prefix="/api/v1")
     app.include_router(explain_router(jobs), prefix="/api/v1")
     app.include_router(clusters_router(jobs), prefix="/api/v1")
+    app.include_router(tokens_router(identities))
     app.include_router(health_router(health))
     app.include_router(health_router(health, operation="api_health", ready="api_ready"), prefix="/api/v1")
     for router in routers:

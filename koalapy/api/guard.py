@@ -1,11 +1,13 @@
 """What stands before every route: who may come in, and how large a body may be."""
 
+import asyncio
+
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENTS, admit
+from koalapy.api.access import AGENTS, admit, identity_of
 from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
 from koalapy.model.identity import Identity
@@ -41,10 +43,44 @@ class Guard:
         headers = Headers(scope=scope)
         if refusal := await self._refusal(scope, headers):
             await refusal(scope, receive, send)
-        elif scope["type"] == "websocket" or scope["path"].startswith(AGENTS) or scope["path"] == UPLOADS:
+        elif scope["type"] == "websocket" or scope["path"].startswith(AGENTS):
             await self._app(scope, receive, send)
+        elif scope["path"] == UPLOADS:
+            await self._while_it_holds(scope, receive, send)
+        elif scope["method"] in READING:
+            await self._while_it_holds(scope, _measured(receive), send)
         else:
+            # What is being changed is not left half done.
             await self._app(scope, _measured(receive), send)
+
+    async def _while_it_holds(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what may take long, and break off when what was shown holds no longer."""
+        identity = identity_of(scope)
+        if identity is None:
+            await self._app(scope, receive, send)
+            return
+        serving, over, began = asyncio.current_task(), False, False
+        assert serving is not None
+
+        def end() -> None:
+            nonlocal over
+            over = True
+            serving.cancel()
+
+        async def sending(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            with self._identities.using(identity, end):
+                await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if not over or serving.uncancel():
+                raise
+            # Of an answer that has begun the end is left out, so that nobody takes it for the whole.
+            if not began:
+                await _unauthorized()(scope, receive, send)
 
     async def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         """Why a request is not let in; None when it is."""

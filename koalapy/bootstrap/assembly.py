@@ -1,13 +1,10 @@
 """Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
 
-import os
-import pwd
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,9 +21,8 @@ from koalapy.api.hosts import Hosts
 from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
-from koalapy.credentials import TOKEN_FILE, Registration, own_token
+from koalapy.bootstrap.people import known_identities, own_access, token_duties
 from koalapy.model.errors import UsageError
-from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
@@ -48,7 +44,6 @@ from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
-from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
 from koalapy.service.network import DUE_CHECK_INTERVAL, Network
@@ -112,15 +107,15 @@ async def run(
     }
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
-    with _own_token(data_dir, listener) as own:
-        identities = _identities(settings, own)
+    with own_access(data_dir, listener) as own:
+        identities = known_identities(settings, own, stores, engine.clock)
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
         app = create_app(services.jobs, services.health, identities, routers, hosts, connections.max_requests)
         services.network.start()
         try:
             await services.health.look_at_disks()
-            duties = _duties(settings, services, engine)
+            duties = [*_duties(settings, services, engine), *token_duties(identities)]
             await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
         finally:
             await services.network.stop()
@@ -141,55 +136,6 @@ def _listen(host: str, port: int) -> socket.socket:
             hint="give another --port; 0 takes any free one",
         ) from error
     return listener
-
-
-# Who may come in
-
-
-@contextmanager
-def _own_token(data_dir: Path, listener: socket.socket) -> Iterator[str]:
-    """The daemon's own, an administrator's, which this account's commands find while we serve."""
-    token, why = own_token(data_dir)
-    if why:
-        log.warning("a new token was made", action="token", file=str(data_dir / TOKEN_FILE), reason=why)
-    with ExitStack() as stack:
-        try:
-            stack.callback(Registration(token, _addresses(listener)).close)
-        except OSError as error:
-            # An account without a home of its own, as services have: the token is in the data directory all the same.
-            log.warning(
-                "the commands of this account must be given the token: KOALA_TOKEN",
-                action="token",
-                file=str(data_dir / TOKEN_FILE),
-                reason=str(error),
-            )
-        yield token
-
-
-def _identities(settings: Settings, own: str) -> Identities:
-    """Who may come in: this account, and those whom the configuration gives a token."""
-    users = settings.known_users()
-    fixed = {own: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
-    for index, section in enumerate(settings.tokens):
-        groups = users.groups_of(section.user)
-        fixed[section.token] = Identity(section.user, section.role, f"tokens[{index}] of the configuration", groups)
-    return Identities(fixed)
-
-
-def _own_account() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid-{os.geteuid()}"
-
-
-def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
-    """Where on this machine we can be asked."""
-    host, port = listener.getsockname()[:2]
-    loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
-    if host == "::" and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-        loopback["::"] = ["::1"]  # at the other one anybody may listen
-    return [(each, port) for each in (host, *loopback.get(host, ()))]
 
 
 # What a daemon before this one left

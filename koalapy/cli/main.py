@@ -28,6 +28,7 @@ KOALA = Group(
             "advisor": "advisor:advisor_group",
             "replicas": "files:replicas_group",
             "fetch": "files:fetch",
+            "token": "token:token_group",
             "serve": "processes:serve",
             "agent": "processes:agent",
             "check": "processes:check",

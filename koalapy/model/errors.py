@@ -5,7 +5,9 @@ KoalaError
 │   └── TooLargeError   more bytes than are taken
 ├── NotFoundError     no such job, cluster or policy
 ├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
+│   └── LimitReached    a user or group has as much as they may have
 ├── ForbiddenError    who asks may not do that
+│   └── NeverAllowed    more is asked for at once than a user or group may ever have
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
 ├── FullError         there is no room for what was sent
 ├── StoreUnavailable  the database did not answer; may be tried again
@@ -52,6 +54,14 @@ class ConflictError(KoalaError):
 
 class ForbiddenError(KoalaError):
     """Who asks is known, and may not do that; nothing was done."""
+
+
+class LimitReached(ConflictError):
+    """A user or group has as much as they may have; it works again when they have less."""
+
+
+class NeverAllowed(ForbiddenError):
+    """More is asked for at once than a user or group may ever have."""
 
 
 class BusyError(KoalaError):

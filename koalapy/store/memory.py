@@ -24,6 +24,7 @@ from koalapy.ports import (
     Saved,
     StoredBundle,
     StoredResult,
+    StoredToken,
     Submitted,
     Usage,
 )
@@ -53,6 +54,7 @@ class Memory:
     replicas: dict[tuple[str, ClusterName], Replica] = field(default_factory=dict)
     bundles: dict[str, StoredBundle] = field(default_factory=dict)
     results: dict[tuple[JobId, int, int], StoredResult] = field(default_factory=dict)
+    tokens: dict[int, StoredToken] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -268,6 +270,20 @@ class MemoryStore:
     def forget_results(self, jobs: Sequence[JobId]) -> int:
         with self._writing() as memory:
             return sum(memory.results.pop(key).size for key in [key for key in memory.results if key[0] in jobs])
+
+    # Tokens
+
+    def tokens(self) -> list[StoredToken]:
+        with self._reading() as memory:
+            return [token for _, token in sorted(memory.tokens.items())]
+
+    def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
+        with self._writing() as memory:
+            memory.tokens |= {token.id: token for token in tokens}
+
+    def remove_tokens(self, tokens: Collection[int]) -> None:
+        with self._writing() as memory:
+            memory.tokens = {number: token for number, token in memory.tokens.items() if number not in tokens}
 
     # Jobs that are over
 

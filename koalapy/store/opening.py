@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from koalapy.ports import AdviceStore, FileStore, HistoryStore, MeasurementStore, OutputStore, Saved, Store
+from koalapy.ports import AdviceStore, FileStore, HistoryStore, MeasurementStore, OutputStore, Saved, Store, TokenStore
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.database import Database
 from koalapy.store.engine import MEMORY, make_engine
@@ -12,6 +12,7 @@ from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.memory import Memory, MemoryStore
 from koalapy.store.migrate import migrate, move_output
 from koalapy.store.sql import SqlStore
+from koalapy.store.tokens import SqlTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Stores:
     measurements: MeasurementStore
     advice: AdviceStore
     history: HistoryStore
+    tokens: TokenStore
     output: OutputStore
 
 
@@ -44,7 +46,7 @@ def open_stores(url: str, now: float, output: OutputStore) -> Stores:
 
 def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
     store = MemoryStore(memory)
-    return Stores(store, store.load(), store, store, store, store, output)
+    return Stores(store, store.load(), store, store, store, store, store, output)
 
 
 def stores_in_database(database: Database, output: OutputStore) -> Stores:
@@ -57,5 +59,6 @@ def stores_in_database(database: Database, output: OutputStore) -> Stores:
         SqlMeasurements(database),
         SqlAdvice(database),
         SqlHistory(database),
+        SqlTokens(database),
         output,
     )

@@ -173,6 +173,7 @@ tokens = Table(
     Column("expires_at", Float),
     Column("last_used_at", Float),
     Column("revoked_at", Float),
+    Column("made_by", BigId),
 )
 
 audit = Table(
@@ -295,6 +296,7 @@ bundles = Table(
     Column("size", BigInteger, nullable=False),
     Column("files", Integer, nullable=False),
     Column("used_at", Float, nullable=False),
+    Column("owner", Plain(200), nullable=False, server_default=""),
 )
 
 results = Table(

@@ -16,6 +16,7 @@ depends_on = None
 def upgrade() -> None:
     big_id = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     op.add_column("timeline", sa.Column("actor", sa.String(200), nullable=False, server_default=""))
+    op.add_column("bundles", sa.Column("owner", sa.String(200), nullable=False, server_default=""))
     op.create_table(
         "tokens",
         sa.Column("id", big_id, nullable=False, autoincrement=False),
@@ -29,6 +30,7 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Float),
         sa.Column("last_used_at", sa.Float),
         sa.Column("revoked_at", sa.Float),
+        sa.Column("made_by", big_id),
         sa.PrimaryKeyConstraint("id", name="pk_tokens"),
         sa.UniqueConstraint("digest", name="uq_tokens_digest"),
     )
@@ -54,4 +56,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("audit")
     op.drop_table("tokens")
+    op.drop_column("bundles", "owner")
     op.drop_column("timeline", "actor")

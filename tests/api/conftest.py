@@ -46,6 +46,7 @@ from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
+from koalapy.store.tokens import SqlTokens
 from tests.identities import administrators
 from tests.service.sites import Sites
 
@@ -122,7 +123,12 @@ async def serving(
         agent_files_router(bundles, results, AGENT_TOKENS),
         advisor_router(Advisor(experience, SqlAdvice(database))),
     ]
-    app = create_app(jobs, HealthMonitor(engine, {}, DiskLimits()), administrators(*(tokens or [TOKEN])), routers)
+    app = create_app(
+        jobs,
+        HealthMonitor(engine, {}, DiskLimits()),
+        administrators(*(tokens or [TOKEN]), store=SqlTokens(database)),
+        routers,
+    )
     shown = {} if tokens else {"Authorization": f"Bearer {TOKEN}"}
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:

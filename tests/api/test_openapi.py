@@ -134,6 +134,14 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     for path in ("/advisor", "/advisor?x=1", "/advisor/record", "/advisor/record?application=wave&limit=0"):
         await api.get(f"/api/v1{path}")
     await _files(api, sites)
+    for order in (None, {"user": "bob", "role": "user", "expires": "8h", "note": "CI"}, {"role": "god"}):
+        await api.post("/api/v1/tokens", json=order)
+    for path in ("/tokens", "/tokens?all=true&user=bob", "/tokens?x=1"):
+        await api.get(f"/api/v1{path}")
+    for order in ({"tokens": [2]}, {"tokens": [9]}, {"all": True}, {"tokens": "x"}):
+        await api.post("/api/v1/tokens/revoke", json=order)
+    for token in (1, 9):
+        await api.post(f"/api/v1/tokens/{token}/revoke")
     known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.seen == known
 

@@ -16,6 +16,7 @@ from koalapy.api.app import create_app
 from koalapy.api.files import files_router
 from koalapy.api.network import network_router
 from koalapy.cli.main import main
+from koalapy.service.identities import Identities
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.cli.memory_files import MemoryBundles, MemoryFiles, MemoryResults
@@ -49,6 +50,8 @@ class Server:
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     advisor: MemoryAdvisor = field(default_factory=MemoryAdvisor)
     tokens: tuple[str, ...] = (TOKEN,)
+    identities: Identities | None = None
+    """Who may come in; by default as administrators who shows one of the tokens."""
     agents: dict[str, str | None] = field(default_factory=dict)
     """What each cluster's agent must show."""
     port: int = 0
@@ -66,7 +69,7 @@ class Server:
             advisor_router(self.advisor.advisor),
             files_router(self.files, self.bundles, self.results),
         ]
-        app = create_app(self.service, self.service, administrators(*self.tokens), routers)
+        app = create_app(self.service, self.service, self.identities or administrators(*self.tokens), routers)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
         # Connections that come before the server is ready wait in the listener's queue.

@@ -1,0 +1,80 @@
+"""Who may come in to a daemon: this account by its own token, the configuration's people, and whoever was made one."""
+
+import os
+import pwd
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import structlog
+
+from koalapy.credentials import TOKEN_FILE, Registration, own_token
+from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.identity import Identity, Role
+from koalapy.service.duties import Duty
+from koalapy.service.identities import LAST_USE_INTERVAL, Identities
+from koalapy.service.retention import HOUSEKEEPING_INTERVAL
+from koalapy.settings import Settings
+from koalapy.store.opening import Stores
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def own_access(data_dir: Path, listener: socket.socket) -> Iterator[str]:
+    """The daemon's own, an administrator's, which this account's commands find while we serve."""
+    token, why = own_token(data_dir)
+    if why:
+        log.warning("a new token was made", action="token", file=str(data_dir / TOKEN_FILE), reason=why)
+    with ExitStack() as stack:
+        try:
+            stack.callback(Registration(token, _addresses(listener)).close)
+        except OSError as error:
+            # An account without a home of its own, as services have: the token is in the data directory all the same.
+            log.warning(
+                "the commands of this account must be given the token: KOALA_TOKEN",
+                action="token",
+                file=str(data_dir / TOKEN_FILE),
+                reason=str(error),
+            )
+        yield token
+
+
+def known_identities(settings: Settings, own: str, stores: Stores, clock: Callable[[], float]) -> Identities:
+    """Who may come in: this account, those whom the configuration gives a token, and whoever was made one."""
+    users = settings.known_users()
+    fixed = {own: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
+    for index, section in enumerate(settings.tokens):
+        groups = users.groups_of(section.user)
+        fixed[section.token] = Identity(section.user, section.role, f"tokens[{index}] of the configuration", groups)
+    return Identities(fixed, stores.tokens, users, clock)
+
+
+def _own_account() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid-{os.geteuid()}"
+
+
+def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
+    """Where on this machine we can be asked."""
+    host, port = listener.getsockname()[:2]
+    loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
+    if host == "::" and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        loopback["::"] = ["::1"]  # at the other one anybody may listen
+    return [(each, port) for each in (host, *loopback.get(host, ()))]
+
+
+def token_duties(identities: Identities) -> list[Duty]:
+    async def tidy() -> None:
+        try:
+            await identities.tidy()
+        except (StoreUnavailable, LeaseLost) as error:
+            log.warning("not all tokens that ended were forgotten", action="token", error=error.message)
+
+    return [
+        Duty("last uses of tokens", LAST_USE_INTERVAL, identities.store_last_uses),
+        Duty("tokens", HOUSEKEEPING_INTERVAL, tidy),
+    ]

@@ -1,0 +1,222 @@
+"""Tokens over the API: made, shown once, listed, revoked, and what is open by them ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from koalapy.api.app import create_app
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import JobSpec
+from koalapy.model.request import FlexibleRequest
+from koalapy.service.identities import Identities, TokenOrder
+from koalapy.service.jobs import JobChange
+from koalapy.store.memory import Memory, MemoryStore
+from tests.api.conftest import URL, Open
+from tests.cli.memory import MemoryService
+
+Json = dict[str, Any]
+ROOT = Identity("root", Role.ADMIN, "the daemon's own token")
+HOUR = TokenOrder("alice", Role.USER, 3600.0)
+
+
+def shows(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_a_token_is_shown_once_and_lets_in_until_it_is_revoked(open_api: Open) -> None:
+    api = await open_api()
+    made = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": "8h"})).json()
+    alice = shows(made["token"])
+    assert (made["user"], made["role"], made["created_by"], made["made_by"]) == ("alice", "user", "ada", None)
+    listed = await api.get("/api/v1/tokens")
+    assert made["token"] not in listed.text
+    assert {**made, "last_used_at": None} == {**listed.json()["tokens"][0], "token": made["token"]}
+    assert (await api.get("/api/v1/tokens", headers=alice)).json()["tokens"][0]["last_used_at"]
+    assert (await api.post("/api/v1/tokens/1/revoke", headers=alice)).json()["tokens"][0]["revoked_at"]
+    assert (await api.get("/api/v1/tokens", headers=alice)).status_code == 401
+    assert (await api.get("/api/v1/tokens")).json()["tokens"] == []
+    assert len((await api.get("/api/v1/tokens?all=true")).json()["tokens"]) == 1
+
+
+async def test_without_a_word_it_is_one_s_own(open_api: Open) -> None:
+    api = await open_api()
+    made = (await api.post("/api/v1/tokens")).json()
+    assert (made["user"], made["role"]) == ("ada", "admin")
+    assert made["expires_at"] is not None
+
+
+async def test_users_have_their_own_only(open_api: Open) -> None:
+    api = await open_api()
+    made = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": 3600})).json()
+    alice = shows(made["token"])
+    await api.post("/api/v1/tokens", json={"user": "bob"})
+    for wanted in ({"user": "bob"}, {"role": "operator"}, {"role": "admin"}):
+        refused = await api.post("/api/v1/tokens", json=wanted, headers=alice)
+        assert (refused.status_code, refused.json()["field"]) == (403, next(iter(wanted)))
+    mine = (await api.post("/api/v1/tokens", json={"expires": None}, headers=alice)).json()
+    assert (mine["user"], mine["role"], mine["made_by"]) == ("alice", "user", 1)
+    assert mine["expires_at"] == made["expires_at"]
+    assert [one["id"] for one in (await api.get("/api/v1/tokens", headers=alice)).json()["tokens"]] == [1, 3]
+    assert (await api.post("/api/v1/tokens/2/revoke", headers=alice)).status_code == 404
+    assert (await api.post("/api/v1/tokens/revoke", json={"all": True}, headers=alice)).status_code == 403
+    revoked = (await api.post("/api/v1/tokens/revoke", json={"all": True})).json()["tokens"]
+    assert [one["id"] for one in revoked] == [1, 2, 3]
+    assert (await api.get("/api/v1/tokens")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"user": ""}, {"user": "a b"}, {"user": "a\nb"}, {"expires": 0}, {"expires": -1}, {"role": "root"}, {"x": 1}],
+)
+async def test_what_is_no_order_is_refused(open_api: Open, wanted: Json) -> None:
+    refused = await (await open_api()).post("/api/v1/tokens", json=wanted)
+    assert (refused.status_code, refused.json()["field"]) == (422, next(iter(wanted)))
+
+
+# What is open
+
+
+class Request:
+    """One that goes on for as long as its answer does."""
+
+    def __init__(self, app: Callable[..., Any], path: str, token: str, method: str = "GET", body: bytes = b"") -> None:
+        self.messages: list[Any] = []
+        self.began, self._body = asyncio.Event(), body
+        path, _, query = path.partition("?")
+        headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "http_version": "1.1",
+            "headers": headers,
+        }
+        self.answer = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if (body := self._body) is not None:
+            self._body = None  # type: ignore[assignment]
+            return {"type": "http.request", "body": body, "more_body": bool(body)}
+        self.began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def _send(self, message: Any) -> None:
+        self.messages.append(message)
+        if message.get("body"):
+            self.began.set()
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+    @property
+    def is_whole(self) -> bool:
+        last = self.messages[-1]
+        return last["type"] == "http.response.body" and not last.get("more_body", False)
+
+
+class Waiting(MemoryService):
+    """Tells when somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def wait(self, job: int, timeout: float) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def changes(self, job: int, last: int) -> AsyncIterator[JobChange]:
+        yield JobChange(await self.get(job), ())
+        await asyncio.Event().wait()
+
+    async def output(self, job: int, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
+        yield b"so far\n"
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def service() -> Waiting:
+    service = Waiting()
+    await service.submit(JobSpec(FlexibleRequest(1), ("start", "it")))
+    return service
+
+
+def people() -> Identities:
+    return Identities({}, MemoryStore(Memory()))
+
+
+@pytest.mark.parametrize("path", ["/api/v1/jobs/1/logs?follow=true", "/api/v1/jobs/1/events"])
+async def test_what_is_followed_breaks_off_when_the_token_is_revoked(service: Waiting, path: str) -> None:
+    identities = people()
+    _, shown = await identities.create(HOUR, ROOT)
+    _, other = await identities.create(HOUR, ROOT)
+    app = create_app(service, service, identities)
+    following, going_on = Request(app, path, shown), Request(app, path, other)
+    for request in (following, going_on):
+        await asyncio.wait_for(request.began.wait(), 30)
+    await identities.revoke([1], ROOT)
+    await asyncio.wait_for(following.answer, 30)
+    assert following.status == 200
+    assert not following.is_whole, "nobody takes it for all there is"
+    assert not going_on.answer.done()
+    going_on.answer.cancel()
+
+
+async def test_who_waits_for_a_job_is_told_that_the_token_holds_no_longer(service: Waiting) -> None:
+    identities = people()
+    _, shown = await identities.create(HOUR, ROOT)
+    waiting = Request(create_app(service, service, identities), "/api/v1/jobs/1?wait=60", shown)
+    await asyncio.wait_for(service.asked.wait(), 30)
+    await identities.revoke([1], ROOT)
+    await asyncio.wait_for(waiting.answer, 30)
+    assert (waiting.status, waiting.is_whole) == (401, True)
+
+
+async def test_who_waits_is_told_as_well_when_the_token_expires(service: Waiting) -> None:
+    identities = people()
+    _, shown = await identities.create(TokenOrder("alice", Role.USER, 0.5), ROOT)
+    waiting = Request(create_app(service, service, identities), "/api/v1/jobs/1?wait=60", shown)
+    await asyncio.wait_for(waiting.answer, 30)
+    assert waiting.status == 401
+
+
+async def test_a_client_that_goes_away_is_no_token_that_ends(service: Waiting) -> None:
+    identities = people()
+    _, shown = await identities.create(HOUR, ROOT)
+    waiting = Request(create_app(service, service, identities), "/api/v1/jobs/1?wait=60", shown)
+    await asyncio.wait_for(service.asked.wait(), 30)
+    waiting.answer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting.answer
+    assert waiting.messages == []
+
+
+async def test_what_is_being_changed_is_not_left_half_done() -> None:
+    """An action that has begun when its token is revoked goes on to its end."""
+
+    class Slow(MemoryService):
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> Any:
+            self.began.set()
+            await self.go_on.wait()
+            return await super().submit(spec, idempotency_key)
+
+    service, identities = Slow(), people()
+    _, shown = await identities.create(HOUR, ROOT)
+    app = create_app(service, service, identities)
+    body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"]}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shows(shown)) as api:
+        submitting = asyncio.create_task(api.post("/api/v1/jobs", json=body))
+        await asyncio.wait_for(service.began.wait(), 30)
+        await identities.revoke([1], ROOT)
+        service.go_on.set()
+        assert (await submitting).status_code == 201
+        assert (await api.get("/api/v1/jobs")).status_code == 401
