@@ -17,6 +17,8 @@ from koalapy.agents.daemons import Daemons
 from koalapy.agents.disks import DiskWatch
 from koalapy.agents.expired_daemons import ExpiredDaemons
 from koalapy.agents.files.service import FileService
+from koalapy.agents.job_folders import JobFolders
+from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.login import LoginServer
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
@@ -70,37 +72,39 @@ MAX_THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
 
-async def run_agent(settings: AgentSettings, lrm: Lrm) -> None:
+async def run_agent(settings: AgentSettings, lrm: Lrm, folders: JobFolders | None = None) -> None:
     """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
-    agent = Agent(settings, lrm)
+    agent = Agent(settings, lrm, folders or JobFolders.of(settings))
     await agent.run()
 
 
 class Agent:
     """Joins the parts, and carries out the daemon's commands."""
 
-    def __init__(self, settings: AgentSettings, lrm: Lrm) -> None:
-        self._settings, self._lrm = settings, lrm
+    def __init__(self, settings: AgentSettings, lrm: Lrm, folders: JobFolders) -> None:
+        self._settings, self._lrm, self._folders = settings, lrm, folders
+        self._accounts = folders.run_as.accounts
         self._spool = Spool(settings.directory)
-        self._address_file = settings.directory / "agent.json"
+        self._address_file = settings.address_file
         self._uplink = Uplink(settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced)
         self._reporter = Reporter(self._uplink)
-        self._runners = RunnerServer(settings.runner_host, self._address_file)
-        self._jobs = LrmJobs(
-            lrm, self._reporter, self._submission, settings.poll_interval, lambda: self._runners.address
-        )
-        self._barrier = Barrier(self._reporter, self._jobs, INITIAL_LEASE)
+        self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
         self._questions = Questions(self._uplink)
         self._files = FileService(
-            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync
+            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync, folders
         )
+        self._places = JobPlaces(folders, self._files.stages, self._reporter)
+        self._jobs = LrmJobs(
+            lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
+        )
+        self._barrier = Barrier(self._reporter, self._jobs, INITIAL_LEASE)
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._logins = LoginServer(settings, self._uplink)
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
-        folders = {"spool": settings.directory, "stages": settings.stages}
-        self._disks = DiskWatch(self._reporter, folders, settings.disks, self._jobs.polls.soon)
+        watched = {"spool": settings.directory, "stages": settings.stages}
+        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
         self._undone: list[Command] = []
         """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
@@ -120,6 +124,7 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._jobs.watch())
+                group.create_task(self._places.tidy())
                 group.create_task(self._ping())
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
@@ -130,12 +135,14 @@ class Agent:
             self._logins.close()
             await self._questions.close()
             await self._files.close()
+            await self._places.close()
             self._runners.close()
             await self._lrm.close()
             log.info("agent ends", action="stop", cluster=self._settings.cluster)
 
     def _recall(self) -> None:
         """Take up again whatever the folders remember."""
+        self._folders.prepare()
         for path in self._spool.sweep():
             log.info("what was left of a component was removed", action="sweep", folder=str(path))
         for instance, token, folder in self._spool.load():
@@ -157,6 +164,7 @@ class Agent:
             elif component.stop is not None:
                 self._jobs.end(component)
             elif component.plan is not None:
+                self._places.look(component)
                 self._barrier.await_return(component)
         self._files.stages.recall()
 
@@ -194,26 +202,28 @@ class Agent:
         )
 
     def _submission(self, component: Component) -> LrmSubmission:
-        stage = component.stage and str(self._files.stages.folder(component.instance, component.stage))
+        self._accounts.admit(component.user)
+        work, stage = self._places.work(component), self._places.stage(component)
         environment = {
             **self._settings.environment,
-            **({"KOALA_STAGE": stage} if stage else {}),
+            **({"KOALA_STAGE": str(stage)} if stage else {}),
             "KOALA_AGENT_FILE": str(self._address_file),
             "KOALA_RUNNER_SECRET": component.secret,
             "KOALA_COMPONENT_TOKEN": component.token,
             "KOALA_COMPONENT_NAME": component.name,
             "KOALA_LEASE": f"{self._barrier.lease:g}",
-            "KOALA_SPOOL": str(component.folder.path),
+            "KOALA_SPOOL": str(work),
         }
         return LrmSubmission(
             name=component.name,
             nodes=component.size,
             argv=(self._settings.python, "-I", "-S", str(RUNNER), "node"),
             environment=environment,
-            workdir=component.folder.path,
-            output=component.folder.path / RUNNER_LOG,
+            workdir=work,
+            output=work / RUNNER_LOG,
             walltime=component.walltime,
             modules=self._settings.modules,
+            user=component.user,
         )
 
     # What the daemon says
@@ -369,8 +379,10 @@ class Agent:
             return ""
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
+        component.user = self._accounts.acting(message.local_user)
+        component.fetched = not component.user
         submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect"})
-        submit |= {"secret": component.secret, "output_limit": component.output_limit}
+        submit |= {"user": component.user, "secret": component.secret, "output_limit": component.output_limit}
         component.folder.write(submit=submit)
         self._reporter.add(component)
         self._jobs.submit(component)
@@ -388,6 +400,7 @@ class Agent:
         component = self._reporter.find(message.token)
         if component is None:
             component = self._new(message.token, 0, None)
+            component.user = self._reporter.stray_users.get(component.name, "")
             component.folder.write(stop=message.reason)
             component.stop = message.reason
             self._reporter.add(component)
@@ -411,6 +424,7 @@ class Agent:
             return f"component {message.token} has not ended"
         del self._reporter.components[component.name]
         component.folder.remove()
+        self._places.remove(component)
         return ""
 
     def _new(self, token: str, size: int, walltime: float | None) -> Component:

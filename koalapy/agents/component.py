@@ -49,6 +49,10 @@ class Component:
     stage: str | None = None
     """Token of the stage whose folder is its own."""
     collect: tuple[str, ...] = ()
+    user: str = ""
+    """The account that it runs as; empty: the agent's own."""
+    fetched: bool = True
+    """Whether all that its runners left is in ``folder``, and not still where only that account can read."""
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     """Bytes of its output that the daemon keeps."""
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -97,6 +101,8 @@ class Component:
             submitted.get("walltime"),
             submitted.get("stage"),
             tuple(submitted.get("collect", ())),
+            user := submitted.get("user", ""),
+            not user,
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
         )
         own.secret = submitted.get("secret", own.secret)

@@ -8,6 +8,7 @@ from typing import cast, get_args
 import structlog
 
 from koalapy.agents.component import Component
+from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm_health import LrmHealth, in_one_line, unexpected
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
@@ -45,10 +46,12 @@ class LrmJobs:
         lrm: Lrm,
         reporter: Reporter,
         submission: Callable[[Component], LrmSubmission],
+        places: JobPlaces,
         poll_interval: float = POLL_INTERVAL,
         address: Callable[[], str] = str,
     ) -> None:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
+        self._places = places
         self._health = LrmHealth(self._tell)
         self._leftovers = Leftovers()
         self.polls = PollSchedule(poll_interval, reporter.live.values)
@@ -140,7 +143,7 @@ class LrmJobs:
         named = by_name(snapshot.jobs)
         ending = []
         for component in list(self._reporter.live.values()):
-            job, superfluous = job_of(component, named.get(component.name, ()))
+            job, superfluous = job_of(component, named.get((component.name, component.user), ()))
             if component.lrm_job is None or (job is None and component.submitted_at >= began):
                 continue
             for each in superfluous:
@@ -152,6 +155,8 @@ class LrmJobs:
             if job is not None and job.state is LrmJobState.ENDED:
                 self._hang_ups.ended(component)
             if component.over(job):
+                if not self._places.has_taken_back(component, self.polls.soon):
+                    continue
                 component.lrm_ended(job)
                 self._over(component)
             elif job is not None and (job.lost or job.refused) and component.may_fail:
@@ -169,7 +174,7 @@ class LrmJobs:
 
     def _over(self, component: Component) -> None:
         log.info("component ended", action="end", token=component.token, error=component.error)
-        self._leftovers.component_ended(component.name)
+        self._leftovers.component_ended(component.name, component.user)
         self._cancelled.discard(component.name)
 
     def _failed(self, component: Component) -> None:
@@ -213,9 +218,10 @@ class LrmJobs:
         health, lrm = self._health, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
-                lrm_job = await health.call(lrm.find(component.name)) if unsure else None
+                lrm_job = await health.call(lrm.find(component.name, component.user)) if unsure else None
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.synced()  # else it might run and nobody know of it
+                    await self._places.give_stage(component)
                     lrm_job = await health.call(lrm.submit(self._submission(component)))
                     health.accepted()
                 if lrm_job is not None or component.stop is not None:
@@ -243,7 +249,7 @@ class LrmJobs:
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
-            await self._health.call(self._lrm.cancel(job.id, job.name, by_force=by_force))
+            await self._health.call(self._lrm.cancel(job.id, job.name, job.user, by_force=by_force))
             self.polls.soon()
         except SiteError as error:
             log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
@@ -262,7 +268,7 @@ class LrmJobs:
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:
-                    await self._health.call(self._lrm.cancel(component.lrm_job, component.name))
+                    await self._health.call(self._lrm.cancel(component.lrm_job, component.name, component.user))
                     self.polls.soon()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)

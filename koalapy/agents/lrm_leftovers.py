@@ -29,14 +29,14 @@ class Leftovers:
     """What was told to end and has not."""
 
     def __init__(self) -> None:
-        self._over: dict[str, None] = {}
-        """Names of components that have ended: whatever is found under one, even if it comes late, is to go."""
+        self._over: dict[str, str] = {}
+        """Accounts of components that have ended, by their names: what is found of both, even if late, is to go."""
         self._left: dict[str, Leftover] = {}
         """By the id of the job."""
 
-    def component_ended(self, name: str) -> None:
+    def component_ended(self, name: str, user: str = "") -> None:
         self._over.pop(name, None)
-        self._over[name] = None
+        self._over[name] = user
         if len(self._over) > MAX_RETAINED_NAMES:
             del self._over[next(iter(self._over))]
 
@@ -50,7 +50,8 @@ class Leftovers:
         """
         now = time.monotonic()
         ordered = {job.id: job for job in ending}
-        over = {job.id: job for job in jobs if job.name in self._over and job.state is not LrmJobState.ENDED}
+        alive = [job for job in jobs if job.state is not LrmJobState.ENDED]
+        over = {job.id: job for job in alive if self._over.get(job.name) == job.user}
         self._left = {id: left for id, left in self._left.items() if id in ordered or id in over}
         orders = []
         for job in (*ordered.values(), *over.values()):
@@ -104,8 +105,9 @@ def _age(job: LrmJob) -> tuple[int, str]:
     return len(job.id), job.id
 
 
-def by_name(jobs: Iterable[LrmJob]) -> Mapping[str, list[LrmJob]]:
-    named: dict[str, list[LrmJob]] = {}
+def by_name(jobs: Iterable[LrmJob]) -> Mapping[tuple[str, str], list[LrmJob]]:
+    """By name and account: another account's job of the same name is none of ours."""
+    named: dict[tuple[str, str], list[LrmJob]] = {}
     for job in jobs:
-        named.setdefault(job.name, []).append(job)
+        named.setdefault((job.name, job.user), []).append(job)
     return named

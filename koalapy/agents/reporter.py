@@ -43,6 +43,8 @@ class Reporter:
         self.low: list[str] = []
         self.full = ""
         """Which of them have little room, and which have none, so that nothing may be started."""
+        self.stray_users: dict[str, str] = {}
+        """Accounts of jobs that carry our name though we have no record of them, by their names."""
         self._welcomed = False
         self._ready = False
         """Whether the inventory has been sent."""
@@ -173,7 +175,7 @@ class Reporter:
 
     def _holding(self, snapshot: LrmSnapshot) -> frozenset[str]:
         prefix = lrm_name(self.instance, "")
-        running = (job for job in _ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
+        running = (job for job in self._ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
         return frozenset(job.name.removeprefix(prefix) for job in running)
 
     def _status(self, component: Component) -> ComponentStatus:
@@ -186,12 +188,17 @@ class Reporter:
     def _strays(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
         """Jobs that carry our name though we have no record of them."""
         prefix = lrm_name(self.instance, "")
-        for job in _ours(snapshot, prefix):
+        self.stray_users.clear()
+        for job in self._ours(snapshot, prefix):
             if job.name not in self.components and job.state is not LrmJobState.ENDED:
+                self.stray_users[job.name] = job.user
                 token = job.name.removeprefix(prefix)
                 if is_token(token):  # else somebody else's, who gave it such a name
                     yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error="its record is lost")
 
-
-def _ours(snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
-    return (job for job in snapshot.jobs if job.name.startswith(prefix))
+    def _ours(self, snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
+        """Those of a component's name that are not another account's."""
+        for job in snapshot.jobs:
+            known = self.components.get(job.name)
+            if job.name.startswith(prefix) and (known is None or known.user == job.user):
+                yield job

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import sys
 import termios
 from collections.abc import Callable, Iterator
@@ -197,8 +198,9 @@ class RunnerConnections:
 class RunnerServer:
     """Listens for runners; keeps its port over restarts if it can, so that they find it again at once."""
 
-    def __init__(self, host: str, address_file: Path) -> None:
-        self._host = host
+    def __init__(self, host: str, address_file: Path, *, is_public: bool = False) -> None:
+        """``is_public``: runners that read the file run as other accounts."""
+        self._host, self._is_public = host, is_public
         self._file = address_file
         self._connections = RunnerConnections()
         self._server: asyncio.Server | None = None
@@ -213,7 +215,7 @@ class RunnerServer:
             return RunnerConnection(handler, self._connections)
 
         try:
-            port = int(json.loads(self._file.read_bytes())["port"])
+            port = int(json.loads(self._file.read_bytes())["port"]) if self._is_ours() else 0
             self._server = await _listen(connection, self._host, port)
         except (OSError, ValueError, KeyError, TypeError):
             self._server = await _listen(connection, self._host, 0)
@@ -226,15 +228,25 @@ class RunnerServer:
         """Write down where we are, for runners, unless that is done; where there is no room it is for the next call."""
         if not self._unwritten:
             return
-        fresh = self._file.with_suffix(".new")
+        fresh = self._file.with_suffix(f".{os.urandom(8).hex()}")  # others may write there, too
         try:
-            if not self._file.exists() or self._file.read_text() != self._unwritten:
-                fresh.write_text(self._unwritten)
+            if not self._is_ours() or self._file.read_text() != self._unwritten:
+                with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(self._unwritten)
+                    if self._is_public:
+                        os.fchmod(file.fileno(), 0o644)
                 os.replace(fresh, self._file)
         except OSError as error:
             log.error("runners cannot be told where to report", action="listen", reason=write_error(self._file, error))
             return
         self._unwritten = ""
+
+    def _is_ours(self) -> bool:
+        try:
+            found = self._file.lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
     def check_open_files(self) -> None:
         """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""

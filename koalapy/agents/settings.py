@@ -126,7 +126,19 @@ class AgentSettings(SiteSettings):
 
     @property
     def stages(self) -> Path:
-        return self.stage_directory or self.directory.with_name(f"{self.directory.name}-stages")
+        """Where stages are made ready, and used too unless jobs run as several accounts."""
+        shared = None if self.identity == "mapped" else self.stage_directory
+        return shared or self.directory.with_name(f"{self.directory.name}-stages")
+
+    @property
+    def accounts_directory(self) -> Path | None:
+        """Where each account has the folders of its jobs; None where they are all the agent's own."""
+        return self.stage_directory if self.identity == "mapped" else None
+
+    @property
+    def address_file(self) -> Path:
+        """Tells runners where their agent is."""
+        return (self.accounts_directory or self.directory) / "agent.json"
 
     @property
     def endpoint(self) -> str:

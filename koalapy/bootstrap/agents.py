@@ -18,6 +18,7 @@ from koalapy.agents.agent import run_agent
 from koalapy.agents.directory_lock import lock_directory
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.port import Finding, Lrm
+from koalapy.agents.run_as import Way, way_here
 from koalapy.agents.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging
@@ -50,8 +51,9 @@ def agent(cluster: str, url: str, config: Path | None, directory: Path, token: s
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url))
+    _check_identity(cluster, own, section)
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
-        if section.lrm.on_this_host and not section.replica_directories:
+        if own.replica_directories and not section.replica_directories:
             replica_directory(directory).mkdir(exist_ok=True)
         lrm = own.lrm.make(own)
         try:
@@ -76,6 +78,7 @@ def _settings_of_agent(
     taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
     taken["network"] = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
     replicas = [Path(path) for path in section.replica_directories]
+    has_own_replicas = section.lrm.on_this_host and section.identity != "mapped"
     return AgentSettings(
         cluster=cluster,
         login_sockets=_login_sockets(cluster, section, directory),
@@ -85,7 +88,7 @@ def _settings_of_agent(
         runner_host=runner_host,
         environment=_program_environment(cluster, section),
         python=section.python or sys.executable,
-        replica_directories=replicas or ([replica_directory(directory)] if section.lrm.on_this_host else []),
+        replica_directories=replicas or ([replica_directory(directory)] if has_own_replicas else []),
         stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
         transfer_address=transfer_address,
         disks=settings.disks,
@@ -98,6 +101,31 @@ def _login_sockets(cluster: str, section: ClusterSection, directory: Path) -> li
     if section.login_socket is not None:
         return [] if section.login_socket == NO_SOCKET else [Path(section.login_socket)]
     return [] if section.is_embedded else [well_known(cluster), directory / LOGIN_SOCKET]
+
+
+def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -> None:
+    """Refuse to act for many where that cannot be done, or would show people what they may not read."""
+    where = f"clusters.{cluster}"
+    if own.identity != "mapped":
+        return
+    if own.accounts_directory is None:
+        raise UsageError(
+            f"{where}.identity is mapped, and there is no {where}.stage_directory",
+            field=f"{where}.stage_directory",
+            hint="name a folder in which each account gets one of its own, and that all can pass through to",
+        )
+    if os.geteuid() == 0 and section.replica_directories:
+        raise UsageError(
+            f"{where}.replica_directories: an agent that is root would hand out what their readers may not read",
+            field=f"{where}.replica_directories",
+            hint="run the agent as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
+        )
+    if way_here() is Way.NONE:
+        raise UsageError(
+            f"{where}.identity is mapped, and this agent may act for nobody",
+            field=f"{where}.identity",
+            hint="run it as root, or with CAP_SETUID and CAP_SETGID, or install sudo (docs/clusters.md)",
+        )
 
 
 def replica_directory(directory: Path) -> Path:

@@ -52,10 +52,12 @@ class MemoryLrm:
     def take(self, submission: LrmSubmission) -> str:
         """Start a job, whoever hands it in."""
         ident = str(len(self.jobs) + 1)
-        self.jobs[ident] = LrmJob(ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes)
+        self.jobs[ident] = LrmJob(
+            ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes, user=submission.user
+        )
         return ident
 
-    async def find(self, name: str) -> str | None:
+    async def find(self, name: str, user: str = "") -> str | None:
         assert self.opened
         self._check()
         found = next((job.id for job in self.jobs.values() if job.name == name), None)
@@ -66,7 +68,7 @@ class MemoryLrm:
     async def settling_time(self) -> float:
         return self.settling
 
-    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         self.cancelled.append((job, by_force))
         self._check()
 

@@ -101,7 +101,7 @@ class SlowLrm(MemoryLrm):
         await self.go_on.wait()
         return await super().submit(submission)
 
-    async def cancel(self, job: str, name: str) -> None:
+    async def cancel(self, job: str, name: str, user: str = "") -> None:
         self.cancelled.append(job)
 
 

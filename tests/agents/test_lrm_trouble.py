@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from koalapy.agents.agent import run_agent
 from koalapy.agents.component import Component
+from koalapy.agents.files.stages import Stages
+from koalapy.agents.job_folders import JobFolders
+from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
@@ -121,7 +125,8 @@ def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     reporter = Reporter(Uplink("", "", hello))
     component = Component("test", "7.1.0", Spool(tmp_path).make("test", "7.1.0"), 1)
     reporter.add(component)
-    return LrmJobs(lrm, reporter, submission, poll_interval=1000.0), component
+    places = JobPlaces(JobFolders.alone(), cast(Stages, None), reporter)
+    return LrmJobs(lrm, reporter, submission, places, poll_interval=1000.0), component
 
 
 async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:

@@ -1,14 +1,11 @@
 """The results of components (``--collect``): sent to the daemon when the program has ended, before that is told."""
 
 import asyncio
-import io
 import os
-import stat
 import tarfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +13,13 @@ import structlog
 
 from koalapy.agents.component import Component
 from koalapy.agents.files.daemon_files import DaemonFiles
-from koalapy.agents.files.digest import MAX_DEPTH
-from koalapy.agents.files.patterns import Patterns
 from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY
-from koalapy.agents.files.roots import CONTENT, shown
+from koalapy.agents.files.roots import shown
 from koalapy.agents.files.stages import Stages
+from koalapy.agents.job_folders import JobFolders
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.runtime.collected import TooDeep, write_archive
+from koalapy.runtime.patterns import Patterns
 
 log = structlog.get_logger()
 
@@ -45,8 +43,10 @@ class Collector:
         stages: Stages,
         collected: Callable[[Component], object],
         in_reach: Callable[[str], bool],
+        folders: JobFolders,
     ) -> None:
         self._daemon_files, self._stages, self._collected, self._in_reach = daemon_files, stages, collected, in_reach
+        self._folders = folders
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(MAX_SENDERS, "results")
         self._closing = threading.Event()
@@ -98,7 +98,7 @@ class Collector:
                 await asyncio.sleep(RETRY_DELAY)
                 continue
             try:
-                send = partial(self._send, component.stage or "", folder, component.collect, inputs)
+                send = partial(self._send, component, folder, inputs)
                 await asyncio.get_running_loop().run_in_executor(self._threads, send)
                 return ""
             except SiteUnavailable as error:
@@ -107,6 +107,8 @@ class Collector:
                 log.info("results cannot be sent yet", action="collect", token=component.token, reason=error.message)
             except SiteRejected as error:
                 return error.message
+            except TooDeep as error:
+                return str(error)
             except OSError as error:
                 name = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
                 return f"{name}{error.strerror or error}"
@@ -114,50 +116,14 @@ class Collector:
             waited += pause if self._in_reach(component.instance) else 0.0
             pause = min(MAX_RETRY_DELAY, 2 * pause)
 
-    def _send(self, token: str, folder: Path, patterns: Sequence[str], inputs: Collection[str]) -> None:
-        chosen = Patterns(patterns)
-        self._daemon_files.put_results(
-            token, lambda archive: write_archive(archive, folder, chosen, inputs), self._closing
-        )
+    def _send(self, component: Component, folder: Path, inputs: Collection[str]) -> None:
+        token, patterns = component.stage or "", component.collect
 
+        def write(archive: tarfile.TarFile) -> None:
+            if component.user:
+                place = self._folders.stage(component.user, component.instance, token)
+                self._folders.collect(component.user, place, patterns, inputs, archive)
+            else:
+                write_archive(archive, folder, Patterns(patterns), inputs)
 
-def write_archive(archive: tarfile.TarFile, folder: Path, patterns: Patterns, without: Collection[str]) -> None:
-    """All regular files below a folder that are wanted; no link is followed. ``without``: names right in the folder.
-
-    What the component was given is no result of its.
-    """
-    for path, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):
-        above = Path(path).relative_to(folder).parts
-        if len(above) > MAX_DEPTH:
-            raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other")
-        folders.sort()
-        if not above:
-            folders[:] = [name for name in folders if name not in without]
-        for name in sorted(files):
-            if (above or name not in without) and patterns.matches((*above, name)):
-                with _regular(name, descriptor) as file:
-                    if file is not None:
-                        archive.addfile(_member("/".join((*above, name)), file), file)
-
-
-@contextmanager
-def _regular(name: str, folder: int) -> Iterator[io.FileIO | None]:
-    """A file, opened; None for anything else, also for what somebody has just removed."""
-    try:
-        regular = stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-        descriptor = os.open(name, CONTENT, dir_fd=folder) if regular else -1
-    except FileNotFoundError:
-        descriptor = -1
-    if descriptor < 0:
-        yield None
-        return
-    with io.FileIO(descriptor) as file:
-        yield file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-
-
-def _member(name: str, file: io.FileIO) -> tarfile.TarInfo:
-    found = os.fstat(file.fileno())
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime = found.st_size, int(found.st_mtime)
-    member.mode = 0o755 if found.st_mode & 0o100 else 0o644
-    return member
+        self._daemon_files.put_results(token, write, self._closing)

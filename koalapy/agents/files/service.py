@@ -11,6 +11,7 @@ from koalapy.agents.files.results import Collector
 from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.settings import AgentSettings
@@ -26,6 +27,7 @@ class FileService:
         reporter: Reporter,
         finished: Callable[[Component], object],
         disk_sync: DiskSync,
+        folders: JobFolders,
     ) -> None:
         """``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
@@ -45,7 +47,7 @@ class FileService:
             settings.transfer_limit,
             disk_sync,
         )
-        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach)
+        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders)
         questions.answer_with("stat", replicas.stat)
         questions.answer_with("export", self._exports.export)
         questions.answer_with("unexport", self._exports.unexport)

@@ -38,6 +38,8 @@ class LrmJob:
     at most. Its claim has not timed out."""
     refused: Fault | None = None
     """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
+    user: str = ""
+    """The account that it runs as; empty: the agent's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,17 @@ class Lrm(Protocol):
         """Submit one LRM job and return its id."""
         ...
 
-    async def find(self, name: str) -> str | None:
-        """The id of the LRM job of that name, if the LRM knows one: asked before anything is submitted again."""
+    async def find(self, name: str, user: str = "") -> str | None:
+        """The id of an account's LRM job of that name, if the LRM knows one: asked before anything is submitted
+        again."""
         ...
 
     async def settling_time(self) -> float:
         """Seconds after which a submission that was not answered has as a rule been taken, or never will be."""
         ...
 
-    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
-        """End an LRM job and everything it started, if it still carries ``name``; ended ones are no error.
+    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+        """End an account's LRM job and everything it started, if it still carries ``name``; ended ones are no error.
 
         ``by_force``: one that was told before and is still there, by whatever stronger word there is.
         """
@@ -154,8 +157,8 @@ class JobControl(Protocol):
         """
         ...
 
-    async def cancel(self, job: str) -> None:
-        """End a job and everything it started; one that has ended or is not known is no error."""
+    async def cancel(self, job: str, user: str = "") -> None:
+        """End an account's job and everything it started; one that has ended or is not known is no error."""
 
     async def submit_error(self) -> str:
         """Why no job could be submitted now, in one line; empty when nothing is known to be in the way. Cheap."""

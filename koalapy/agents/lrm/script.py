@@ -4,11 +4,13 @@ Everything the runner needs, its secret among it, is in this file and nowhere in
 every local user may read; so it belongs on a file system that the nodes share, readable by its owner only.
 """
 
+import asyncio
 import os
 import shlex
 from pathlib import Path
 from typing import Literal
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -59,6 +61,16 @@ for pid in $pids; do
 done
 exit $code
 """
+
+
+async def place_script(submission: LrmSubmission, fanout: Fanout, folders: JobFolders) -> Path:
+    """Write the script where the component's account works; its path. Raises ``SiteError``."""
+    if not submission.user:
+        return await asyncio.to_thread(write_script, submission, fanout)
+    path = submission.workdir / "launch"
+    files = {path.name: _text(submission, fanout, path).encode()}
+    await folders.fill(submission.user, submission.workdir, files)
+    return path
 
 
 def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:

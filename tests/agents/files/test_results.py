@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from koalapy.agents.component import Component
 from koalapy.agents.files import results
 from koalapy.agents.files.daemon_files import DaemonFiles
-from koalapy.agents.files.patterns import Patterns
-from koalapy.agents.files.results import Collector, write_archive
+from koalapy.agents.files.results import Collector
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.runtime.collected import TooDeep, regular, write_archive
+from koalapy.runtime.patterns import Patterns
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 
 
@@ -127,7 +129,7 @@ def test_an_agent_that_ends_sends_no_more() -> None:
 def test_a_file_that_is_removed_meanwhile_costs_no_others(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        with results._regular("gone", descriptor) as file:
+        with regular("gone", descriptor) as file:
             assert file is None
     finally:
         os.close(descriptor)
@@ -154,7 +156,7 @@ class Collecting:
         self.looks = 0
         self.looked = asyncio.Event()
         self.over = asyncio.Event()
-        self.collector = Collector(daemon_files, self, lambda _: self.over.set(), self.in_reach)  # type: ignore[arg-type]
+        self.collector = Collector(daemon_files, self, lambda _: self.over.set(), self.in_reach, JobFolders.alone())  # type: ignore[arg-type]
 
     def in_reach(self, instance: str) -> bool:
         self.looks += 1
@@ -253,5 +255,5 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_folders_without_end_are_no_results(deep: Path) -> None:
-    with pytest.raises(SiteRejected, match="more than 100 folders within each other"):
+    with pytest.raises(TooDeep, match="more than 100 folders within each other"):
         archived(deep, "**")

@@ -2,17 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import split_options
+from koalapy.agents.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
 from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, DrmaaEnding
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.drmaa.jobs import SubmittedJob, SubmittedJobs
 from koalapy.agents.lrm.drmaa.process import Unanswered
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm.script import write_script
+from koalapy.agents.lrm.script import place_script
 from koalapy.agents.lrm.slurm.commands import time_limit
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected
@@ -24,14 +26,23 @@ ENDED_RETENTION = 60.0
 
 
 def make(settings: AgentSettings) -> "DrmaaLrm":
-    return DrmaaLrm(settings, DrmaaControl(settings.library), settings.directory.parent)
+    folders = JobFolders.of(settings)
+    control = drmaa_control(settings.library, folders.run_as)
+    return DrmaaLrm(settings, control, settings.directory.parent, folders)
 
 
 class DrmaaLrm:
     """Knows of no jobs but ours: whatever they do not hold counts as idle."""
 
-    def __init__(self, settings: SiteSettings, control: DrmaaControl, directory: Path) -> None:
+    def __init__(
+        self,
+        settings: SiteSettings,
+        control: DrmaaControl | DrmaaAccounts,
+        directory: Path,
+        folders: JobFolders | None = None,
+    ) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
+        self._folders = folders or JobFolders.alone()
         split_options(settings.native_specification)  # what no job could be submitted with is refused at the start
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         self._polling = Polling(settings.poll_interval)
@@ -58,9 +69,9 @@ class DrmaaLrm:
                 fault="limit",
             )
         native = self._native(submission)
-        script = await asyncio.to_thread(write_script, submission, self._fanout)
+        script = await place_script(submission, self._fanout, self._folders)
         # Written down first: after a crash in between, nobody may hand it in a second time.
-        await asyncio.to_thread(self._table.intend, submission.name, submission.nodes)
+        await asyncio.to_thread(self._table.intend, submission.name, submission.nodes, submission.user)
         try:
             job = await self._control.submit(script, submission, native)
         except Unanswered:
@@ -72,7 +83,7 @@ class DrmaaLrm:
         self._polling.soon()
         return job
 
-    async def find(self, name: str) -> str | None:
+    async def find(self, name: str, user: str = "") -> str | None:
         entry = self._table.entries.get(name)
         if entry is not None and entry.job is None:
             raise SiteRejected(
@@ -85,19 +96,22 @@ class DrmaaLrm:
     async def settling_time(self) -> float:
         return 0.0  # what was not answered is never submitted again: it is not known by its name
 
-    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         known = next((each for each in self._table.entries.values() if each.job == job), None)
         if known is None or known.ended:
             return
         if known.name != name:
             raise SiteRejected(f"job {job} is {known.name}, not {name}: left alone", value=job)
-        await self._control.cancel(job)
+        await self._control.cancel(job, known.user)
         known.cancelled = True
         self._polling.soon()
 
     async def snapshot(self) -> LrmSnapshot:
         asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
-        states = await self._control.status(list(asked)) if asked else {}
+        states: dict[str, str] = {}
+        for user in {entry.user for entry in asked.values()}:
+            own = [job for job, entry in asked.items() if entry.user == user]
+            states |= await self._status(own, user)
         shown = [self._job(asked[job], state) for job, state in states.items()]
         running = sum(e.nodes for e, job in zip(asked.values(), shown, strict=True) if job.state in _HOLDING)
         over = [each for each in shown if each.state is LrmJobState.ENDED]
@@ -108,6 +122,15 @@ class DrmaaLrm:
         total = self._settings.nodes
         submit_error = await self._control.submit_error()
         return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()), submit_error)
+
+    async def _status(self, jobs: Sequence[str], user: str) -> Mapping[str, str]:
+        """One account that is gone, or closed, keeps nobody from hearing of the others' jobs."""
+        try:
+            return await self._control.status(jobs, user)
+        except SiteRejected:
+            if not user:
+                raise
+            return dict.fromkeys(jobs, "undetermined")
 
     async def check(self) -> Sequence[Finding]:
         return [
@@ -136,14 +159,14 @@ class DrmaaLrm:
         state = LrmJobState.ENDED if word == NO_SUCH_JOB else STATES.get(word, LrmJobState.UNKNOWN)
         ending = self._control.ending(entry.job)
         if state is LrmJobState.UNKNOWN and ending is None:
-            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {word}")
+            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {word}", user=entry.user)
         if state is not LrmJobState.ENDED and ending is None:
             self._gone.pop(entry.job, None)
-            return LrmJob(entry.job, entry.name, state)
+            return LrmJob(entry.job, entry.name, state, user=entry.user)
         since = self._gone.setdefault(entry.job, time.monotonic())
         if ending is None and time.monotonic() < since + EXIT_CODE_TIMEOUT:
             self._polling.soon(1.0)
-            return LrmJob(entry.job, entry.name, LrmJobState.RUNNING)
+            return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
         self._gone.pop(entry.job, None)
         return _ended(entry, word, ending)
 
@@ -168,4 +191,4 @@ def _ended(entry: SubmittedJob, word: str, ending: DrmaaEnding | None) -> LrmJob
         reason = "failed, says DRMAA, and no more"
     else:
         lost, reason = False, "the resource manager no longer knows how it ended"
-    return LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason)
+    return LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason, user=entry.user)

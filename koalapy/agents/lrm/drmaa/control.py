@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, DrmaaEnding
-from koalapy.agents.lrm.drmaa.process import DrmaaProcess
+from koalapy.agents.lrm.drmaa.process import Become, DrmaaProcess
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
 
@@ -32,11 +32,12 @@ class DrmaaControl:
         contact: str = "",
         environment: Mapping[str, str] = {},
         timeout: float = REQUEST_TIMEOUT,
+        become: Become | None = None,
     ) -> None:
         self.library = (
             library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _DEFAULT_LIBRARIES), None)
         )
-        self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeout)
+        self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeout, become)
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, DrmaaEnding] = {}
         self._order: deque[str] = deque()
@@ -63,14 +64,14 @@ class DrmaaControl:
         )
         return job
 
-    async def cancel(self, job: str) -> None:
+    async def cancel(self, job: str, user: str = "") -> None:
         try:
             await self._process.request("cancel", job=job)
         except SiteRejected as error:
             if error.value != NO_SUCH_JOB:
                 raise
 
-    async def status(self, jobs: Sequence[str]) -> Mapping[str, str]:
+    async def status(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
         """Of each job its DRMAA state, or the name of the error that the question gave. Raises ``SiteError``."""
         states: dict[str, str] = await self._process.request("status", jobs=list(jobs))
         return states

@@ -26,11 +26,12 @@ class SubmittedJob:
     exit_code: int | None = None
     lost: bool = False
     reason: str = ""
+    user: str = ""
 
     def as_job(self) -> LrmJob:
         """As it ended."""
         code, lost = self.exit_code, self.lost
-        return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason)
+        return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason, user=self.user)
 
 
 class SubmittedJobs:
@@ -49,8 +50,8 @@ class SubmittedJobs:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
 
-    def intend(self, name: str, nodes: int) -> None:
-        self.entries[name] = SubmittedJob(name, nodes)
+    def intend(self, name: str, nodes: int, user: str = "") -> None:
+        self.entries[name] = SubmittedJob(name, nodes, user=user)
         self._write()
 
     def submitted(self, name: str, job: str) -> None:

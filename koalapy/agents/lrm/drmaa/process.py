@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ _STATIC_TLS = "glibc.rtld.optional_static_tls=4096"
 _MAX_LINE = 16 << 20
 
 
+Become = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]
+
+
 class Unanswered(SiteUnavailable):
     """The request was sent, and nobody knows what became of it."""
 
@@ -43,7 +46,10 @@ class DrmaaProcess:
         environment: Mapping[str, str],
         ended: Callable[[DrmaaEnding], None],
         timeout: float,
+        become: Become | None = None,
     ) -> None:
+        """``become``: another account, by a command line and environment made of the worker's own."""
+        self._become = become
         self._library, self._contact, self._ended, self._timeout = library, contact, ended, timeout
         self._environment = _environment(library, environment)
         self._session: _Session | None = None
@@ -101,10 +107,13 @@ class DrmaaProcess:
     async def _start(self) -> "_Session":
         # Neither the working directory nor the script's own folder on the search path: modules named drmaa are there.
         command = [sys.executable, "-P", "-X", "utf8", str(WORKER), str(os.getpid()), self._contact]
+        environment = self._environment
+        if self._become is not None:
+            command, environment = self._become(command, environment)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env=self._environment,
+                env=environment,
                 cwd="/",
                 start_new_session=True,
                 limit=_MAX_LINE,
@@ -182,7 +191,9 @@ class _Session:
     def kill(self) -> None:
         self._killed = True
         self.ended_at = time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # one that is another account's and may not be killed ends by that
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             self._process.kill()
 
     async def over(self) -> None:

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.settings import RUNNER, AgentSettings
@@ -21,6 +24,8 @@ SETTLING_TIME = 2.0
 _RETRY_DELAY = 0.5
 """Seconds before a locald that could not be reached is tried again."""
 _MAX_LINE = 64 << 20
+OWN_USER = "grid"
+"""Whose jobs here are those of the agent's own account."""
 START_FAILURES_FILE = "start-failures"
 """In the cluster's directory: a probability from 0 to 1 that counts instead of the configured one while it is there."""
 _FAILING_COMMAND = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
@@ -29,14 +34,18 @@ _FAILING_COMMAND = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (
 def make(settings: AgentSettings) -> "LocalLrm":
     network = settings.network or "127.0.1"
     cluster = LocalCluster(settings.directory.with_name("lrm"), settings.cluster, settings.nodes, network, RUNNER)
-    return LocalLrm(cluster, JOB_PREFIX, settings.start_failures)
+    return LocalLrm(cluster, JOB_PREFIX, settings.start_failures, JobFolders.of(settings))
 
 
 class LocalLrm:
-    """Our jobs are those of user ``grid`` whose names begin with ``prefix``; everything else is background."""
+    """Our jobs are those of user ``grid``, or of an account that we act for, whose names begin with ``prefix``;
+    everything else is background."""
 
-    def __init__(self, cluster: LocalCluster, prefix: str, start_failures: float = 0.0) -> None:
+    def __init__(
+        self, cluster: LocalCluster, prefix: str, start_failures: float = 0.0, folders: JobFolders | None = None
+    ) -> None:
         """``start_failures``: the probability that a start is made to fail."""
+        self._folders = folders or JobFolders.alone()
         self.cluster = cluster
         self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
         self._prefix = prefix
@@ -58,10 +67,14 @@ class LocalLrm:
             await self._link.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
+        account = await self._account(submission.user)
+        if submission.user:
+            await self._folders.fill(submission.user, submission.workdir, {})
         reply = await self._request(
             "submit",
             name=submission.name,
-            user="grid",
+            user=submission.user or OWN_USER,
+            account=account,
             nodes=submission.nodes,
             argv=self._failures.command(submission.argv),
             env=dict(submission.environment),
@@ -71,14 +84,27 @@ class LocalLrm:
         )
         return str(reply["job"])
 
-    async def find(self, name: str) -> str | None:
-        found: str | None = (await self._request("find", name=name))["job"]
-        return found
+    async def _account(self, user: str) -> dict[str, Any] | None:
+        """As locald is told of it, which must be root to start anything as another."""
+        if not user:
+            return None
+        account = await self._folders.run_as.accounts.find(user)
+        if os.geteuid() != 0:
+            raise SiteRejected(
+                f"{self.cluster.name} is run by an agent that is not root, and starts nothing as {user}",
+                hint="run its agent as root, or set its identity to own or service",
+                fault="site",
+            )
+        return asdict(account)
+
+    async def find(self, name: str, user: str = "") -> str | None:
+        found = await self._request("find", name=name)
+        return str(found["job"]) if found["job"] is not None and found["user"] == (user or OWN_USER) else None
 
     async def settling_time(self) -> float:
         return SETTLING_TIME
 
-    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         try:
             await self._request("cancel", job=job, name=name)
         except SiteRejected as error:
@@ -98,13 +124,14 @@ class LocalLrm:
         if link is self._link:
             self._ended_since = max(self._ended_since, reply["seq"])
         out = reply["out"]
+        users = {OWN_USER, *await asyncio.to_thread(self._folders.accounts)} if self._folders.are_many else {OWN_USER}
         down = {address for address, state in out.items() if state == "down"}
         jobs: list[LrmJob] = []
         background = 0
         held: set[str] = set()
         for record in reply["jobs"]:
             held.update(record["nodes"] if record["state"] == "running" else ())
-            if record["user"] != "grid" or not record["name"].startswith(self._prefix):
+            if record["user"] not in users or not record["name"].startswith(self._prefix):
                 background += len(set(record["nodes"]) - down) if record["state"] == "running" else 0
             elif record["state"] == "ended":
                 self._ended[record["job"]] = (_job_of(record), time.monotonic() + _ENDED_RETENTION)
@@ -272,4 +299,5 @@ def _job_of(record: dict[str, Any]) -> LrmJob:
         exit_code=record["exit_code"],
         lost=record["lost"],
         reason=record["reason"],
+        user="" if record["user"] == OWN_USER else record["user"],
     )

@@ -38,6 +38,8 @@ class LocalJob:
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     output: str = os.devnull
+    account: dict[str, Any] | None = None
+    """As whom it runs, with number, groups and home; None: as locald itself."""
     walltime: float | None = None
     state: str = "queued"
     nodes: list[LocalNode] = field(default_factory=list)
@@ -159,7 +161,7 @@ class JobTable:
         self.seq += 1
         job.state = "ended"
         job.ended_seq = self.seq
-        job.argv, job.env = [], {}
+        job.argv, job.env, job.account = [], {}, None
         self._ended.append(job)
         if len(self._ended) > MAX_RETAINED_JOBS:
             oldest = self._ended.popleft()
@@ -191,6 +193,7 @@ def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> LocalJob:
         env={_text("env", key): _text("env", value, empty=True) for key, value in env.items()},
         cwd=_directory("cwd", request.get("cwd", "/")),
         output=_output(request.get("output", os.devnull)),
+        account=_account(request.get("account")),
         walltime=_walltime(request.get("walltime")),
     )
 
@@ -218,6 +221,17 @@ def _output(value: object) -> str:
     path = _text("output", value)
     _directory("output", os.path.dirname(path))
     return path
+
+
+def _account(value: object) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    kinds = {"uid": int, "gid": int, "groups": list, "name": str, "home": str, "shell": str}
+    if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
+        raise RequestRejected(f"account: an object with {', '.join(kinds)} is needed")
+    if min(value["uid"], value["gid"]) < 1 or any(type(group) is not int for group in value["groups"]):
+        raise RequestRejected("account: numbers of at least 1 are needed")
+    return value
 
 
 def _walltime(value: object) -> float | None:

@@ -5,6 +5,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 from koalapy.agents.lrm.local.jobs import JobTable, LocalJob, LocalNode
 from koalapy.agents.lrm.local.processes import MARK, Adopted, mark_of, send, trees_of
@@ -81,7 +82,7 @@ class Runs:
         for index, node in enumerate(job.nodes):
             run = NodeRun(job, node, f"{job.id}.{index}{self._mark_ending}")
             env = {
-                **self._base_env,
+                **(self._base_env if job.account is None else _environment_of(job.account, self._base_env)),
                 **job.env,
                 "LOCALD_JOB": str(job.id),
                 "LOCALD_NODES": addresses,
@@ -92,7 +93,7 @@ class Runs:
             }
             self._runs[node] = run
             try:
-                run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output)
+                run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output, account=job.account)
             except OSError as error:
                 self._main_over(run, 126, f"node {node.name}: cannot start: {error}")
             else:
@@ -223,3 +224,10 @@ class Runs:
         if not any(node in self._runs for node in job.nodes):
             self._deadlines.drop(job)
             self._jobs.end(job)
+
+
+def _environment_of(account: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
+    """What is ours gives way to what is the account's own."""
+    kept = {name: value for name, value in base.items() if name != "TMPDIR"}
+    own = {"HOME": account["home"], "USER": account["name"], "LOGNAME": account["name"]}
+    return kept | own | {"SHELL": account["shell"] or "/bin/sh"}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from koalapy.agents.lrm.local.processes import die_with_parent
 
@@ -77,9 +77,18 @@ class Spawner:
         self._preloaded = preloaded
         self._release = release
 
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        output: str,
+        *,
+        account: Mapping[str, Any] | None = None,
+    ) -> int:
         """Start ``argv`` with its output appended to ``output``; returns the process id.
 
+        As another account it is never a copy of this process, whose memory that account may not read.
         What fails after the fork ends the new process with 127 and a line in its output. Raises ``OSError``.
         """
         parent = os.getpid()
@@ -91,10 +100,29 @@ class Spawner:
                 with EndOfProcess() as end:
                     die_with_parent(parent)
                     self._release()
-                    end.code = self._become(argv, env, cwd, output)
+                    if account is None:
+                        end.code = self._become(argv, env, cwd, output)
+                    else:
+                        end.code = self._become_another(account, parent, argv, env, cwd, output)
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _become_another(
+        self,
+        account: Mapping[str, Any],
+        parent: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        output: str,
+    ) -> int:
+        self._preloaded = None
+        os.setgroups(account["groups"])
+        os.setresgid(account["gid"], account["gid"], account["gid"])
+        os.setresuid(account["uid"], account["uid"], account["uid"])
+        die_with_parent(parent)  # the kernel forgets that with a change of account
+        return self._become(argv, env, cwd, output)
 
     def _become(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:
         os.setsid()

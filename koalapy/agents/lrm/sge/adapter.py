@@ -1,6 +1,5 @@
 """Grid Engine as agents see it: jobs are submitted and ended by ``JobControl``, watched with ``qstat``."""
 
-import asyncio
 import math
 import os
 import pwd
@@ -9,16 +8,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import split_options
+from koalapy.agents.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm.script import write_script
+from koalapy.agents.lrm.script import place_script
 from koalapy.agents.lrm.sge.check import findings
 from koalapy.agents.lrm.sge.commands import Layout, SgeCommands, read_layout
 from koalapy.agents.lrm.sge.endings import EndResolver
 from koalapy.agents.lrm.sge.jobs import TrackedJobs, active_job, unreachable_hosts
 from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
+from koalapy.agents.lrm.sge.qsub import QsubControl
 from koalapy.agents.lrm.sge.refusals import fault_of
 from koalapy.agents.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
@@ -33,24 +35,32 @@ SETTLING_TIME = 10.0
 
 
 def make(settings: AgentSettings) -> "SgeLrm":
-    return SgeLrm(settings, DrmaaControl(settings.library))
+    folders = JobFolders.of(settings)
+    if folders.are_many and settings.library is None:
+        return SgeLrm(settings, QsubControl(SgeCommands(folders.run_as)), folders=folders)
+    return SgeLrm(settings, drmaa_control(settings.library, folders.run_as), folders=folders)
 
 
 class SgeLrm:
-    """Our jobs are those of our own user whose names begin with ``prefix``; all other used slots are background."""
+    """Our jobs are those whose names begin with ``prefix``, of our own user or of those we act for; all other used
+    slots are background."""
 
-    def __init__(self, settings: SiteSettings, control: JobControl, prefix: str = JOB_PREFIX) -> None:
+    def __init__(
+        self, settings: SiteSettings, control: JobControl, prefix: str = JOB_PREFIX, folders: JobFolders | None = None
+    ) -> None:
+        self._folders = folders or JobFolders.alone()
         self._settings, self._control, self._extra = settings, control, split_options(settings.native_specification)
-        self._commands = SgeCommands()
+        self._commands = SgeCommands(self._folders.run_as)
         self._polling = Polling(settings.poll_interval)
-        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name)
+        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts)
+        self._users = "*" if self._folders.are_many else self._jobs.owner
         self._resolver = EndResolver(self._commands, self._jobs, control, self._polling.soon)
         self._layout: Layout | None = None
         self._layout_read = 0.0
         self._looked = False
 
     async def open(self) -> None:
-        if isinstance(self._control, DrmaaControl):
+        if isinstance(self._control, DrmaaControl | DrmaaAccounts):
             self._control.on_ended(self._polling.soon)
         await self._control.open()
 
@@ -69,33 +79,34 @@ class SgeLrm:
                 hint="ask for fewer nodes",
                 fault="limit",
             )
-        script = await asyncio.to_thread(write_script, submission, "qrsh")
+        script = await place_script(submission, "qrsh", self._folders)
         try:
             job = await self._control.submit(script, submission, self._native(submission, layout))
         except SiteRejected as error:
             raise _with_hint(error) from error
         if submission.name.startswith(self._jobs.prefix):
-            self._jobs.submitted(job, submission.name)
+            self._jobs.submitted(job, submission.name, submission.user)
         self._polling.soon()
         return job
 
-    async def find(self, name: str) -> str | None:
-        if (known := self._jobs.find(name)) is not None:
+    async def find(self, name: str, user: str = "") -> str | None:
+        if (known := self._jobs.find(name, user)) is not None:
             return known
-        found = [job for job in await self._own_jobs("prsz") if job.name == name]
+        jobs = await self._own_jobs("prsz")
+        found = [job for job in jobs if (job.name, self._jobs.user_of(job)) == (name, user)]
         if found:
             return max(found, key=lambda job: (job_state(job.state) is not LrmJobState.ENDED, int(job.id))).id
-        records = await self._commands.accounting(self._jobs.owner, name)
+        records = await self._commands.accounting(user or self._jobs.owner, name)
         return records[-1].job if records else None
 
     async def settling_time(self) -> float:
         return SETTLING_TIME
 
-    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         found = next((each for each in await self._own_jobs("prs") if each.id == job), None)
         if found is None or (DELETED in found.state and not by_force):
             return
-        if found.name != name:
+        if (found.name, self._jobs.user_of(found)) != (name, user):
             raise SiteRejected(f"job {job} is {found.name}, not {name}: left alone", value=job)
         if job in self._jobs.known:
             self._jobs.known[job].cancelled = True
@@ -103,7 +114,7 @@ class SgeLrm:
             # The word that it is deleted never reached its hosts, or theirs never came back.
             await self._commands.delete_by_force(job)
         else:
-            await self._control.cancel(job)
+            await self._control.cancel(job, user)
         self._polling.soon()
 
     async def snapshot(self) -> LrmSnapshot:
@@ -152,12 +163,12 @@ class SgeLrm:
         return self._layout
 
     async def _list(self, which: str) -> Listing:
-        # Only our own user's jobs: the slots of all others are counted all the same.
-        arguments = ("-f", "-g", "t", "-s", which, "-u", self._jobs.owner, "-xml")
+        # Only our own user's jobs, if there is but that: the slots of all others are counted all the same.
+        arguments = ("-f", "-g", "t", "-s", which, "-u", self._users, "-xml")
         return read_listing(await self._commands.ask("qstat", *arguments))
 
     async def _own_jobs(self, which: str) -> Sequence[SgeJob]:
-        return read_listing(await self._commands.ask("qstat", "-s", which, "-u", self._jobs.owner, "-xml")).jobs
+        return read_listing(await self._commands.ask("qstat", "-s", which, "-u", self._users, "-xml")).jobs
 
     async def _active(self, job: SgeJob, silent: Collection[str]) -> LrmJob:
         known = self._jobs.known[job.id]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from koalapy.agents.environment import inherited
 from koalapy.agents.lrm.commands import COMMAND_TIMEOUT, CommandResult, run
 from koalapy.agents.lrm.sge.states import AccountingRecord, read_accounting
+from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 FORCED_DELETE_TIMEOUT = 90.0
@@ -22,7 +23,8 @@ _OUT_OF_REACH = re.compile(r"commlib|qmaster|communication|cannot connect|can't 
 class SgeCommands:
     """Runs them under English words, and without a wrapper script where there is one: that costs ten times as much."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_as: RunAs) -> None:
+        self._run_as = run_as
         self._folder: str | None = None
         self._environment = inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}
 
@@ -46,11 +48,15 @@ class SgeCommands:
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
                 self._folder = folder
 
-    async def run(self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> CommandResult:
+    async def run(
+        self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT, user: str = ""
+    ) -> CommandResult:
         """An answer whatever its exit code, unless the master is out of reach (``SiteUnavailable``)."""
         if self._folder is None:
             await self.find()
-        answer = await run(f"{self._folder}/{command}", *arguments, environment=self._environment, timeout=timeout)
+        answer = await self._run_as.run(
+            user, f"{self._folder}/{command}", *arguments, environment=self._environment, timeout=timeout
+        )
         if answer.code != 0 and _OUT_OF_REACH.search(answer.error_line):
             raise SiteUnavailable(f"{command}: {answer.error_line}")
         return answer

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
+from koalapy.agents.lrm.drmaa.accounts import DrmaaAccounts
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.port import JobControl, JobEnd
 from koalapy.agents.lrm.sge.commands import SgeCommands
@@ -57,7 +58,7 @@ class EndResolver:
 
     def _resolved_at_once(self, known: TrackedJob) -> bool:
         """Whether it could be settled without asking."""
-        ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl) else None
+        ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl | DrmaaAccounts) else None
         if ending is not None and ending.exit_code is not None and ending.signal_number is None and not known.cancelled:
             self._jobs.end(known, JobEnd(ending.exit_code))
         elif known.cancelled and not known.nodes:  # it never ran
@@ -94,7 +95,7 @@ class EndResolver:
         if began is not None and now - began < timeout:
             self._soon(ACCOUNTING_INTERVAL)
             return
-        ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl) else None
+        ending = self._control.ending(known.id) if isinstance(self._control, DrmaaControl | DrmaaAccounts) else None
         if known.cancelled:
             self._jobs.end(known, JobEnd(None, reason="cancelled"))
         elif ending is not None and (ending.aborted or ending.signal):
@@ -105,7 +106,7 @@ class EndResolver:
 
     async def _accounted(self, known: TrackedJob) -> Sequence[AccountingRecord]:
         """What the accounting holds of it."""
-        found = await self._commands.accounting(self._jobs.owner, known.id)
+        found = await self._commands.accounting(known.user or self._jobs.owner, known.id)
         own = [each for each in found if each.name == known.name]
         # What ran on further hosts has records of its own; the job's is that of the host where it was started.
         return [each for each in own if each.host == known.nodes[0]] if known.nodes else own

@@ -1,7 +1,7 @@
 """Our jobs in Grid Engine from one listing to the next: it forgets a job at once when that ends."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from koalapy.agents.lrm.port import JobEnd, LrmJob, LrmJobState
@@ -30,19 +30,25 @@ class TrackedJob:
     """Since when the accounting is asked about it and has not answered once."""
     error: str = ""
     """Why it will not start, once asked for."""
+    user: str = ""
+    """Whose it is, if not our own user's."""
 
 
 @dataclass(slots=True)
 class TrackedJobs:
-    """Our jobs are those whose names begin with ``prefix``, of our own user."""
+    """Our jobs are those whose names begin with ``prefix``, of our own user or of the others that we act for."""
 
     prefix: str
     owner: str
+    others: Callable[[], Collection[str]] = frozenset
     known: dict[str, TrackedJob] = field(default_factory=dict)
     _ended: dict[str, tuple[LrmJob, float]] = field(default_factory=dict)
 
-    def submitted(self, id: str, name: str) -> None:
-        self.known[id] = TrackedJob(id, name, time.monotonic())
+    def submitted(self, id: str, name: str, user: str = "") -> None:
+        self.known[id] = TrackedJob(id, name, time.monotonic(), user=user)
+
+    def user_of(self, job: SgeJob) -> str:
+        return "" if job.owner == self.owner else job.owner
 
     def active(self, listing: Listing) -> list[SgeJob]:
         """Those of ours that have not ended."""
@@ -55,9 +61,9 @@ class TrackedJobs:
             if job_state(job.state) is LrmJobState.ENDED:
                 if job.id not in self._ended:
                     # Its accounting is settled: nobody knows since when it has been over.
-                    self.known.setdefault(job.id, TrackedJob(job.id, job.name, 0.0, gone=0.0))
+                    self.known.setdefault(job.id, TrackedJob(job.id, job.name, 0.0, gone=0.0, user=self.user_of(job)))
                 continue
-            known = self.known.setdefault(job.id, TrackedJob(job.id, job.name, began))
+            known = self.known.setdefault(job.id, TrackedJob(job.id, job.name, began, user=self.user_of(job)))
             known.nodes, known.state, known.gone = job.hosts or known.nodes, job_state(job.state), None
             present.add(job.id)
         missing = [known for known in self.known.values() if known.id not in present and known.since < began]
@@ -66,12 +72,15 @@ class TrackedJobs:
         return missing
 
     def _ours(self, listing: Listing) -> list[SgeJob]:
-        return [job for job in listing.jobs if job.owner == self.owner and job.name.startswith(self.prefix)]
+        owners = {self.owner, *self.others()}
+        return [job for job in listing.jobs if job.owner in owners and job.name.startswith(self.prefix)]
 
     def end(self, known: TrackedJob, end: JobEnd) -> None:
         """It has ended so."""
         self.known.pop(known.id, None)
-        job = LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, end.exit_code, end.lost, end.reason)
+        job = LrmJob(
+            known.id, known.name, LrmJobState.ENDED, known.nodes, end.exit_code, end.lost, end.reason, user=known.user
+        )
         self._ended[known.id] = (job, time.monotonic() + ENDED_RETENTION)
 
     def ended(self) -> list[LrmJob]:
@@ -79,15 +88,15 @@ class TrackedJobs:
         self._ended = {id: each for id, each in self._ended.items() if each[1] > now}
         return [job for job, _ in self._ended.values()]
 
-    def find(self, name: str) -> str | None:
-        ids = [known.id for known in self.known.values() if known.name == name]
-        ids += [job.id for job, _ in self._ended.values() if job.name == name]
+    def find(self, name: str, user: str = "") -> str | None:
+        ids = [known.id for known in self.known.values() if (known.name, known.user) == (name, user)]
+        ids += [job.id for job, _ in self._ended.values() if (job.name, job.user) == (name, user)]
         return max(ids, key=int, default=None)
 
     def unsettled(self) -> list[LrmJob]:
         """Those that have ended, while it is not yet known how."""
         return [
-            LrmJob(known.id, known.name, LrmJobState.RUNNING, known.nodes)
+            LrmJob(known.id, known.name, LrmJobState.RUNNING, known.nodes, user=known.user)
             for known in self.known.values()
             if known.gone is not None
         ]
@@ -110,7 +119,7 @@ def active_job(job: SgeJob, known: TrackedJob, unreachable: Iterable[str]) -> Lr
         reason = "Grid Engine holds it (qrls lets it go)"
     elif state is LrmJobState.UNKNOWN:
         reason = f"Grid Engine says {job.state!r}"
-    return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason)
+    return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=known.user)
 
 
 def unreachable_hosts(listing: Listing) -> Sequence[str]:

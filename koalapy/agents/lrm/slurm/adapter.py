@@ -1,6 +1,5 @@
 """Slurm as agents see it: driven by its commands, whose answers are read as JSON."""
 
-import asyncio
 import contextlib
 import os
 import re
@@ -9,12 +8,22 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import run, split_options
-from koalapy.agents.lrm.drmaa.control import DrmaaControl
+from koalapy.agents.lrm.drmaa.accounts import drmaa_control
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm.script import write_script
-from koalapy.agents.lrm.slurm.answers import COLUMNS, SlurmJob, SlurmNode, read_columns, read_jobs, read_nodes, words_in
+from koalapy.agents.lrm.script import place_script
+from koalapy.agents.lrm.slurm.answers import (
+    COLUMNS,
+    COLUMNS_OF_MANY,
+    SlurmJob,
+    SlurmNode,
+    read_columns,
+    read_jobs,
+    read_nodes,
+    words_in,
+)
 from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_version
 from koalapy.agents.lrm.slurm.commands import (
     SlurmCommands,
@@ -56,16 +65,27 @@ class _JobLine(NamedTuple):
 
 
 def make(settings: AgentSettings) -> "SlurmLrm":
-    return SlurmLrm(settings, DrmaaControl(settings.library) if settings.library else None)
+    folders = JobFolders.of(settings)
+    control = drmaa_control(settings.library, folders.run_as) if settings.library else None
+    return SlurmLrm(settings, control, folders=folders)
 
 
 class SlurmLrm:
-    """Our jobs are those of our own user whose names begin with ``prefix``; all others' are background."""
+    """Our jobs are those whose names begin with ``prefix``, of our own user or of those we act for; all others' are
+    background."""
 
-    def __init__(self, settings: SiteSettings, control: JobControl | None = None, prefix: str = JOB_PREFIX) -> None:
+    def __init__(
+        self,
+        settings: SiteSettings,
+        control: JobControl | None = None,
+        prefix: str = JOB_PREFIX,
+        folders: JobFolders | None = None,
+    ) -> None:
+        self._folders = folders or JobFolders.alone()
+        self._me = () if self._folders.are_many else ("--me",)
         self._settings, self._extra = settings, split_options(settings.native_specification)
         self._prefix = prefix
-        self._control: JobControl = control or SlurmCommands(self._options())
+        self._control: JobControl = control or SlurmCommands(self._options(), self._folders.run_as)
         self._offer: Offer | None = None
         self._offer_read = 0.0
         self._polling = Polling(settings.poll_interval)
@@ -87,22 +107,23 @@ class SlurmLrm:
 
     async def submit(self, submission: LrmSubmission) -> str:
         await self._reject_too_many(submission)
-        script = await asyncio.to_thread(write_script, submission, "srun")
+        script = await place_script(submission, "srun", self._folders)
         try:
             return await self._control.submit(script, submission, self._native(submission))
         except SiteUnavailable as error:
             # It may have been taken all the same; then a second one of that name must never be.
-            if (job := await self._find_unanswered(error, submission.name)) is not None:
+            if (job := await self._find_unanswered(error, submission)) is not None:
                 return job
             raise
         finally:
             self._polling.soon()
 
-    async def find(self, name: str) -> str | None:
-        mine = ("squeue", "--me", "--states=all", "--noheader", f"--name={name}", "--format=%i|%T|%U|%j")
-        found = [each for each in _lines((await ask(*mine)).output) if each.name == name]
+    async def find(self, name: str, user: str = "") -> str | None:
+        uid = (await self._folders.run_as.accounts.find(user)).uid if user else os.getuid()
+        mine = ("squeue", *self._me, "--states=all", "--noheader", f"--name={name}", "--format=%i|%T|%U|%j")
+        found = [each for each in _lines((await ask(*mine)).output) if (each.name, each.user) == (name, uid)]
         if not found:
-            found = [each for each in await self._accounted(name) if each.name == name]
+            found = [each for each in await self._accounted(name, user) if (each.name, each.user) == (name, uid)]
         found.sort(key=lambda each: (each.state is not LrmJobState.ENDED, len(each.job), each.job))
         return found[-1].job if found else None
 
@@ -110,7 +131,7 @@ class SlurmLrm:
         """As long as Slurm's own parts wait for each other."""
         return (await _configured("MessageTimeout")).get("MessageTimeout", MESSAGE_TIMEOUT)
 
-    async def cancel(self, job: str, name: str, *, by_force: bool = False) -> None:
+    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         answer = await run(
             "squeue", "--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j", environment=environment()
         )
@@ -121,12 +142,12 @@ class SlurmLrm:
         for found in _lines(answer.output):
             if found.state is LrmJobState.ENDED:
                 continue
-            if found.name != name or found.user != os.getuid():
+            if found.name != name or (await self._owner(found.user)) != user:
                 raise SiteRejected(
                     f"job {job} is {found.name} of user {found.user}, not our {name}: it is left alone", value=job
                 )
             self._cancelled.add(job)
-            await self._control.cancel(job)
+            await self._control.cancel(job, user)
             self._polling.soon()
 
     async def check(self) -> Sequence[Finding]:
@@ -201,16 +222,21 @@ class SlurmLrm:
                 fault="limit",
             )
 
-    async def _find_unanswered(self, error: SiteUnavailable, name: str) -> str | None:
+    async def _owner(self, uid: int) -> str | None:
+        """Whose job it is, of those we act for; empty: ours."""
+        return "" if uid == os.getuid() else (await self._folders.people()).get(uid)
+
+    async def _find_unanswered(self, error: SiteUnavailable, submission: LrmSubmission) -> str | None:
         try:
-            return await self.find(name)
+            return await self.find(submission.name, submission.user)
         except SiteError:
             raise error from None
 
-    async def _accounted(self, name: str) -> list[_JobLine]:
+    async def _accounted(self, name: str, user: str) -> list[_JobLine]:
         """From Slurm's accounting; none where there is none."""
         try:
-            answer = await run(
+            answer = await self._folders.run_as.run(
+                user,
                 "sacct",
                 "--noheader",
                 "--parsable2",
@@ -245,13 +271,15 @@ class SlurmLrm:
         found = None if self._columns else await self._whole_queue()
         if found is None:
             self._columns = True
-            answer = await ask("squeue", "--me", "--states=all", "--noheader", COLUMNS)
+            columns = COLUMNS_OF_MANY if self._folders.are_many else COLUMNS
+            answer = await ask("squeue", *self._me, "--states=all", "--noheader", columns)
             found = read_columns(answer.output, self._prefix)
-        return [job for job in found if job.name.startswith(self._prefix) and job.user == os.getuid()]
+        ours = {os.getuid(), *await self._folders.people()}
+        return [job for job in found if job.name.startswith(self._prefix) and job.user in ours]
 
     async def _whole_queue(self) -> list[SlurmJob] | None:
         """Everyone's jobs, as many releases tell them whoever is asked for; None, and not read, where they are many."""
-        command = ("squeue", "--me", "--states=all", "--json")
+        command = ("squeue", *self._me, "--states=all", "--json")
         answer = await run(*command, environment=environment(), max_output=_MAX_JSON_ANSWER)
         if len(answer.output) > _MAX_JSON_ANSWER:
             return None
@@ -260,10 +288,10 @@ class SlurmLrm:
         return read_jobs(answer.output, self._prefix)
 
     async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
-        state = job_state(job.words)
+        state, user = job_state(job.words), await self._owner(job.user) or ""
         if state is LrmJobState.ENDED:
             end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
-            return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason)
+            return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason, user=user)
         refused, reason, starting = None, "", is_starting(job.words)
         if starting:
             reason = "Slurm makes its nodes ready"
@@ -272,7 +300,7 @@ class SlurmLrm:
             reason = f"Slurm will not start it: {job.reason}" if refused else waiting_text(job.reason)
             starting = _waits_for_a_start(job, nodes)
         takes = await self._longest_start() if starting else 0.0
-        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, refused=refused)
+        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, refused=refused, user=user)
 
     async def _longest_start(self) -> float:
         """Seconds after which Slurm itself gives up a node that it has switched on."""

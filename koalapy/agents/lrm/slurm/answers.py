@@ -18,6 +18,8 @@ from koalapy.model.errors import SiteUnavailable
 _WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "NumNodes": 16, "Reason": 96, "NodeList": 8192}
 COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
 """Columns of fixed width: for clusters whose whole queue as JSON would be too much."""
+COLUMNS_OF_MANY = f"{COLUMNS},UserID:16"
+"""The same, where several accounts' jobs are ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,8 @@ def _not_understood(command: str, what: str) -> NoReturn:
 
 
 def read_columns(answer: bytes, prefix: str) -> list[SlurmJob]:
-    """Jobs of our own user whose names begin with ``prefix``; ``SiteUnavailable`` for what is no answer to that."""
+    """Jobs whose names begin with ``prefix``, of our own user unless the columns say whose; ``SiteUnavailable`` for
+    what is no answer to that."""
     return [_job_in_columns(line) for line in answer.decode(errors="replace").splitlines() if line.startswith(prefix)]
 
 
@@ -244,7 +247,9 @@ def _job_in_columns(line: str) -> SlurmJob:
         values.append(line[at : at + width].strip())
         at += width
     name, id, state, status, wants, reason, nodes = values
+    owner = line[at:].strip()
     try:
+        user = int(owner) if owner else os.getuid()
         code, signal = wait_status(int(status))
         hosts = tuple(expand(nodes))
         if not id.isdecimal() or not state:
@@ -254,5 +259,5 @@ def _job_in_columns(line: str) -> SlurmJob:
     # Of a job that may have more or fewer nodes it is a range.
     least = wants.partition("-")[0]
     return SlurmJob(
-        id, name, os.getuid(), words_in([state]), hosts, code, signal, reason, int(least) if least.isdecimal() else 0
+        id, name, user, words_in([state]), hosts, code, signal, reason, int(least) if least.isdecimal() else 0
     )

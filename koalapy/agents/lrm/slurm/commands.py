@@ -12,6 +12,7 @@ from koalapy.agents.environment import inherited
 from koalapy.agents.lrm.commands import CommandResult, run
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.slurm.refusals import fault_of
+from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 _TRANSIENT = re.compile(
@@ -37,9 +38,12 @@ def environment() -> dict[str, str]:
     return inherited(["SLURM_CONF"])
 
 
-async def ask(*argv: str) -> CommandResult:
+async def ask(*argv: str, user: str = "", run_as: RunAs | None = None) -> CommandResult:
     """The answer of one of Slurm's commands that went well; ``SiteError`` else, with its own words."""
-    answer = await run(*argv, environment=environment())
+    if user and run_as is not None:
+        answer = await run_as.run(user, *argv, environment=environment())
+    else:
+        answer = await run(*argv, environment=environment())
     if answer.code != 0:
         raise_error(argv[0], answer)
     return answer
@@ -85,8 +89,8 @@ def find_commands(*names: str) -> Finding:
 class SlurmCommands:
     """Submits jobs and ends them by ``sbatch`` and ``scancel``; ``trial`` are the options of a job for the check."""
 
-    def __init__(self, trial: Sequence[str] = ()) -> None:
-        self._trial = tuple(trial)
+    def __init__(self, trial: Sequence[str], run_as: RunAs) -> None:
+        self._trial, self._run_as = tuple(trial), run_as
 
     async def open(self) -> None:
         pass
@@ -104,14 +108,16 @@ class SlurmCommands:
             "--open-mode=append",
             *native,
             str(script),
+            user=submission.user,
+            run_as=self._run_as,
         )
         job = (answer.output.decode(errors="replace").split() or [""])[-1].partition(";")[0]
         if not job.isdecimal():
             raise SiteUnavailable(f"sbatch answered what is no job number: {answer.error_line[:80]}")
         return job
 
-    async def cancel(self, job: str) -> None:
-        answer = await run("scancel", job, environment=environment())
+    async def cancel(self, job: str, user: str = "") -> None:
+        answer = await self._run_as.run(user, "scancel", job, environment=environment())
         if answer.code != 0 and not _UNKNOWN_JOB.search(answer.errors):
             raise_error("scancel", answer)
 

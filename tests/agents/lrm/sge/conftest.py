@@ -104,7 +104,7 @@ class RememberingControl:
         self.native.append(list(native))
         return "7"
 
-    async def cancel(self, job: str) -> None:
+    async def cancel(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
     async def submit_error(self) -> str:

@@ -340,7 +340,7 @@ class Recorded:
         self.told.append((script, submission.name, list(native)))
         return "171"
 
-    async def cancel(self, job: str) -> None:
+    async def cancel(self, job: str, user: str = "") -> None:
         self.told.append(job)
 
     async def submit_error(self) -> str:

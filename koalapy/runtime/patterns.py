@@ -1,8 +1,13 @@
 """Which files in a component's folder its job wants to have back."""
 
+from __future__ import annotations
+
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class Patterns:
@@ -20,7 +25,7 @@ class Patterns:
 
 def _plain(parts: Sequence[str]) -> Iterator[str]:
     """One ``**`` after another adds nothing but time."""
-    return (part for part, before in zip(parts, ("", *parts), strict=False) if (part, before) != ("**", "**"))
+    return (part for part, before in zip(parts, ("", *parts)) if (part, before) != ("**", "**"))
 
 
 def _part(text: str) -> re.Pattern[str] | None:

@@ -1,0 +1,52 @@
+"""Jobs handed in and ended by Grid Engine's own commands, where no DRMAA library is to be used."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.agents.lrm.sge.commands import SgeCommands
+from koalapy.agents.lrm.sge.refusals import known_fault
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+
+GONE = ("does not exist", "already in deletion", "registered the job")
+
+
+class QsubControl:
+    """Implements ``JobControl``, for each account by itself."""
+
+    def __init__(self, commands: SgeCommands) -> None:
+        self._commands = commands
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        own = ("-terse", "-N", submission.name, "-wd", str(submission.workdir), "-o", str(submission.output), "-j", "y")
+        answer = await self._commands.run("qsub", *own, *native, str(script), user=submission.user)
+        if answer.code != 0:
+            words = " ".join((answer.errors or answer.output.decode(errors="replace")).split())
+            text = f"qsub: {words or answer.error_line}"
+            raise SiteRejected(text, fault=known_fault(text) or "job")
+        job = answer.output.decode(errors="replace").strip().partition(".")[0]
+        if not job.isdecimal():
+            raise SiteUnavailable(f"qsub answered what is no job number: {answer.error_line[:80]}")
+        return job
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        answer = await self._commands.run("qdel", job, user=user)
+        said = answer.output.decode(errors="replace") + answer.errors
+        if answer.code != 0 and not any(words in said for words in GONE):
+            raise SiteRejected(f"qdel: {answer.error_line}", value=job)
+
+    async def submit_error(self) -> str:
+        return ""
+
+    async def check(self) -> Sequence[Finding]:
+        try:
+            await self._commands.run("qsub", "-help")
+        except SiteError as error:
+            return [Finding("qsub", False, error.message, error.hint)]
+        return [Finding("qsub", True, "hands jobs in, and qdel ends them")]
