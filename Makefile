@@ -3,20 +3,46 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOCKS := requirements
+# What is installed is what is written down, with the SHA-256 of each file, and nothing besides: no dependency is looked
+# for, and nothing is built but what has no wheel, by tools that are written down as well.
+INSTALL = -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all:
+RELEASE := .venv-release
+# Of which a site may have use; `dev` is for those who work on koalapy.
+EXTRAS := drmaa mpi plots postgresql
+LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
+	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos check format bench bench-advisor experiment experiment-live clean testbed testbed-down
+.PHONY: help demo test chaos check format bench bench-advisor experiment experiment-live clean testbed testbed-down lock \
+	release
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCKS)/build.txt $(LOCKS)/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "koalapy needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[mpi,dev]'
+	$(BIN)/python $(INSTALL) --require-hashes -r $(LOCKS)/build.txt
+	$(BIN)/python $(INSTALL) --require-hashes --no-build-isolation --no-binary drmaa -r $(LOCKS)/dev.txt
+	$(BIN)/python $(INSTALL) --no-build-isolation --editable .
+	@$(BIN)/python -m deploy.locked
 	@touch $(STAMP)
+
+$(RELEASE)/.installed: $(LOCKS)/release.txt
+	@$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python $(INSTALL) --require-hashes -r $(LOCKS)/release.txt
+	@touch $@
+
+lock: $(RELEASE)/.installed  ## write down anew what pyproject.toml asks for; UPGRADE=--upgrade takes the newest of all
+	$(LOCK) --all-extras pyproject.toml --output-file $(LOCKS)/dev.txt
+	$(LOCK) $(EXTRAS:%=--extra %) --constraint $(LOCKS)/dev.txt pyproject.toml --output-file $(LOCKS)/install.txt
+	$(LOCK) --group build --constraint $(LOCKS)/dev.txt --output-file $(LOCKS)/build.txt
+	$(LOCK) --group release --constraint $(LOCKS)/dev.txt --output-file $(LOCKS)/release.txt
+
+release: $(RELEASE)/.installed  ## the packages of the last commit, what they are made of (CycloneDX), and checksums, in dist/
+	@$(RELEASE)/bin/python -m deploy.release dist
 
 demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
@@ -34,7 +60,8 @@ testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with th
 testbed-down:  ## remove the testbed and all it holds
 	@deploy/testbed/control down
 
-check: $(STAMP)  ## lint, format, types, and the arrows between the rooms
+check: $(STAMP)  ## lint, format, types, the arrows between the rooms, and whether all is locked that is asked for
+	$(BIN)/python -m deploy.locked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -59,4 +86,4 @@ experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on th
 	KOALA=$(BIN)/koala docs/experiments/live/run
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json
+	rm -rf $(VENV) $(RELEASE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

@@ -89,10 +89,29 @@ OLDER_PYTHON = Need(
 MATPLOTLIB = Need("matplotlib", _has_module("matplotlib"), "pip install '.[plots]'")
 DRMAA = Need("package drmaa", _has_module("drmaa"), "pip install '.[drmaa]'")
 IPV6 = Need("IPv6", _has_ipv6(), "give the loopback interface the address ::1")
+RELEASE_TOOLS = Need(
+    "release tools",
+    (Path(__file__).parents[1] / ".venv-release" / ".installed").exists(),
+    "make release",
+    "packages and their list of parts are not made",
+)
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
 NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
 """Found out by the tests themselves."""
-ALL = (RSYNC, POSTGRESQL, TESTBED_UP, MPI, OPEN_MPI_4, OLDER_PYTHON, MATPLOTLIB, DRMAA, IPV6, ROOT, NAMESPACES)
+ALL = (
+    RSYNC,
+    POSTGRESQL,
+    TESTBED_UP,
+    MPI,
+    OPEN_MPI_4,
+    OLDER_PYTHON,
+    MATPLOTLIB,
+    DRMAA,
+    IPV6,
+    RELEASE_TOOLS,
+    ROOT,
+    NAMESPACES,
+)
 
 
 def needs(need: Need) -> pytest.MarkDecorator:

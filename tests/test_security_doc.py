@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 DOCS = (TESTS.parent / "docs" / "security.md").read_text()
-NAMED = re.compile(r"`([\w/]+\.py)(?:::(\w+))?`")
+NAMED = re.compile(r"`((?:[a-z_]+/)*test_\w+\.py)(?:::(\w+))?`")
 
 
 def functions(path: Path) -> set[str]:

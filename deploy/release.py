@@ -1,0 +1,103 @@
+"""What is handed out: ``python -m deploy.release FOLDER``, by the interpreter of ``.venv-release``.
+
+The source and the wheel of the last commit, whatever else lies around, a list of the parts that are installed with them
+(CycloneDX), and checksums. Whoever makes them of the same commit gets the same bytes.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from deploy.locked import OURS, ROOT, Pin, pins
+
+LOCK = Path("requirements", "install.txt")
+PARTS_FORMAT = "1.6"
+"""Of CycloneDX."""
+
+
+def main(folder: Path) -> None:
+    """Make everything anew in the folder."""
+    os.umask(0o022)
+    folder.mkdir(parents=True, exist_ok=True)
+    if subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT):
+        print("what is not committed is not in the release", file=sys.stderr)
+    when = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
+    environment = os.environ | {"SOURCE_DATE_EPOCH": when, "PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
+    with TemporaryDirectory() as export:
+        source = Path(export)
+        archive = subprocess.check_output(["git", "archive", "HEAD"], cwd=ROOT)
+        subprocess.run(["tar", "-x", "-C", export], input=archive, check=True)
+        built = [sys.executable, "-m", "hatchling", "build", "-d", str(source / "built")]
+        done = subprocess.run(built, cwd=source, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"hatchling: {done.stdout}{done.stderr}")
+        packages = sorted((source / "built").iterdir())
+        made = {path.name: path.read_bytes() for path in packages}
+        version = next(name.split("-")[1] for name in made if name.endswith(".whl"))
+        made[f"koalapy-{version}.cdx.json"] = parts(source, version, environment)
+    for name, content in made.items():
+        (folder / name).write_bytes(content)
+    sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(made.items())]
+    (folder / "SHA256SUMS").write_text("".join(sums))
+    print("".join(sums), end="")
+
+
+def parts(source: Path, version: str, environment: dict[str, str]) -> bytes:
+    """The parts that the lock names, with the checksums of their files, and who needs whom."""
+    command = [
+        sys.executable,
+        "-m",
+        "cyclonedx_py",
+        "requirements",
+        "--output-reproducible",
+        "--mc-type",
+        "application",
+    ]
+    command += ["--pyproject", "pyproject.toml", "--sv", PARTS_FORMAT, str(LOCK)]
+    # What it misses by itself, the version and who needs whom, is added below, and all of it checked again then.
+    command[1:1] = ["-W", "ignore::UserWarning"]
+    document = json.loads(subprocess.check_output(command, cwd=source, env=environment, stderr=subprocess.PIPE))
+    _complete(document, version, pins(source / LOCK))
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+    _check(text)
+    return text.encode()
+
+
+def _complete(document: dict[str, Any], version: str, locked: list[Pin]) -> None:
+    root = document["metadata"]["component"]
+    root |= {"version": version, "bom-ref": f"koalapy=={version}", "purl": f"pkg:pypi/koalapy@{version}"}
+    reference = {(pin.name, str(pin.version)): f"{pin.name}=={pin.version}" for pin in locked}
+    for component in document["components"]:
+        component["bom-ref"] = reference[component["name"], component["version"]]
+        # The line of the lock, hashes and all, which stand where they belong already; of use is for whom it is.
+        requirement = Requirement(component["description"].partition(":")[2].partition(" --hash")[0].strip())
+        component["description"] = f"for {requirement.marker}" if requirement.marker else "always"
+    needs: dict[str, set[str]] = {root["bom-ref"]: set(), **{name: set() for name in reference.values()}}
+    for pin in locked:
+        for whose in pin.wanted_by:
+            users = (
+                [root["bom-ref"]] if whose.startswith(OURS) else [r for (n, _), r in reference.items() if n == whose]
+            )
+            for user in users:
+                needs[user].add(f"{pin.name}=={pin.version}")
+    document["dependencies"] = [{"ref": ref, "dependsOn": sorted(found)} for ref, found in sorted(needs.items())]
+    document["components"].sort(key=lambda component: component["bom-ref"])
+
+
+def _check(text: str) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    if error := JsonStrictValidator(SchemaVersion.from_version(PARTS_FORMAT)).validate_str(text):
+        raise SystemExit(f"the list of parts is not as CycloneDX {PARTS_FORMAT} has it: {error}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
