@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, field, fields, is_dataclass
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
@@ -23,8 +24,10 @@ from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
+from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import Measuring
 from koalapy.model.profile import ClusterProfile, Mpi
+from koalapy.model.provider import Provider
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import known_names
@@ -99,6 +102,52 @@ class UserSection:
     """By cluster."""
     role: Role = Role.USER
     groups: list[UserName] = field(default_factory=list)
+
+
+def _keys_uri(uri: str) -> str:
+    parts = urlsplit(uri)
+    host = parts.hostname or ""
+    if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
+        return uri
+    if parts.scheme != "https" or not host:
+        raise ValueError(f"{uri} is no https address: whoever is on the way could give keys of their own")
+    return uri
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _one_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    if groups != 1:
+        raise ValueError(f"{pattern!r} must have one group, which is the user: (.+)@example\\.org")
+    return pattern
+
+
+@dataclass(frozen=True)
+class OidcSection(Provider):
+    """An OpenID provider whose bearer tokens are taken."""
+
+    users: dict[str, UserName] = field(default_factory=dict)
+    jwks_uri: Annotated[str, AfterValidator(_keys_uri)] | None = None
+    jwks_file: AbsolutePath | None = None
+    pattern: Annotated[str, AfterValidator(_one_group)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.jwks_uri is None) == (self.jwks_file is None):
+            raise ValueError("give jwks_uri or jwks_file: where the provider's keys are")
+        if not self.users and self.pattern is None:
+            raise ValueError("give users or pattern: whose a token is")
+        if bool(self.roles) != (self.role_claim is not None):
+            raise ValueError("give role_claim and roles, or neither")
 
 
 @dataclass(frozen=True)
@@ -197,6 +246,12 @@ class Settings(BaseSettings):
     """Clusters whose agents may vouch for operators and administrators; others for users only."""
     public_url: str | None = None
     """Where users reach the daemon, if not where agents do: told to who logs in."""
+    oidc: OidcSection | None = None
+    """Whose bearer tokens are taken beside."""
+    limits: LimitSettings = LimitSettings()
+    """What users and groups may have at most."""
+    limits_contact: str = ""
+    """Where more is asked for, as text for people."""
     allowed_hosts: list[HostName] = []
     """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
     lease: float = Field(default=600.0, gt=0, le=1e9)

@@ -4,7 +4,11 @@ import re
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import pytest
+
+from koalapy.model.limits import UserLimits
 from koalapy.model.measurement import Measuring
+from koalapy.model.provider import Provider
 from koalapy.scheduling.rules import Rules
 from koalapy.settings import ClusterSection, MpiSection
 
@@ -31,6 +35,13 @@ def test_every_setting_of_a_cluster_stands_there() -> None:
     ]
     known = [own.name for own in fields(ClusterSection) if own.name != "mpi"]
     assert sorted(told) == sorted(known + [f"mpi.{own.name}" for own in fields(MpiSection)])
+
+
+@pytest.mark.parametrize(("section", "kind"), [("`oidc`:", Provider), ("`limits`:", UserLimits)])
+def test_every_setting_of_people_stands_there(section: str, kind: type) -> None:
+    table = PAGE.partition(section)[2].partition("| --- | --- |")[2].partition("\n\n")[0]
+    told = [name for line in table.splitlines() if line for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(told) == sorted(own.name for own in fields(kind))
 
 
 def test_how_links_are_measured_stands_in_the_page_of_the_network() -> None:

@@ -324,3 +324,50 @@ def test_a_key_that_is_no_fields_name_is_refused(tmp_path: Path, text: str) -> N
     (tmp_path / "koala.yaml").write_text(f"{text}\n")
     with pytest.raises(UsageError, match=r"is no field|cannot read"):
         load(tmp_path / "koala.yaml")
+
+
+OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_uri": "https://sso.example.org/jwks"}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, "give users or pattern"),
+        ({"users": {"a": "alice"}, "jwks_file": "/keys"}, "give jwks_uri or jwks_file"),
+        ({"users": {"a": "alice"}, "jwks_uri": None}, "give jwks_uri or jwks_file"),
+        ({"users": {"a": "alice"}, "jwks_uri": "http://sso.example.org/jwks"}, "is no https address"),
+        ({"users": {"a": "alice"}, "jwks_uri": "http://127.0.0.1.example.org/"}, "is no https address"),
+        ({"users": {"a": "alice"}, "jwks_uri": "file:///etc/keys"}, "is no https address"),
+        ({"users": {"a": "alice@north"}}, "no user's name"),
+        ({"pattern": "(.+"}, "no regular expression"),
+        ({"pattern": ".+"}, "must have one group"),
+        ({"pattern": "(.+)", "claim": "name"}, "oidc.claim"),
+        ({"pattern": "(.+)", "roles": {"ops": "operator"}}, "give role_claim and roles"),
+        ({"pattern": "(.+)", "role_claim": "groups", "roles": {"ops": "root"}}, "oidc.roles.ops"),
+        ({"pattern": "(.+)", "issuer": ""}, "oidc.issuer"),
+    ],
+)
+def test_a_provider_that_would_let_in_the_wrong_ones_is_refused(load_yaml: Any, section: Any, said: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(oidc=OIDC | section)
+    assert said in refusal.value.message
+
+
+def test_a_provider_whose_keys_are_on_this_machine_may_speak_plainly(load_yaml: Any) -> None:
+    for uri in ("http://127.0.0.1:8080/jwks", "http://[::1]/jwks", "http://localhost/jwks"):
+        assert load_yaml(oidc=OIDC | {"pattern": "(.+)", "jwks_uri": uri}).oidc is not None
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ({"default": {"nodes": -1}}, "limits.default.nodes"),
+        ({"users": {"alice": {"nodse": 1}}}, "limits.users.alice.nodse"),
+        ({"groups": {"g": {"requests_per_second": 0}}}, "limits.groups.g.requests_per_second"),
+        ({"default": {"node_hours_per_day": float("inf")}}, "limits.default.node_hours_per_day"),
+    ],
+)
+def test_limits_that_are_none_are_refused_by_their_field(load_yaml: Any, section: Any, field: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(limits=section)
+    assert refusal.value.field == field

@@ -23,6 +23,7 @@ from koalapy.api.tokens import tokens_router
 from koalapy.service.health import HealthMonitor
 from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
+from koalapy.service.pace import Pace
 
 TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them, and act on them."},
@@ -43,6 +44,7 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     hosts: Hosts | None = None,
     max_requests: int = 1000,
+    pace: Pace | None = None,
 ) -> FastAPI:
     """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
     app = FastAPI(
@@ -67,7 +69,7 @@ def create_app(
     _describe(app)
     app.include_router(docs_router(app.openapi))
     install(app)
-    app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts())
+    app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts(), pace=pace or Pace())
     app.add_middleware(Admission, max_requests=max_requests)
     return app
 
@@ -80,10 +82,11 @@ def _describe(app: FastAPI) -> None:
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS
             )
+            before = {str(status): told for status, told in declared(400, 421, 429, 503).items()}
             operations = [operation for path in schema["paths"].values() for operation in path.values()]
             for operation in operations:
                 # What is said before the request comes to its route.
-                operation["responses"] = {str(k): v for k, v in declared(400, 421).items()} | operation["responses"]
+                operation["responses"] = before | operation["responses"]
             for path, open_to_all in schema["paths"].items():
                 if not path.startswith("/api/"):
                     open_to_all["get"]["security"] = []

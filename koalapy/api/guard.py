@@ -1,6 +1,7 @@
 """What stands before every route: who may come in, and how large a body may be."""
 
 import asyncio
+from math import ceil
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -8,10 +9,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import AGENTS, admit, identity_of
+from koalapy.api.addresses import client_address
 from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
+from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
 from koalapy.service.identities import Identities
+from koalapy.service.pace import Pace
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
@@ -31,8 +35,9 @@ class Guard:
     opens tells its origin.
     """
 
-    def __init__(self, app: ASGIApp, identities: Identities, hosts: Hosts) -> None:
+    def __init__(self, app: ASGIApp, identities: Identities, hosts: Hosts, pace: Pace) -> None:
         self._app = app
+        self._pace = pace
         self._identities = identities
         self._hosts = hosts
 
@@ -95,18 +100,66 @@ class Guard:
         # The agents' routes look at tokens of their own.
         if path.startswith(AGENTS):
             return None
-        if (identity := self._identity(headers)) is not None:
-            admit(scope, identity)
+        found = await self._identity(scope, _shown(headers))
+        if isinstance(found, Identity):
+            if refusal := self._too_fast(found):
+                return refusal
+            admit(scope, found)
         elif path.startswith("/api/") or scope["method"] not in READING:
-            return _unauthorized()
+            return found
         announced = headers.get("content-length", "0")
         if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
             return problem(413, TOO_LARGE, field="body")
         return None
 
-    def _identity(self, headers: Headers) -> Identity | None:
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        return self._identities.of(shown.strip()) if scheme.lower() == "bearer" else None
+    async def _identity(self, scope: Scope, shown: str) -> Identity | JSONResponse:
+        """Who shows a token, or what is said to who shows none that is good.
+
+        Whoever guesses is not listened to after a while. That keeps none out whose token cannot be guessed.
+        """
+        if not shown:
+            return _unauthorized()
+        address, why = client_address(scope), ""
+        identity = self._identities.of(shown)
+        if identity is None:
+            try:
+                identity = await self._identities.verify(shown)
+            except TokenRefused as error:
+                why = error.message
+            except SiteUnavailable as error:
+                return problem(503, error.message, hint=error.hint, headers={"Retry-After": "10"})
+        if identity is not None and not identity.guessable:
+            return identity
+        if wait := self._pace.guessing(address):
+            return problem(
+                429,
+                f"too many tokens that nobody has were shown from {address}",
+                hint="see that no program there shows an old one",
+                headers={"Retry-After": str(ceil(wait))},
+            )
+        if identity is None:
+            self._pace.failed(address)
+            return _unauthorized(why)
+        return identity
+
+    def _too_fast(self, identity: Identity) -> JSONResponse | None:
+        if (found := self._pace.excess(identity.user)) is None:
+            return None
+        excess, wait = found
+        return problem(
+            429,
+            f"the limit {excess.name} of {excess.scope.who} is {excess.limit:g}",
+            field=f"limits.{excess.name}",
+            value={"limit": excess.limit},
+            hint=excess.hint,
+            headers={"Retry-After": str(ceil(wait))},
+        )
+
+
+def _shown(headers: Headers) -> str:
+    """The token of a request; empty without one."""
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    return shown.strip() if scheme.lower() == "bearer" else ""
 
 
 def _not_this_host(named: str) -> JSONResponse:
@@ -119,10 +172,10 @@ def _not_this_host(named: str) -> JSONResponse:
     )
 
 
-def _unauthorized() -> JSONResponse:
+def _unauthorized(why: str = "") -> JSONResponse:
     return problem(
         401,
-        "no valid token was shown",
+        f"no valid token was shown: {why}" if why else "no valid token was shown",
         hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
         headers={"WWW-Authenticate": "Bearer"},
     )

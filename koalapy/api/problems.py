@@ -25,6 +25,7 @@ from koalapy.model.errors import (
     SiteError,
     SiteUnavailable,
     StoreUnavailable,
+    TokenRefused,
     TooLargeError,
     UsageError,
 )
@@ -33,6 +34,7 @@ from koalapy.model.wording import encodable
 log = structlog.get_logger()
 
 STATUS: dict[type[KoalaError], int] = {
+    TokenRefused: 401,
     TooLargeError: 413,
     UsageError: 422,
     NotFoundError: 404,

@@ -21,8 +21,9 @@ from koalapy.api.hosts import Hosts
 from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
-from koalapy.bootstrap.people import known_identities, own_access, token_duties
+from koalapy.bootstrap.people import known_identities, openid_provider, own_access, token_duties
 from koalapy.model.errors import UsageError
+from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
@@ -49,6 +50,7 @@ from koalapy.service.links import LinkTable
 from koalapy.service.network import DUE_CHECK_INTERVAL, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
+from koalapy.service.pace import Pace
 from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
@@ -107,15 +109,19 @@ async def run(
     }
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
+    limits = Limits(settings.limits, settings.known_users().groups_of, settings.limits_contact)
     with own_access(data_dir, listener) as own:
-        identities = known_identities(settings, own, stores, engine.clock)
+        provider = openid_provider(settings)
+        identities = known_identities(settings, own, stores, engine.clock, provider)
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
-        app = create_app(services.jobs, services.health, identities, routers, hosts, connections.max_requests)
+        app = create_app(
+            services.jobs, services.health, identities, routers, hosts, connections.max_requests, Pace(limits)
+        )
         services.network.start()
         try:
             await services.health.look_at_disks()
-            duties = [*_duties(settings, services, engine), *token_duties(identities)]
+            duties = [*_duties(settings, services, engine), *token_duties(identities, provider)]
             await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
         finally:
             await services.network.stop()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -13,10 +14,16 @@ from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.service.duties import Duty
-from koalapy.service.identities import LAST_USE_INTERVAL, Identities
+from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL
 from koalapy.settings import Settings
 from koalapy.store.opening import Stores
+
+if TYPE_CHECKING:
+    from koalapy.service.oidc import Oidc
+
+REFRESH_INTERVAL = 300.0
+"""Seconds after which a provider's keys are taken anew, so that one that was withdrawn is not believed for long."""
 
 log = structlog.get_logger()
 
@@ -41,14 +48,26 @@ def own_access(data_dir: Path, listener: socket.socket) -> Iterator[str]:
         yield token
 
 
-def known_identities(settings: Settings, own: str, stores: Stores, clock: Callable[[], float]) -> Identities:
+def openid_provider(settings: Settings) -> "Oidc | None":
+    """Whose tokens are taken beside, if anybody's."""
+    if settings.oidc is None:
+        return None
+    from koalapy.service.oidc import Oidc  # a fifth of a second that no other daemon needs to start
+
+    return Oidc(settings.oidc)
+
+
+def known_identities(
+    settings: Settings, own: str, stores: Stores, clock: Callable[[], float], provider: Verifier | None
+) -> Identities:
     """Who may come in: this account, those whom the configuration gives a token, and whoever was made one."""
     users = settings.known_users()
     fixed = {own: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
     for index, section in enumerate(settings.tokens):
         groups = users.groups_of(section.user)
-        fixed[section.token] = Identity(section.user, section.role, f"tokens[{index}] of the configuration", groups)
-    return Identities(fixed, stores.tokens, users, clock)
+        how = f"tokens[{index}] of the configuration"
+        fixed[section.token] = Identity(section.user, section.role, how, groups, guessable=True)
+    return Identities(fixed, stores.tokens, users, clock, provider)
 
 
 def _own_account() -> str:
@@ -67,14 +86,16 @@ def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
     return [(each, port) for each in (host, *loopback.get(host, ()))]
 
 
-def token_duties(identities: Identities) -> list[Duty]:
+def token_duties(identities: Identities, provider: "Oidc | None") -> list[Duty]:
     async def tidy() -> None:
         try:
             await identities.tidy()
         except (StoreUnavailable, LeaseLost) as error:
             log.warning("not all tokens that ended were forgotten", action="token", error=error.message)
 
+    keys = [] if provider is None else [Duty("keys of the provider", REFRESH_INTERVAL, provider.keys.refresh)]
     return [
+        *keys,
         Duty("last uses of tokens", LAST_USE_INTERVAL, identities.store_last_uses),
         Duty("tokens", HOUSEKEEPING_INTERVAL, tidy),
     ]

@@ -6,6 +6,7 @@ KoalaError
 ├── NotFoundError     no such job, cluster or policy
 ├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
 │   └── LimitReached    a user or group has as much as they may have
+├── TokenRefused      a token is not believed
 ├── ForbiddenError    who asks may not do that
 │   └── NeverAllowed    more is asked for at once than a user or group may ever have
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
@@ -54,6 +55,10 @@ class ConflictError(KoalaError):
 
 class ForbiddenError(KoalaError):
     """Who asks is known, and may not do that; nothing was done."""
+
+
+class TokenRefused(KoalaError):
+    """A token that is not believed; the text says why, for whoever shows it."""
 
 
 class LimitReached(ConflictError):

@@ -38,6 +38,8 @@ class Identity:
     """The number of the stored token that was shown, if it was one."""
     expires_at: float | None = None
     """When that ends, in seconds since the epoch."""
+    guessable: bool = False
+    """Whether people have thought of the token, which may be a poor one."""
 
     def may(self, role: Role) -> bool:
         return self.role.includes(role)

@@ -59,3 +59,17 @@ class Provider:
         texts = [told] if isinstance(told, str) else told if isinstance(told, list) else []
         given = {self.roles[text] for text in texts if isinstance(text, str) and text in self.roles}
         return next((role for role in reversed(Role) if role in given), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Whose a token is, the role that its claims give if any, and until when (seconds since the epoch)."""
+
+    user: str
+    role: Role | None
+    expires_at: float
+
+
+def looks_signed(token: str) -> bool:
+    """Whether it has the form of a provider's tokens, which those of the daemon's own never have."""
+    return token.count(".") == 2

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Protocol
 
 import structlog
 
 from koalapy.model.errors import ConflictError, ForbiddenError, LeaseLost, NotFoundError, StoreUnavailable
 from koalapy.model.identity import Identity, Role
+from koalapy.model.provider import Verified, looks_signed
 from koalapy.model.users import Users
 from koalapy.ports import StoredToken, TokenStore
 
@@ -29,6 +31,16 @@ LAST_USE_INTERVAL = 60.0
 """Seconds between two times that it is stored when tokens were used."""
 
 End = Callable[[], None]
+
+
+class Verifier(Protocol):
+    """Knows the tokens of an OpenID provider."""
+
+    def known(self, token: str) -> Verified | None:
+        """Of one that was verified before, and holds."""
+
+    async def verify(self, token: str) -> Verified:
+        """``TokenRefused``, and ``SiteUnavailable`` while that cannot be told."""
 
 
 def digest_of_token(token: str) -> str:
@@ -56,8 +68,10 @@ class Identities:
         store: TokenStore | None = None,
         users: Users | None = None,
         clock: Callable[[], float] = time.time,
+        provider: Verifier | None = None,
     ) -> None:
         """``fixed``: tokens that hold while the daemon lives."""
+        self._provider = provider
         self._fixed = {digest_of_token(token): identity for token, identity in fixed.items()}
         self._store, self._users, self._clock = store, users or Users({}), clock
         self._stored = {token.id: token for token in (store.tokens() if store else ())}
@@ -84,12 +98,30 @@ class Identities:
             return fixed
         found = self._valid.get(digest)
         if found is None or found.token is None:
-            return None
+            signed = self._provider.known(token) if self._provider and looks_signed(token) else None
+            return self._of_provider(signed) if signed else None
         now = self._clock()
         if found.expires_at is not None and found.expires_at <= now:
             return None
         self._last_used[found.token] = now
         return found
+
+    async def verify(self, token: str) -> Identity | None:
+        """As ``of``, for one that an OpenID provider may have signed and that is seen for the first time.
+
+        ``TokenRefused``, and ``SiteUnavailable`` while that cannot be told.
+        """
+        if self._provider is None or not looks_signed(token):
+            return None
+        return self._of_provider(await self._provider.verify(token))
+
+    def _of_provider(self, signed: Verified) -> Identity:
+        user, role = signed.user, self._users.role_of(signed.user)
+        if signed.role is not None and signed.role.includes(role):
+            role = signed.role
+        return Identity(
+            user, role, "a token of the OpenID provider", self._users.groups_of(user), None, signed.expires_at
+        )
 
     @contextmanager
     def using(self, identity: Identity, end: End) -> Iterator[None]:

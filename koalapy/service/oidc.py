@@ -1,9 +1,7 @@
 """Bearer tokens of an OpenID provider: signature, issuer, audience and times are verified, and whose they are."""
 
 import time
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -12,8 +10,8 @@ from joserfc.errors import JoseError
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
-from koalapy.model.identity import Role
-from koalapy.model.provider import Provider
+from koalapy.model.errors import TokenRefused
+from koalapy.model.provider import Provider, Verified
 from koalapy.service.provider_keys import Fetch, ProviderKeys, source_of
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA", "Ed25519")
@@ -27,28 +25,6 @@ MAX_KNOWN = 10_000
 """Verified tokens that are remembered."""
 MAX_SPAN = 86400.0
 """Seconds after which a token that says to be good for longer is verified again, and what is open by it ends."""
-
-
-class TokenRefused(Exception):
-    """A token that is not believed; the text says why, for whoever shows it."""
-
-
-# By that name providers sign, whatever the newer one is (RFC 9864).
-warnings.filterwarnings("ignore", "EdDSA is deprecated")
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Whose a token is, the role that its claims give if any, and until when (seconds since the epoch)."""
-
-    user: str
-    role: Role | None
-    expires_at: float
-
-
-def looks_signed(token: str) -> bool:
-    """Whether it has the form of such tokens, which those of the daemon's own never have."""
-    return token.count(".") == 2
 
 
 class Oidc:

@@ -18,8 +18,6 @@ from koalapy.model.provider import Provider
 
 log = structlog.get_logger()
 
-REFRESH_INTERVAL = 300.0
-"""Seconds after which keys are fetched again, so that one that was withdrawn is not believed for long."""
 MAX_AGE = 3600.0
 """Seconds for which keys are believed that could not be fetched again."""
 MIN_PAUSE = 10.0

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from koalapy.model.errors import SiteUnavailable
+from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Role
 from koalapy.model.provider import Provider
 from koalapy.service import provider_keys
-from koalapy.service.oidc import LEEWAY, MAX_KNOWN, MAX_SPAN, Oidc, TokenRefused
+from koalapy.service.oidc import LEEWAY, MAX_KNOWN, MAX_SPAN, Oidc
 from koalapy.service.provider_keys import MAX_AGE, MAX_SIZE, MIN_PAUSE, ProviderKeys, fetch, signing_keys
 
 NOW = 1_800_000_000.0

@@ -1,0 +1,143 @@
+"""What users and groups may have at most, and what is said to who asks for more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, NoReturn
+
+from annotated_types import Ge, Gt
+
+from koalapy.model.errors import LimitReached, NeverAllowed
+from koalapy.model.measurement import Finite
+
+DAY = 86400.0
+MAX_REMEMBERED_USERS = 10_000
+WAY_OUT = "ask the operators of this daemon for more; koala limits shows what there is"
+ScopeKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """Of one user, or of all members of a group together; what is left out is not limited."""
+
+    queued_jobs: Annotated[int, Ge(0)] | None = None
+    """Jobs that wait or are held."""
+    nodes: Annotated[int, Ge(0)] | None = None
+    """Nodes at once."""
+    node_hours_per_day: Annotated[Finite, Ge(0)] | None = None
+    """Node-hours in 24 hours; a job that runs counts with all that its walltime allows."""
+    bundle_bytes: Annotated[int, Ge(0)] | None = None
+    """Bytes sent along with jobs that are kept."""
+    result_bytes: Annotated[int, Ge(0)] | None = None
+    """Bytes brought back by jobs that are kept."""
+    requests_per_second: Annotated[Finite, Gt(0)] | None = None
+
+
+UNLIMITED = UserLimits()
+NAMES = tuple(own.name for own in fields(UserLimits))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """The section ``limits``: of each user, of some users instead, and of groups, whose members share them."""
+
+    default: UserLimits = UNLIMITED
+    users: dict[str, UserLimits] = field(default_factory=dict)
+    """What is left out of a user's is that of ``default``."""
+    groups: dict[str, UserLimits] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose limits: those of a user, or of a group of which he is."""
+
+    key: ScopeKey
+    limits: UserLimits
+
+    @property
+    def is_group(self) -> bool:
+        return self.key[0] == "group"
+
+    @property
+    def who(self) -> str:
+        return f"the group {self.key[1]}" if self.is_group else self.key[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What was asked for beyond a limit."""
+
+    scope: Scope
+    name: str
+    limit: float
+    used: float
+    asked: float
+    contact: str
+
+    @property
+    def text(self) -> str:
+        have = f"{self.used:g} {'is' if self.used == 1 else 'are'} in use and {self.asked:g} more asked for"
+        return f"the limit {self.name} of {self.scope.who} is {self.limit:g}: {have}"
+
+    @property
+    def hint(self) -> str:
+        return self.contact or WAY_OUT
+
+    @property
+    def value(self) -> dict[str, float]:
+        return {"limit": self.limit, "used": self.used, "asked": self.asked}
+
+    def refuse(self) -> NoReturn:
+        """``NeverAllowed`` where that alone is more than the limit, else ``LimitReached``."""
+        kind = NeverAllowed if self.asked > self.limit else LimitReached
+        raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
+
+
+class Limits:
+    """Knows whose limits count for whom."""
+
+    def __init__(
+        self,
+        settings: LimitSettings | None = None,
+        groups_of: Callable[[str], Sequence[str]] = lambda _: (),
+        contact: str = "",
+    ) -> None:
+        """``groups_of`` says of which groups a user is; ``contact`` where more is asked for."""
+        self._settings = settings or LimitSettings()
+        self._groups_of = groups_of
+        self.contact = contact
+        self._known: dict[str, tuple[Scope, ...]] = {}
+        every = [self._settings.default, *self._settings.users.values(), *self._settings.groups.values()]
+        self._limited = frozenset(name for name in NAMES for each in every if getattr(each, name) is not None)
+
+    def limits(self, *names: str) -> bool:
+        """Whether anybody has a limit of one of these names."""
+        return not self._limited.isdisjoint(names)
+
+    def scopes(self, user: str) -> tuple[Scope, ...]:
+        """His own limits, and those of his groups; none where nothing is limited."""
+        if not self._limited:
+            return ()
+        if (known := self._known.get(user)) is None:
+            if len(self._known) >= MAX_REMEMBERED_USERS:
+                self._known.clear()
+            known = self._known[user] = tuple(self._scopes(user))
+        return known
+
+    def _scopes(self, user: str) -> list[Scope]:
+        settings = self._settings
+        own = settings.users.get(user, UNLIMITED)
+        given = {name: value for name in NAMES if (value := getattr(own, name)) is not None}
+        found = [Scope(("user", user), replace(settings.default, **given))]
+        found += [
+            Scope(("group", group), settings.groups[group])
+            for group in self._groups_of(user)
+            if group in settings.groups
+        ]
+        return [scope for scope in found if scope.limits != UNLIMITED]
+
+    def excess(self, scope: Scope, name: str, used: float, asked: float) -> Excess | None:
+        """None where there is room for what is asked for."""
+        limit = getattr(scope.limits, name)
+        if limit is None or used + asked <= limit:
+            return None
+        return Excess(scope, name, limit, used, asked, self.contact)

@@ -1,0 +1,135 @@
+"""Who comes in by tokens of an OpenID provider, who guesses, and how fast users may ask."""
+
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from koalapy.api.app import create_app
+from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.identity import Identity, Role
+from koalapy.model.limits import Limits, LimitSettings, UserLimits
+from koalapy.model.provider import Verified
+from koalapy.model.users import User, Users
+from koalapy.service.identities import Identities
+from koalapy.service.pace import FAILURES_AT_ONCE, Pace
+from tests.api.conftest import URL
+from tests.cli.memory import MemoryService
+
+SIGNED = "head.claims.signature"
+GUESSABLE, STRONG = "a-word-of-somebody-s", "f" * 64
+USERS = Users({"alice": User(role=Role.OPERATOR, groups=("physics",))})
+FIXED = {
+    STRONG: Identity("root", Role.ADMIN, "the daemon's own token"),
+    GUESSABLE: Identity("bob", Role.USER, "tokens[0] of the configuration", guessable=True),
+}
+Api = Callable[..., httpx2.AsyncClient]
+
+
+class Provider:
+    """Answers as it was told to, and remembers what it has answered once."""
+
+    def __init__(self, answer: Verified | Exception) -> None:
+        self.answer, self.seen, self.asked = answer, set[str](), 0
+
+    def known(self, token: str) -> Verified | None:
+        return self.answer if token in self.seen and isinstance(self.answer, Verified) else None
+
+    async def verify(self, token: str) -> Verified:
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.seen.add(token)
+        return self.answer
+
+
+def api(provider: Provider | None = None, limits: LimitSettings | None = None, contact: str = "") -> httpx2.AsyncClient:
+    service = MemoryService()
+    identities = Identities(FIXED, None, USERS, lambda: 1000.0, provider)
+    pace = Pace(Limits(limits, USERS.groups_of, contact))
+    app = create_app(service, service, identities, pace=pace)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app, client=("192.0.2.7", 1)), base_url=URL)
+
+
+def shows(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(
+    ("verified", "role"),
+    [
+        (Verified("alice", None, 2000.0), Role.OPERATOR),
+        (Verified("alice", Role.USER, 2000.0), Role.OPERATOR),
+        (Verified("alice", Role.ADMIN, 2000.0), Role.ADMIN),
+        (Verified("carl", None, 2000.0), Role.USER),
+        (Verified("carl", Role.OPERATOR, 2000.0), Role.OPERATOR),
+    ],
+)
+async def test_a_provider_s_token_says_who_somebody_is(verified: Verified, role: Role) -> None:
+    identities = Identities(FIXED, None, USERS, lambda: 1000.0, Provider(verified))
+    assert identities.of(SIGNED) is None
+    identity = await identities.verify(SIGNED)
+    assert identity is not None
+    assert (identity.user, identity.role, identity.expires_at) == (verified.user, role, 2000.0)
+    assert identity.groups == USERS.groups_of(verified.user)
+    assert identities.of(SIGNED) == identity
+
+
+async def test_it_is_verified_once() -> None:
+    provider = Provider(Verified("alice", None, 2000.0))
+    async with api(provider) as client:
+        for _ in range(3):
+            assert (await client.get("/api/v1/jobs", headers=shows(SIGNED))).status_code == 200
+    assert provider.asked == 1
+
+
+async def test_who_shows_one_that_is_not_believed_is_told_why() -> None:
+    async with api(Provider(TokenRefused("The token is expired"))) as client:
+        refused = await client.get("/api/v1/jobs", headers=shows(SIGNED))
+        assert refused.status_code == 401
+        assert "The token is expired" in refused.json()["detail"]
+
+
+async def test_a_provider_that_is_away_lets_nobody_in_and_keeps_nobody_else_out() -> None:
+    async with api(Provider(SiteUnavailable("the keys cannot be had"))) as client:
+        refused = await client.get("/api/v1/jobs", headers=shows(SIGNED))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert (await client.get("/api/v1/jobs", headers=shows(STRONG))).status_code == 200
+
+
+async def test_without_a_provider_nothing_signed_is_believed() -> None:
+    async with api() as client:
+        assert (await client.get("/api/v1/jobs", headers=shows(SIGNED))).status_code == 401
+
+
+async def test_who_guesses_is_stopped_and_keeps_nobody_out_whose_token_cannot_be_guessed() -> None:
+    provider = Provider(Verified("alice", None, 2000.0))
+    async with api(provider) as client:
+        assert (await client.get("/api/v1/jobs", headers=shows(GUESSABLE))).status_code == 200
+        statuses = [
+            (await client.get("/api/v1/jobs", headers=shows(f"a-guess-{number}"))).status_code
+            for number in range(int(FAILURES_AT_ONCE) + 2)
+        ]
+        assert set(statuses[: int(FAILURES_AT_ONCE)]) == {401}
+        assert statuses[-1] == 429
+        # Also the right one, or guessing would go on.
+        refused = await client.get("/api/v1/jobs", headers=shows(GUESSABLE))
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+        for token in (STRONG, SIGNED):
+            assert (await client.get("/api/v1/jobs", headers=shows(token))).status_code == 200
+        assert (await client.get("/api/v1/jobs")).status_code == 401
+        assert (await client.get("/healthz", headers=shows("another-guess"))).status_code == 200
+
+
+async def test_a_user_who_asks_too_fast_is_told_the_limit_and_when_to_come_again() -> None:
+    limits = LimitSettings(users={"bob": UserLimits(requests_per_second=0.2)})
+    async with api(limits=limits, contact="write to grid@example.org") as client:
+        assert (await client.get("/api/v1/jobs", headers=shows(GUESSABLE))).status_code == 200
+        refused = await client.get("/api/v1/jobs", headers=shows(GUESSABLE))
+        told = refused.json()
+        assert (refused.status_code, told["field"]) == (429, "limits.requests_per_second")
+        assert (told["value"], told["hint"]) == ({"limit": 0.2}, "write to grid@example.org")
+        assert "of bob is 0.2" in told["detail"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 5
+        for _ in range(5):
+            assert (await client.get("/api/v1/jobs", headers=shows(STRONG))).status_code == 200
