@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from koalapy.bootstrap.assembly import _addresses
+from koalapy.bootstrap.people import _addresses
 
 
 @pytest.mark.parametrize(("only", "hosts"), [(0, {"::", "127.0.0.1", "::1"}), (1, {"::", "::1"})])
