@@ -17,6 +17,8 @@ from koalapy.agents.lrm.commands import CommandResult, run
 from koalapy.model.errors import SiteRejected
 
 CAP_SETGID, CAP_SETUID = 1 << 6, 1 << 7
+NO_RULE = re.compile(r"^sudo: .*(password|not allowed|unknown user|effective uid|sudoers)|^Sorry, user", re.MULTILINE)
+"""What sudo says when it does not run something; what is run speaks for itself."""
 LEFT_OUT = ("TMPDIR", "MAIL", "XDG_RUNTIME_DIR")
 """Of the agent's environment: they are its own."""
 
@@ -55,7 +57,7 @@ class RunAs:
         account = await self.accounts.find(user)
         command = self.command(account, argv, environment.get("PATH"))
         answer = await run(*command, environment=environment_of(account, environment), **options)
-        if self.way is Way.SUDO and answer.code != 0 and answer.errors.startswith("sudo:"):
+        if self.way is Way.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
             raise self._no_rule(argv[0], user, answer.error_line)
         return answer
 

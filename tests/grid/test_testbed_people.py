@@ -1,0 +1,237 @@
+"""Two people with accounts of their own on real clusters: each job is its owner's, and nobody is, reads or ends another.
+
+North and east have agents that may change their account, south's has rules of sudo. Collected when the testbed is up.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+
+from tests.grid.containers import Container
+from tests.grid.testbed import CLUSTERS, Testbed
+from tests.grid.world import DEADLINE, Gate, Seen, until
+
+UIDS = {"alice": "1501", "bob": "1502"}
+EACH = pytest.mark.parametrize("cluster", CLUSTERS)
+
+
+class Person:
+    """Somebody with a token; ``account`` is what the clusters call them."""
+
+    def __init__(self, bed: Testbed, name: str, account: str) -> None:
+        self._bed, self.name, self.account = bed, name, account
+        made = bed.run("token", "create", "--user", name, "--role", "user", "--expires", "1h", "-q")
+        assert made.returncode == 0, made.stderr
+        self.token = made.stdout.strip()
+        headers = {"Authorization": f"Bearer {self.token}"}
+        self.http = httpx2.Client(base_url=bed.url, timeout=90.0, headers=headers)
+
+    def submit(self, cluster: str, *command: str, size: int = 1, **more: Any) -> int:
+        request = {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
+        body = {"request": request, "command": list(command), "launcher": "processes", **more}
+        answer = self.http.post("/api/v1/jobs", json=body)
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    def koala(self, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
+        environment = self._bed.environment | {"KOALA_URL": self._bed.url, "KOALA_TOKEN": self.token}
+        command = [*self._bed.koala, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment, **more)
+
+
+def _identity(container: Container, identity: str) -> None:
+    container.run("/opt/testbed/identity", identity)
+
+
+@pytest.fixture(scope="module")
+def bed(testbed: Testbed) -> Iterator[Testbed]:
+    """The testbed with jobs that are their owners', and as it was afterwards."""
+    switched = [testbed.containers["daemon"], *testbed.heads.values()]
+
+    def switch(identity: str) -> None:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda container: _identity(container, identity), switched))
+        testbed.connect(testbed.url)
+        until(lambda: all(c["idle"] == c["total"] for c in testbed.clusters()), "every node to be idle")
+
+    testbed.settle()
+    switch("mapped")
+    yield testbed
+    testbed.cancel_all()
+    testbed.settle()
+    switch("service")
+
+
+@pytest.fixture(scope="module")
+def alice(bed: Testbed) -> Person:
+    return Person(bed, "alice", "alice")
+
+
+@pytest.fixture(scope="module")
+def robert(bed: Testbed) -> Person:
+    """Called bob by the clusters."""
+    return Person(bed, "robert", "bob")
+
+
+def running(bed: Testbed, person: Person, cluster: str, size: int = 1) -> tuple[int, Gate]:
+    """A job of somebody's that waits for a gate."""
+    gate = bed.gate()
+    ident = person.submit(cluster, *gate.hold, size=size)
+    bed.wait_state(ident, "running")
+    until(lambda: len({p.node for p in bed.programs(ident)}) == size, "every rank to run")
+    return ident, gate
+
+
+def finish(bed: Testbed, ident: int, gate: Gate) -> None:
+    gate.open()
+    job = bed.wait(ident, 120)
+    assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
+
+
+def owner(bed: Testbed, seen: Seen) -> str:
+    return bed.containers[seen.node].run("stat", "-c", "%u", f"/proc/{seen.pid}").strip()
+
+
+@EACH
+def test_each_jobs_processes_are_its_owners(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
+    jobs = {person.account: running(bed, person, cluster) for person in (alice, robert)}
+    for account, (ident, _) in jobs.items():
+        processes = [*bed.programs(ident), *bed.runners(f"{ident}.")]
+        assert {owner(bed, seen) for seen in processes if "slurmstepd" not in seen.text} == {UIDS[account]}
+    shown = "squeue -h -o %u" if CLUSTERS[cluster][0] == "slurm" else "qstat -u '*' | tail -n +3 | awk '{print $4}'"
+    assert sorted(bed.heads[cluster].shell(shown).split()) == ["alice", "bob"]
+    for ident, gate in jobs.values():
+        finish(bed, ident, gate)
+
+
+@EACH
+def test_a_job_finds_what_a_login_would(bed: Testbed, alice: Person, cluster: str) -> None:
+    ident = alice.submit(cluster, "sh", "-c", "id -un; id -Gn; echo $HOME $USER $LOGNAME; env | grep -c grid; umask")
+    assert bed.wait(ident)["state"] == "succeeded"
+    who, groups, own, agents, _ = bed.logs(ident).splitlines()
+    assert (who, set(groups.split()), own) == ("alice", {"alice", "people"}, "/home/alice alice alice")
+    assert agents == "0"
+
+
+@EACH
+def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
+    """Tried from the very node on which it runs, and by a job on another."""
+    ident, gate = running(bed, alice, cluster)
+    job = bed.job(ident)["components"][0]["lrm_job"]
+    victims = [*bed.programs(ident), *bed.runners(f"{ident}.")]
+    ends = {"slurm": f"scancel {job}", "sge": f"qdel {job}"}[CLUSTERS[cluster][0]]
+    there = bed.containers[victims[0].node]
+    for seen in victims:
+        for attempt in (f"kill -9 {seen.pid}", f"cat /proc/{seen.pid}/environ", f"cat /proc/{seen.pid}/mem"):
+            assert there.shell(f"{attempt} >/dev/null 2>&1 && echo did", user="bob", check=False) == ""
+    base = f"/shared/{cluster}"
+    script = (
+        f"ls {base}/jobs/alice {base}/grid {base}/jobs; cat {base}/jobs/alice/*/*; "
+        f"echo forged > {base}/jobs/alice/result.0.json; rm -rf {base}/jobs/alice; mv {base}/jobs/alice {base}/jobs/mine; "
+        f"echo '{{}}' > {base}/jobs/agent.json; {ends}"
+    )
+    attack = robert.submit(cluster, "sh", "-c", f"({script}) 2>/dev/null; true")
+    assert bed.wait(attack)["state"] == "succeeded"
+    said = bed.logs(attack)
+    assert "launch" not in said
+    assert "alice" not in said.replace("alice's", "")
+    assert bed.job(ident)["state"] == "running"
+    finish(bed, ident, gate)
+
+
+@EACH
+def test_files_go_to_their_owner_and_come_back(
+    bed: Testbed, alice: Person, robert: Person, cluster: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("from alice\n")
+    command = "stat -c %U . in.txt; cat in.txt > out.txt; ln -s /etc/shadow shadow; chmod 700 .; cp out.txt second.txt"
+    fixed = f"{cluster}:1"
+    options = ["--fixed", fixed, "--launcher", "processes", "--stage", "in.txt", "--collect", "*.txt", "--wait"]
+    done = alice.koala("submit", *options, "--collect", "shadow", "--", "sh", "-c", command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ident = max(job["id"] for job in alice.http.get("/api/v1/jobs").json()["jobs"])
+    assert bed.logs(ident).split() == ["alice", "alice"]
+    fetched = alice.koala("fetch", str(ident), "--to", str(tmp_path / "back"))
+    assert fetched.returncode == 0, fetched.stderr
+    found = {path.name: path.read_text() for path in (tmp_path / "back").rglob("*") if path.is_file()}
+    assert found == {"out.txt": "from alice\n", "second.txt": "from alice\n"}
+    assert robert.koala("fetch", str(ident), "--to", str(tmp_path / "other")).returncode != 0
+    head = bed.heads[cluster]
+    until(lambda: not head.shell(f"ls /shared/{cluster}/jobs/alice").split(), "nothing of it to be left")
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        ("ghost", "there is no account ghost on"),
+        ("munge", "is a system account's"),
+        ("grid", "the agent's own account"),
+    ],
+)
+def test_accounts_that_are_no_persons_get_nothing(bed: Testbed, cluster: str, user: str, why: str) -> None:
+    ident = Person(bed, user, user).submit(cluster, "true")
+    job = bed.wait(ident)
+    assert job["state"] == "failed"
+    assert why in job["reason"], job
+
+
+def test_a_login_on_each_head_node_is_the_accounts_own(bed: Testbed) -> None:
+    for cluster in ("north", "east"):
+        head = bed.heads[cluster]
+        for account, name in (("alice", "alice"), ("bob", "robert")):
+            said = head.run("koala", "whoami", user=account)
+            assert name in said, said
+            head.run(
+                "koala",
+                "submit",
+                "--fixed",
+                f"{cluster}:1",
+                "--launcher",
+                "processes",
+                "--wait",
+                "--",
+                "true",
+                user=account,
+            )
+
+
+def test_what_was_done_is_written_down(bed: Testbed, alice: Person) -> None:
+    mark = uuid4().hex
+    alice.submit("north", "echo", mark)
+    said = bed.run("audit-log", "--json")
+    assert said.returncode == 0, said.stderr
+    print(said.stdout[-4000:])
+    assert "alice" in said.stdout
+
+
+def test_an_agent_that_comes_back_finds_what_was_left_meanwhile(bed: Testbed, alice: Person) -> None:
+    """Its runners leave their results where only their account can read."""
+    for cluster in CLUSTERS:
+        ident, gate = running(bed, alice, cluster)
+        bed.heads[cluster].hold("agent")
+        gate.open()
+        until(lambda: not bed.programs(ident), "the program to end")  # noqa: B023
+        bed.heads[cluster].release("agent")
+        job = bed.wait(ident, 120)
+        assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
+        assert bed.logs(ident) == "done\n"
+
+
+def test_south_lets_its_agent_run_what_the_rules_name_and_no_more(bed: Testbed) -> None:
+    head = bed.heads["south"]
+    may: Callable[[str], str] = lambda command: head.shell(  # noqa: E731
+        f"sudo -n -u alice -- {command} && echo did", user="grid", check=False
+    )
+    assert "did" in may("/usr/bin/sbatch --version")
+    for command in ("/bin/sh -c id", "/usr/bin/env id", "/opt/koala/bin/python -c 1", "/usr/bin/srun id"):
+        assert "did" not in may(command), command
+    assert "did" not in head.shell("sudo -n -u root -- /usr/bin/sbatch --version && echo did", user="grid", check=False)
+    assert "did" not in may(f"/opt/koala/bin/koala-account-files {shlex.quote('/home/alice')} alice list")
