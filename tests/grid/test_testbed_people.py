@@ -1,4 +1,4 @@
-"""Two people with accounts of their own on real clusters: each job is its owner's, and nobody is, reads or ends another.
+"""Two people with accounts of their own on real clusters: each job is its owner's, and no other's.
 
 North and east have agents that may change their account, south's has rules of sudo. Collected when the testbed is up.
 """
@@ -134,7 +134,8 @@ def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, 
     base = f"/shared/{cluster}"
     script = (
         f"ls {base}/jobs/alice {base}/grid {base}/jobs; cat {base}/jobs/alice/*/*; "
-        f"echo forged > {base}/jobs/alice/result.0.json; rm -rf {base}/jobs/alice; mv {base}/jobs/alice {base}/jobs/mine; "
+        f"echo forged > {base}/jobs/alice/result.0.json; rm -rf {base}/jobs/alice; "
+        f"mv {base}/jobs/alice {base}/jobs/mine; "
         f"echo '{{}}' > {base}/jobs/agent.json; {ends}"
     )
     attack = robert.submit(cluster, "sh", "-c", f"({script}) 2>/dev/null; true")
