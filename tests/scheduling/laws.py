@@ -245,7 +245,7 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
 
 def check_reservation(world: "World") -> None:
     """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all, within
-    what resource managers take of us now."""
+    what resource managers take of us now; or for one of those whose turn it was before that."""
     queries, rules = world.queries, world.rules
 
     def room(cluster: ClusterStatus) -> int:
@@ -256,6 +256,7 @@ def check_reservation(world: "World") -> None:
     for priority in Priority:
         waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
         met: set[object] = set()
+        is_oldest = True
         for job in sorted(waiting, key=lambda job: job.queue_seq):
             if job.spec.request in met:
                 continue  # an older one of its shape stands for it
@@ -263,8 +264,11 @@ def check_reservation(world: "World") -> None:
             if queries.tries(job.id) < rules.aging_tries:
                 continue
             if isinstance(queries.evaluate(job.spec, empty), Placement):
-                assert queries.reservation == job.id
-                return
+                if queries.reservation == job.id:
+                    assert is_oldest or job.id in world.turns
+                    return
+                is_oldest = False
+        assert is_oldest, "nodes are kept for none of those who have waited long"
     assert queries.reservation is None
 
 

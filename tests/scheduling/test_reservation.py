@@ -131,3 +131,23 @@ def test_nothing_is_kept_for_a_job_on_a_cluster_that_takes_nothing_as_large() ->
         world.submit(fixed(north=1), lasts=30, name=f"behind-{number}")
         world.advance(5)
     assert world.state(refused) is not JobState.QUEUED, "it has waited longest, and is taken again"
+
+
+def test_a_limit_that_is_never_lifted_takes_nobody_elses_turn() -> None:
+    """Whom nodes are kept for keeps them until it is placed, though an older one may be tried again meanwhile."""
+    world = World({"north": 4, "south": 4}, AGING)
+    world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
+    for _ in range(4):
+        world.submit(fixed(north=1), lasts=300)
+        world.submit(fixed(south=1), lasts=300)
+        world.advance(75)
+    refused = world.submit(fixed(north=4))
+    wide = world.submit(fixed(south=4), lasts=20)
+    for _ in range(160):
+        world.submit(fixed(north=1), lasts=300)
+        world.submit(fixed(south=1), lasts=300)
+        world.advance(20)
+    assert (world.state(refused), world.state(wide)) == (JobState.QUEUED, JobState.SUCCEEDED)
+    began = world.job(wide).started_at
+    assert began is not None
+    assert began < 1200

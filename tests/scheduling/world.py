@@ -97,6 +97,8 @@ class World:
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
+        self.turns: set[JobId | None] = set()
+        """Whom nodes were ever kept for."""
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
         self.warnings: list[str] = []
@@ -198,6 +200,7 @@ class World:
 
     def step(self, events: Sequence[Event] = ()) -> Effects:
         """One transaction: the scheduler's step, written down, and only then sent."""
+        self.turns.add(self.queries.reservation)
         return self.take_in(self.scheduler.step(events, self.now))
 
     def take_in(self, effects: Effects) -> Effects:

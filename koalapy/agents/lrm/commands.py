@@ -76,7 +76,10 @@ async def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         # Our ends of its pipes: asyncio would wait until what is in them is read, and others have closed theirs.
-        transport.close()
+        # Not the transport itself, which would look how the process ended before asyncio's own watcher can.
+        for descriptor in range(3):
+            if (pipe := transport.get_pipe_transport(descriptor)) is not None:
+                pipe.close()
         await process.wait()
     return CommandResult(process.returncode or 0, output, errors.decode(errors="replace"))
 

@@ -22,6 +22,10 @@ class Reservation:
     A job is placed on the grid as it would be if all jobs of this scheduler had ended; as many nodes as it would have
     on each cluster are then not offered to jobs of low priority, until it is placed. The oldest of a shape stands for
     it, and who could not be placed even so keeps nothing. The daemon's own jobs never hold up anybody's.
+
+    Whom nodes are kept for keeps them until it is placed, also when an older one of its priority could be placed again
+    meanwhile: else one whose claims a limit refuses again and again would undo, each time, what was kept for others.
+    But who returns from a claim that failed, and could be placed at once, has lost nothing.
     """
 
     def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue]) -> None:
@@ -29,6 +33,8 @@ class Reservation:
         self._queues = queues
         self._stale = False
         self._chosen: JobId | None = None
+        self._placed: JobId | None = None
+        """Whom nodes were kept for before, until it was placed."""
         self._kept: Counter[ClusterName] = Counter()
         self._empty = GridView(())
         """The grid without our jobs, as it was when it was last looked at."""
@@ -62,15 +68,21 @@ class Reservation:
             return False
         self._stale = False
         job, kept = self.job, self._kept
+        if job is None and self._chosen is not None:
+            self._placed = self._chosen
         self._chosen, self._kept = None, Counter()
         if self._rules.aging:
-            self._choose(evaluate)
+            self._choose(evaluate, turns=(self._placed, job))
+        if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
+            self._placed = None  # it has its turn again, or has lost it
         return self._chosen != job or any(self._kept[cluster] < count for cluster, count in kept.items())
 
-    def _choose(self, evaluate: Evaluate) -> None:
+    def _choose(self, evaluate: Evaluate, turns: tuple[JobId | None, ...]) -> None:
+        """``turns``: whose turn it is, before all others of their queue."""
         idle: IdleSummary | None = None
         for queue in self._queues.values():
-            for entry in queue.oldest_of_each_shape(self._rules.aging_tries):
+            oldest = queue.oldest_of_each_shape(self._rules.aging_tries)
+            for entry in sorted(oldest, key=lambda entry: [entry.job != job for job in turns]):
                 idle = idle or self._look()
                 group = entry.group
                 if group.refused_on == self._grids or not idle.may_fit(group.needs):
