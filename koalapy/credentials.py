@@ -91,8 +91,11 @@ def register_directory() -> Path | None:
 class Registration:
     """A daemon's entries in the register, from their making to ``close``."""
 
-    def __init__(self, token: str, addresses: Iterable[tuple[str, int]]) -> None:
-        """Raises ``OSError`` where there can be no register, ``UsageError`` when it belongs to somebody else."""
+    def __init__(self, token: str, addresses: Iterable[tuple[str, int]], certificate: Path | None = None) -> None:
+        """``certificate`` is where the one stands that the daemon shows, if it speaks TLS.
+
+        Raises ``OSError`` where there can be no register, ``UsageError`` when it belongs to somebody else.
+        """
         directory = register_directory()
         if directory is None:
             raise OSError("the account has no home")
@@ -111,7 +114,8 @@ class Registration:
         self._sweep()
         try:
             for host, port in addresses:
-                entry = json.dumps({"token": token, "machine": _machine()})
+                shown = None if certificate is None else str(certificate)
+                entry = json.dumps({"token": token, "machine": _machine(), "certificate": shown})
                 name = address_of(host, port)
                 self._entries[name] = write_private(name, self._folder, entry, before=_lock)
         except BaseException:
@@ -142,6 +146,8 @@ class Found:
 
     token: str = ""
     why: str = ""
+    certificate: Path | None = None
+    """The file with the one that the daemon shows; None where it speaks no TLS."""
 
 
 def find_token(host: str, port: int) -> Found:
@@ -174,7 +180,8 @@ def _find(name: str, folder: int) -> Found:
             return Found(why=f"the daemon of this account that served at {name} has ended")
         if entry["machine"] != _machine():
             return Found(why=f"the daemon of this account that serves at {name} is on another machine")
-        return Found(str(entry["token"]))
+        shown = entry.get("certificate")
+        return Found(str(entry["token"]), certificate=None if shown is None else Path(shown))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Found(why=f"the register's entry of {name} is of no use")
     finally:

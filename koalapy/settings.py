@@ -1,6 +1,7 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -54,6 +55,14 @@ def _network(text: str) -> str:
     return text
 
 
+def _proxy(text: str) -> str:
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither an IP address nor a network, as 192.0.2.7 or 192.0.2.0/24") from None
+    return text
+
+
 def _ordered(ports: str) -> str:
     first, last = map(int, ports.split("-"))
     if not 1024 <= first < last <= 65535:
@@ -68,6 +77,7 @@ def _absolute(path: str) -> str:
 
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+Proxy = Annotated[str, AfterValidator(_proxy)]
 
 
 def _user_name(name: str) -> str:
@@ -204,6 +214,16 @@ class ClusterSection(ClusterProfile, SiteSettings):
 
 
 @dataclass(frozen=True)
+class TlsSection:
+    """The daemon's own TLS; without it plain HTTP is spoken."""
+
+    certificate: AbsolutePath | None = None
+    """File with the daemon's certificate in PEM, and after it those that lead to its authority."""
+    key: AbsolutePath | None = None
+    """File with its key, which nobody else may read."""
+
+
+@dataclass(frozen=True)
 class LinkSection:
     """What is known of the network between two clusters, or within one (``between: [north, north]``)."""
 
@@ -254,6 +274,9 @@ class Settings(BaseSettings):
     """Where more is asked for, as text for people."""
     allowed_hosts: list[HostName] = []
     """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
+    tls: TlsSection = TlsSection()
+    behind_proxy: list[Proxy] = []
+    """Addresses and networks of proxies that speak TLS for the daemon, whose word counts on who asks."""
     lease: float = Field(default=600.0, gt=0, le=1e9)
     """Seconds without a word from its agent after which a runner ends itself."""
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0, le=2**53)
@@ -353,6 +376,19 @@ class Settings(BaseSettings):
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
             found[pair] = Link(section.latency, section.bandwidth)
         return found
+
+
+def proxies(given: Sequence[str]) -> list[str]:
+    """Those of the command line; ``UsageError``."""
+    try:
+        return [_proxy(text.strip()) for text in given]
+    except ValueError as error:
+        raise UsageError(
+            f"--behind-proxy: {error}",
+            field="--behind-proxy",
+            value=",".join(given),
+            hint="give the addresses from which the proxies ask, with commas between",
+        ) from error
 
 
 CLIENT_VARIABLES = ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR")

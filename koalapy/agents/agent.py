@@ -87,7 +87,9 @@ class Agent:
         self._accounts = folders.run_as.accounts
         self._spool = Spool(settings.directory)
         self._address_file = settings.address_file
-        self._uplink = Uplink(settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced)
+        self._uplink = Uplink(
+            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust
+        )
         self._reporter = Reporter(self._uplink)
         self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
         self._questions = Questions(self._uplink)

@@ -55,6 +55,7 @@ class LoginServer:
         self._own_only = settings.identity == "own"
         """Only for this account it vouches."""
         self._users_url = settings.url
+        self._trust = settings.trust
         self._ca = ""
         self._vouches = False
         """Whether the daemon gives out logins."""
@@ -92,7 +93,7 @@ class LoginServer:
     def welcomed(self, message: Welcome) -> None:
         self._vouches = message.vouches
         self._users_url = message.users_url or self._url
-        self._ca = message.users_ca
+        self._ca = message.users_ca or self._trust.told()
 
     def lost(self) -> None:
         """There is no connection to the daemon any more: who waits for an answer gets none."""

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 import koalapy
 from koalapy.agents.lrm.kinds import KINDS, LrmKind
 from koalapy.model.disk import DiskLimits
+from koalapy.tls import Trust
 
 RUNNER = Path(koalapy.__file__).parent / "runtime" / "runner.py"
 """The program that runs on the nodes; give it to a local cluster as its ``preload``."""
@@ -105,7 +106,7 @@ class AgentSettings(SiteSettings):
 
     cluster: str
     url: str
-    """``http://host:port`` of the daemon."""
+    """``http://host:port`` of the daemon, or ``https://``."""
     token: str
     directory: Path
     """Holds what must survive a restart; best on a file system that the nodes share."""
@@ -123,6 +124,8 @@ class AgentSettings(SiteSettings):
     disks: DiskLimits = field(default_factory=DiskLimits)
     login_sockets: Sequence[Path] = ()
     """Where to listen for the users of this host: the first of these where that may be."""
+    trust: Trust = field(default_factory=Trust)
+    """By which the daemon is known, where it speaks TLS."""
 
     @property
     def stages(self) -> Path:

@@ -5,6 +5,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from urllib.parse import urlsplit
 
 import structlog
 from websockets import CloseCode
@@ -12,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from koalapy.protocol.messages import FromAgent, FromDaemon, Hello, frame, from_agent, from_daemon
+from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
 
 log = structlog.get_logger()
 
@@ -28,9 +30,15 @@ class Uplink:
     """Says hello, hands over what the daemon says, and sends what is put, while there is a connection."""
 
     def __init__(
-        self, url: str, token: str, hello: Callable[[], Hello], synced: Callable[[], Awaitable[None]] | None = None
+        self,
+        url: str,
+        token: str,
+        hello: Callable[[], Hello],
+        synced: Callable[[], Awaitable[None]] | None = None,
+        trust: Trust = OF_THIS_MACHINE,
     ) -> None:
         """``synced`` is awaited before anything is sent: what is told must not be forgotten."""
+        self._trust = trust
         self._synced = synced
         self._url, self._token, self._hello = url, token, hello
         self._queue: list[FromAgent] = []
@@ -60,6 +68,7 @@ class Uplink:
                 async with connect(
                     self._url,
                     additional_headers=headers,
+                    ssl=self._trust.context() if self._url.startswith("wss:") else None,
                     compression=None,
                     max_size=None,
                     proxy=None,
@@ -70,7 +79,7 @@ class Uplink:
                     await self._converse(socket, received)
                 self._complain("the daemon hung up")
             except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
-                self._complain(_reason(error))
+                self._complain(_reason(error, self._url))
             finally:
                 self.online.clear()
                 self._queue.clear()
@@ -123,8 +132,10 @@ class Uplink:
                     await socket.send(each)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, url: str) -> str:
     """Why there is no connection: in the words of the daemon, when it answered that we are not to come in."""
+    if told := refusal(error, urlsplit(url).hostname or ""):
+        return f"{told[0]}: {told[1]}"
     if isinstance(error, InvalidStatus):
         try:
             problem = json.loads(error.response.body or b"")

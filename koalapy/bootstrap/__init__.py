@@ -1,6 +1,6 @@
 """The only place where concrete adapters are chosen and put together."""
 
 from koalapy.bootstrap.agents import agent, check
-from koalapy.bootstrap.daemon import policies, serve
+from koalapy.bootstrap.daemon import Wire, policies, serve
 
-__all__ = ["agent", "check", "policies", "serve"]
+__all__ = ["Wire", "agent", "check", "policies", "serve"]

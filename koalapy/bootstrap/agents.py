@@ -29,6 +29,7 @@ from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
 from koalapy.resources import raise_limit
 from koalapy.settings import ClusterSection, Settings, load
+from koalapy.tls import OF_THIS_MACHINE, Trust
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
@@ -36,7 +37,15 @@ MAX_OPEN_FILES = 65_536
 """Open files that an agent asks for: one for each runner, and what transfers and commands need."""
 
 
-def agent(cluster: str, url: str, config: Path | None, directory: Path, token: str, embedded: bool = False) -> None:
+def agent(
+    cluster: str,
+    url: str,
+    config: Path | None,
+    directory: Path,
+    token: str,
+    ca_file: Path | None,
+    embedded: bool = False,
+) -> None:
     """Run the agent of a cluster until it is told to end.
 
     ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
@@ -44,13 +53,14 @@ def agent(cluster: str, url: str, config: Path | None, directory: Path, token: s
     configure_logging(logging.WARNING if embedded else logging.INFO)
     raise_limit(MAX_OPEN_FILES)
     if embedded:
-        token, settings = take_handover()
+        token, settings, trust = take_handover()
     else:
-        settings = load(config)
+        settings, trust = load(config), Trust(ca_file)
+        trust.check()
     forget_own()
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
-    own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url))
+    own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
     _check_identity(cluster, own, section)
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
         if own.replica_directories and not section.replica_directories:
@@ -72,7 +82,14 @@ def _section(cluster: str, settings: Settings) -> ClusterSection:
 
 
 def _settings_of_agent(
-    cluster: str, settings: Settings, url: str, token: str, directory: Path, runner_host: str, transfer_address: str
+    cluster: str,
+    settings: Settings,
+    url: str,
+    token: str,
+    directory: Path,
+    runner_host: str,
+    transfer_address: str,
+    trust: Trust = OF_THIS_MACHINE,
 ) -> AgentSettings:
     section = settings.clusters[cluster]
     taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
@@ -84,6 +101,7 @@ def _settings_of_agent(
         login_sockets=_login_sockets(cluster, section, directory),
         url=url,
         token=token,
+        trust=trust,
         directory=directory / "spool",
         runner_host=runner_host,
         environment=_program_environment(cluster, section),
@@ -149,8 +167,9 @@ def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
 def _own_address(url: str) -> str:
     """This host's address on the way to the daemon; nothing is sent."""
     there = urlsplit(url)
+    port = there.port or (443 if there.scheme == "https" else 80)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(there.hostname, there.port or 80, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(there.hostname, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as asking:
             asking.connect(address)
             return str(asking.getsockname()[0])
@@ -205,7 +224,9 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
     return environment
 
 
-def check(cluster: str, url: str, config: Path | None, directory: Path, token: str) -> list[Finding]:
+def check(
+    cluster: str, url: str, config: Path | None, directory: Path, token: str, ca_file: Path | None
+) -> list[Finding]:
     """What the agent of a cluster would find here, in order; a wrong configuration is a ``UsageError``."""
     # Imported here: nobody else needs an HTTP client.
     from koalapy.agents.check.cluster import Expected, check_cluster
@@ -218,7 +239,9 @@ def check(cluster: str, url: str, config: Path | None, directory: Path, token: s
         runner_host, transfer_address = _addresses(section, url)
     except UsageError:
         runner_host, transfer_address = "", section.transfer_address or ""
-    own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address)
+    trust = Trust(ca_file)
+    trust.check()
+    own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)

@@ -1,7 +1,6 @@
 """Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
 
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from koalapy.api.hosts import Hosts
 from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
+from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
 from koalapy.bootstrap.people import known_identities, openid_provider, own_access, token_duties
 from koalapy.model.errors import UsageError
 from koalapy.model.limits import Limits
@@ -37,6 +37,7 @@ from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.bundles import Bundles
+from koalapy.service.certificate import LOOK_INTERVAL, Certificate
 from koalapy.service.connections import FILES_WANTED, Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.duties import Duty
@@ -88,8 +89,9 @@ async def run(
 ) -> None:
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
     configured, _ = settings.known_links(), settings.known_accounts()
-    listener = _listen(host, port)
+    listener = listen(host, port, settings)
     data_dir = data_directory()
+    certificate = certificate_of(settings, data_dir)
     stores = _open_stores(settings, data_dir)
     links = LinkTable(settings.clusters, configured, stores.measurements.latest())
     catalogue = Catalogue(stores.files.replicas())
@@ -108,9 +110,9 @@ async def run(
         for name, section in settings.clusters.items()
     }
     connections = Connections(raise_limit(FILES_WANTED))
-    agents = _embedded_agents(settings, tokens, data_dir, umask, engine)
+    agents = _embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
     limits = Limits(settings.limits, settings.known_users().groups_of, settings.limits_contact)
-    with own_access(data_dir, listener) as own:
+    with own_access(data_dir, listener, certificate) as own:
         provider = openid_provider(settings)
         identities = known_identities(settings, own, stores, engine.clock, provider)
         hosts = Hosts([host, *settings.allowed_hosts])
@@ -121,27 +123,13 @@ async def run(
         services.network.start()
         try:
             await services.health.look_at_disks()
-            duties = [*_duties(settings, services, engine), *token_duties(identities, provider)]
-            await Daemon(engine, stores.jobs, hub, app, listener, connections, agents, announce, duties).run()
+            duties = [*_duties(settings, services, engine, certificate), *token_duties(identities, provider)]
+            way_in = behind_proxies(app, settings, certificate)
+            parts = (engine, stores.jobs, hub, way_in, listener, connections, agents, announce, duties, certificate)
+            await Daemon(*parts).run()
         finally:
             await services.network.stop()
             stores.jobs.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            field="--port",
-            value=port,
-            hint="give another --port; 0 takes any free one",
-        ) from error
-    return listener
 
 
 # What a daemon before this one left
@@ -284,7 +272,7 @@ def _services(
     return Services(jobs, bundles, files, results, network, advisor, health, retention)
 
 
-def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty]:
+def _duties(settings: Settings, services: Services, engine: Engine, certificate: Certificate | None) -> list[Duty]:
     housekeeping = Housekeeping(
         services.bundles, services.results, services.retention, settings.results_keep, removal_clock(engine.clock)
     )
@@ -292,6 +280,7 @@ def _duties(settings: Settings, services: Services, engine: Engine) -> list[Duty
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
         Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
+        *([Duty("certificate", LOOK_INTERVAL, certificate.look_aside)] if certificate else []),
     ]
 
 
@@ -310,13 +299,15 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -
 # Embedded agents
 
 
-def _embedded_agents(settings: Settings, tokens: Tokens, data_dir: Path, umask: int, engine: Engine) -> EmbeddedAgents:
+def _embedded_agents(
+    settings: Settings, tokens: Tokens, data_dir: Path, umask: int, engine: Engine, certificate: Certificate | None
+) -> EmbeddedAgents:
     def tell(cluster: str, why: str) -> None:
         engine.post(WorkItem(events=(AgentFailed(cluster, f"its agent {why}"),)))
 
     processes = []
     for name in (name for name, section in settings.clusters.items() if section.is_embedded):
-        handover = write_handover(name, settings, tokens[name] or "", umask)
+        handover = write_handover(name, settings, tokens[name] or "", umask, certificate.shown if certificate else None)
         command = [sys.executable, "-m", "koalapy.cli.main", "agent", name, "--embedded"]
         command += ["--directory", str(_agent_directory(data_dir, name))]
         processes.append(AgentProcess(name, command, of_agents(), handover))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
 from koalapy.placement.registry import Registry, builtin
 from koalapy.private import FOR_OTHERS, private_directory
-from koalapy.settings import load
+from koalapy.settings import Settings, TlsSection, load, proxies
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """By any of these a data directory is known."""
@@ -26,10 +27,31 @@ def policies() -> Registry:
     return registry
 
 
-def serve(host: str, port: int, data_dir: Path, config: Path | None, announce: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What the command line says of how the daemon is reached; what is not given there is the configuration's."""
+
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    behind_proxy: str | None = None
+    """Addresses and networks, with commas between."""
+
+    def over(self, settings: Settings) -> Settings:
+        """The settings with what was given in its place; ``UsageError``."""
+        tls = TlsSection(
+            settings.tls.certificate if self.tls_cert is None else str(self.tls_cert.absolute()),
+            settings.tls.key if self.tls_key is None else str(self.tls_key.absolute()),
+        )
+        behind = settings.behind_proxy if self.behind_proxy is None else proxies(self.behind_proxy.split(","))
+        return settings.model_copy(update={"tls": tls, "behind_proxy": behind})
+
+
+def serve(
+    host: str, port: int, data_dir: Path, config: Path | None, wire: Wire, announce: Callable[[str], None]
+) -> None:
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
     configure_logging()
-    settings = load(config)
+    settings = wire.over(load(config))
     forget_own()
     umask = os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.

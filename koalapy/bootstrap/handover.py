@@ -6,25 +6,29 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from koalapy.settings import Settings
+from koalapy.tls import Trust
 
 EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to end in good order when its daemon is gone."""
 STDIN = 0
 
 
-def write_handover(cluster: str, settings: Settings, token: str, umask: int) -> bytes:
-    """What the agent of a cluster needs: its own section, and of the other clusters the names."""
+def write_handover(cluster: str, settings: Settings, token: str, umask: int, certificate: Path | None = None) -> bytes:
+    """What the agent of a cluster needs: its own section, of the other clusters the names, and by which certificate it
+    knows the daemon."""
     own = settings.model_dump(mode="json", include={"clusters": {cluster}})["clusters"][cluster]
     del own["token"]
     clusters: dict[str, Any] = {name: {} for name in settings.clusters} | {cluster: own}
-    return json.dumps({"token": token, "umask": umask, "clusters": clusters}).encode() + b"\n"
+    shown = None if certificate is None else str(certificate)
+    return json.dumps({"token": token, "umask": umask, "certificate": shown, "clusters": clusters}).encode() + b"\n"
 
 
-def take_handover() -> tuple[str, Settings]:
-    """The token and the settings that the daemon hands over; ends this process when it has gone meanwhile.
+def take_handover() -> tuple[str, Settings, Trust]:
+    """What the daemon hands over: token, settings, and by what it is known; ends this process when it has gone.
 
     From now on this process ends when the daemon does, however that happens: nobody else holds the pipe's other end.
     """
@@ -42,7 +46,9 @@ def take_handover() -> tuple[str, Settings]:
     threading.Thread(target=_end_with, args=(pipe,), name="handover", daemon=True).start()
     handover = json.loads(line)
     os.umask(handover["umask"])
-    return handover["token"], Settings(clusters=handover["clusters"])
+    shown = handover["certificate"]
+    trust = Trust(pinned=None if shown is None else Path(shown))
+    return handover["token"], Settings(clusters=handover["clusters"]), trust
 
 
 def _end_with(pipe: int) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from koalapy.bootstrap.listening import addresses
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.identity import Identity, Role
+from koalapy.service.certificate import Certificate
 from koalapy.service.duties import Duty
 from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL
@@ -29,14 +31,15 @@ log = structlog.get_logger()
 
 
 @contextmanager
-def own_access(data_dir: Path, listener: socket.socket) -> Iterator[str]:
+def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate | None) -> Iterator[str]:
     """The daemon's own, an administrator's, which this account's commands find while we serve."""
     token, why = own_token(data_dir)
     if why:
         log.warning("a new token was made", action="token", file=str(data_dir / TOKEN_FILE), reason=why)
     with ExitStack() as stack:
         try:
-            stack.callback(Registration(token, _addresses(listener)).close)
+            shown = certificate.shown if certificate else None
+            stack.callback(Registration(token, addresses(listener), shown).close)
         except OSError as error:
             # An account without a home of its own, as services have: the token is in the data directory all the same.
             log.warning(
@@ -75,15 +78,6 @@ def _own_account() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return f"uid-{os.geteuid()}"
-
-
-def _addresses(listener: socket.socket) -> list[tuple[str, int]]:
-    """Where on this machine we can be asked."""
-    host, port = listener.getsockname()[:2]
-    loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
-    if host == "::" and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-        loopback["::"] = ["::1"]  # at the other one anybody may listen
-    return [(each, port) for each in (host, *loopback.get(host, ()))]
 
 
 def token_duties(identities: Identities, provider: "Oidc | None") -> list[Duty]:

@@ -4,14 +4,18 @@ A login is made silently: kept from an earlier command, or asked of the agent of
 only to the daemon that it is for.
 """
 
+import os
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.errors import CliError
+from koalapy.cli.errors import CliError, of_koala
 from koalapy.cli.http import PORTS
 from koalapy.credentials import Found, address_of, find_token
+from koalapy.model.errors import UsageError
+from koalapy.tls import CA_FILE, OF_THIS_MACHINE, Trust
 
 LOOPBACK = ("localhost", "127.", "::1")
 LOCALHOST = ("127.0.0.1", "::1")
@@ -25,13 +29,18 @@ class Access:
         """``shown``: the token that was given, if any."""
         self.parts = _parsed(url)
         self.token, self.ca = shown or "", ""
+        self.pinned: Path | None = None
+        """Where the certificate of this account's own daemon stands, which it must show itself."""
         self._renews = False
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
         """What to do when the daemon does not let us in."""
         if not shown:
             self._find()
+        elif (known := _own_daemon(self.parts))[1].certificate:
+            self.parts, self.pinned = known[0], known[1].certificate
+        self.trust = self._trust()
         # A proxy of the environment does not know this machine's own addresses, nor may it see a token of our own.
-        local = (self.parts.hostname or "").startswith(LOOPBACK)
+        local = self.pinned is not None or (self.parts.hostname or "").startswith(LOOPBACK)
         own = bool(self.token) and not shown
         self.by_proxy = not local and (not own or (self._renews and self.parts.scheme == "https"))
 
@@ -63,7 +72,7 @@ class Access:
     def _find(self) -> None:
         self.parts, found = _own_daemon(self.parts)
         if found.token:
-            self.token = found.token
+            self.token, self.pinned = found.token, found.certificate
             self.hint = f"this account's own daemon there has another; set KOALA_TOKEN: {_WHERE}"
             return
         # Not every command has a head node's agent beside it, and pays for what asks it.
@@ -74,6 +83,20 @@ class Access:
         if login is not None:
             self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
             self.hint = "koala login asks for another login"
+
+    def _trust(self) -> Trust:
+        """This account's own daemon is known by its very certificate, any other by an authority."""
+        if self.pinned is not None:
+            return Trust(pinned=self.pinned)
+        given = os.environ.get(CA_FILE)
+        if self.parts.scheme != "https" or not (given or self.ca):
+            return OF_THIS_MACHINE
+        trust = Trust(Path(given)) if given else Trust(authorities=self.ca)
+        try:
+            trust.check()
+        except UsageError as error:
+            raise of_koala(error) from error
+        return trust
 
 
 def _is_url_given() -> bool:
@@ -93,9 +116,15 @@ def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
     """Where this account's daemon serves that a URL leads to, and its token.
 
     A name may lead anywhere, so that a token is shown to addresses only. Of ``localhost`` it is known which these are.
+    One that speaks TLS is asked by it, whatever the URL says.
     """
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     for address in LOCALHOST if host == "localhost" else ():
         if (found := find_token(address, port)).token:
-            return parts._replace(netloc=address_of(address, port)), found
-    return parts, find_token(host, port)
+            return _by_tls(parts._replace(netloc=address_of(address, port)), found), found
+    found = find_token(host, port)
+    return _by_tls(parts, found), found
+
+
+def _by_tls(parts: SplitResult, found: Found) -> SplitResult:
+    return parts._replace(scheme="https") if found.certificate else parts

@@ -36,7 +36,11 @@ MAX_REFUSAL_LENGTH = 500
 
 
 class Option:
-    """``--name VALUE``, or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite."""
+    """``--name VALUE``, or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
+
+    ``beside``: an option that every command with this one has, too; what is given there is the value of its variable
+    from then on.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,9 @@ class Option:
         min: float | None = None,
         max: float | None = None,
         hidden: bool = False,
+        beside: Option | None = None,
     ) -> None:
+        self.beside = beside
         self.names, self.help, self.envvar, self.hidden = names, help, envvar, hidden
         self.min, self.max = min, max
 
@@ -203,11 +209,34 @@ def click_command(name: str, run: Function) -> click.Command:
     return _Refusing(
         name,
         callback=_called(run, found),
-        params=[one.made() for one in found],
+        params=[*(one.made() for one in found), *_beside(found)],
         help=about,
         short_help=about.split("\n\n")[0],
         context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
     )
+
+
+def _beside(found: Sequence[_Parameter]) -> Iterator[click.Option]:
+    """The options that come along with others."""
+    for option in (one.spec.beside for one in found if isinstance(one.spec, Option)):
+        if option is not None:
+            yield click.Option(
+                list(option.names),
+                help=option.help,
+                envvar=option.envvar,
+                show_envvar=True,
+                expose_value=False,
+                type=click.STRING,
+                callback=_sets(option.envvar),
+            )
+
+
+def _sets(variable: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def put(context: click.Context, _: click.Parameter, value: Any) -> None:
+        if value is not None and not context.resilient_parsing:
+            os.environ[variable] = value
+
+    return put
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from koalapy.cli.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection
 from koalapy.model.wording import is_utf8
+from koalapy.tls import refusal
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
@@ -61,7 +62,8 @@ class Client:
         self._answered = False
         try:
             self._access = access or Access(url, token)
-            self.http = Connection(self._access.parts, self._access.headers, by_proxy=self._access.by_proxy)
+            found = self._access
+            self.http = Connection(found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust)
         except ValueError as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self.url = self._access.url
@@ -231,6 +233,8 @@ class Client:
         return True
 
     def _unreachable(self, error: Exception) -> CliError:
+        if told := refusal(error, urlsplit(self.url).hostname or ""):
+            return CliError(f"the daemon at {self.url} cannot be asked: {told[0]}", Exit.UNREACHABLE, told[1])
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 

@@ -6,7 +6,6 @@
 import http.client
 import json
 import select
-import ssl
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
+
+from koalapy.tls import OF_THIS_MACHINE, Trust
 
 CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent at once."""
@@ -43,19 +44,21 @@ class Connection:
     """With the daemon at a URL: one for each question that is under way, in whatever threads; opened when it is needed,
     kept for the next question, and opened again when the daemon has closed it."""
 
-    def __init__(self, url: SplitResult, headers: Mapping[str, str], *, by_proxy: bool) -> None:
+    def __init__(
+        self, url: SplitResult, headers: Mapping[str, str], *, by_proxy: bool, trust: Trust = OF_THIS_MACHINE
+    ) -> None:
         """``by_proxy``: by the proxy that the environment names, if any. ``ValueError`` for a URL that is none."""
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
         proxy = _proxy(url.scheme, host) if by_proxy else None
-        self.headers, self.by_proxy = headers, by_proxy
+        self.headers, self.by_proxy, self.trust = headers, by_proxy, trust
         self._headers = _credentials(url, "Authorization") | dict(headers)
         self._base = url.path.rstrip("/")
         self._idle = deque[http.client.HTTPConnection]()
-        self._new = partial(_connection, url.scheme, host, port)
+        self._new = partial(_connection, url.scheme, host, port, trust)
         if proxy is None:
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        self._new = partial(_connection, url.scheme, via.hostname or "", via.port or PORTS["http"])
+        self._new = partial(_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust)
         if url.scheme == "https":
             self._new = partial(_tunnel, self._new, host, port, _credentials(via, "Proxy-Authorization"))
         else:
@@ -150,9 +153,9 @@ def _send(connection: http.client.HTTPConnection, payload: bytes | None, content
         connection.send(piece)
 
 
-def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+def _connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
     if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=ssl.create_default_context())
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.context())
     return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
 
 

@@ -4,12 +4,15 @@ import json
 from typing import Annotated, Any
 
 from koalapy.cli.arguments import Argument, Option
+from koalapy.tls import CA_FILE
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 MAX_WAIT_SECONDS = 10**9
 """Seconds."""
 
-Url = Annotated[str, Option("--url", envvar="KOALA_URL", help="where the daemon is")]
+ABOUT_CA_FILE = "PEM file of authorities, one of which signed the daemon's certificate"
+CA = Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)
+Url = Annotated[str, Option("--url", envvar="KOALA_URL", help="where the daemon is", beside=CA)]
 Token = Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="what to show it")]
 AsJson = Annotated[bool, Option("--json", help="the daemon's JSON, for programs")]
 Job = Annotated[int, Argument(help="the job's id")]

@@ -8,10 +8,12 @@ from typing import Annotated
 from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
-from koalapy.cli.options import DEFAULT_URL
+from koalapy.cli.options import ABOUT_CA_FILE, DEFAULT_URL, Url
 from koalapy.concealment import OWN, conceal
+from koalapy.tls import CA_FILE
 
 Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
+CaFile = Annotated[Path | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)]
 DATA = Path("~/.local/share/koala")
 
 
@@ -20,6 +22,11 @@ def serve(
     host: Annotated[str, Option(help="address to listen on")] = "127.0.0.1",
     data_dir: Annotated[Path, Option(envvar="KOALA_DATA_DIR", help="database and embedded clusters")] = DATA,
     config: Config = None,
+    tls_cert: Annotated[
+        Path | None, Option("--tls-cert", help="PEM file of the daemon's certificate: serve TLS")
+    ] = None,
+    tls_key: Annotated[Path | None, Option("--tls-key", help="PEM file of its key, which nobody else may read")] = None,
+    behind_proxy: Annotated[str | None, Option("--behind-proxy", help="proxies that speak TLS instead")] = None,
 ) -> None:
     """Run the daemon; without a configuration with the embedded clusters north and south, 4 nodes each."""
     directory = data_dir.expanduser()
@@ -30,7 +37,8 @@ def serve(
     from koalapy.model.errors import KoalaError
 
     try:
-        bootstrap.serve(host, port, directory, config, lambda url: _announce(url, directory))
+        wire = bootstrap.Wire(tls_cert, tls_key, behind_proxy)
+        bootstrap.serve(host, port, directory, config, wire, lambda url: _announce(url, directory))
     except KoalaError as error:
         raise of_koala(error) from error
 
@@ -44,6 +52,7 @@ def agent(
     url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
     directory: Annotated[Path | None, Option(help="what must survive a restart; default: in the data")] = None,
     config: Config = None,
+    ca_file: CaFile = None,
     embedded: Annotated[bool, Option("--embedded", hidden=True)] = False,
 ) -> None:
     """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
@@ -53,7 +62,7 @@ def agent(
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        bootstrap.agent(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""), embedded)
+        bootstrap.agent(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""), ca_file, embedded)
     except KoalaError as error:
         raise of_koala(error) from error
 
@@ -63,6 +72,7 @@ def check(
     url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
     directory: Annotated[Path | None, Option(help="the agent's; default: in the data")] = None,
     config: Config = None,
+    ca_file: CaFile = None,
     as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,
 ) -> int:
     """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
@@ -71,7 +81,7 @@ def check(
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        findings = bootstrap.check(cluster, url, config, where, os.environ.pop("KOALA_AGENT_TOKEN", ""))
+        findings = bootstrap.check(cluster, url, config, where, os.environ.pop("KOALA_AGENT_TOKEN", ""), ca_file)
     except KoalaError as error:
         raise of_koala(error) from error
     well = all(finding.ok for finding in findings)
@@ -91,7 +101,7 @@ def local_run(
     nodes: Annotated[int, Argument(help="how many nodes")],
     command: Annotated[list[str], Argument(help="the program and its arguments", rest=True)],
     user: Annotated[str | None, Option(help="who runs it; default: you")] = None,
-    url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     token: Annotated[str | None, Option(envvar="KOALA_TOKEN")] = None,
 ) -> int:
     """Run something on an embedded cluster as its local users do, past the scheduler."""

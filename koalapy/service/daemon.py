@@ -14,11 +14,13 @@ import uvicorn
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
+from koalapy.service.certificate import Certificate
 from koalapy.service.connections import Connections
 from koalapy.service.database import query
 from koalapy.service.duties import Duties, Duty
 from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import Engine
+from koalapy.service.handshakes import Handshakes
 from koalapy.service.hub import Hub
 
 log = structlog.get_logger()
@@ -30,7 +32,9 @@ SHUTDOWN_GRACE = 3
 class HttpServer(uvicorn.Server):
     """Uvicorn without its own signal handling, and with a word when it listens."""
 
-    def __init__(self, app: Any, connections: Connections, started: Callable[[], None]) -> None:
+    def __init__(
+        self, app: Any, connections: Connections, started: Callable[[], None], certificate: Certificate | None = None
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=connections.protocol(),
@@ -45,14 +49,29 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._on_started = started
+        self._connections, self._certificate = connections, certificate
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self._certificate is None:
+            await super().startup(sockets)
+        else:
+            # Uvicorn's own way counts a connection, and gives it its time, only once it speaks TLS.
+            await super().startup([])
+            for listener in sockets or ():
+                handshakes = Handshakes(self._certificate.context, self._connections, self._protocol)
+                handshakes.start(listener)
+                self.servers.append(handshakes)  # type: ignore[arg-type]
         self._on_started()
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
 
 class Daemon:
@@ -69,6 +88,7 @@ class Daemon:
         agents: EmbeddedAgents,
         announce: Callable[[str], None],
         duties: Sequence[Duty] = (),
+        certificate: Certificate | None = None,
     ) -> None:
         self._engine = engine
         self._store = store
@@ -77,10 +97,11 @@ class Daemon:
         self._agents = agents
         self._announce = announce
         self._end = asyncio.Event()
-        self._server = HttpServer(app, connections, self._started)
+        self._server = HttpServer(app, connections, self._started, certificate)
         self._duties = Duties(engine, store, self._end.set, duties)
         host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _started(self) -> None:
         self._agents.start(self.url)

@@ -439,7 +439,8 @@ def test_check_names_what_is_wrong_and_the_way_out(
 
 
 def _check(bed: Testbed, cluster: str, *more: str) -> list[str]:
-    settings = ["KOALA_CONFIG=/etc/koala/koala.yaml", "KOALA_URL=http://198.18.0.2:8642"]
+    settings = ["KOALA_CONFIG=/etc/koala/koala.yaml", "KOALA_CA_FILE=/etc/koala/ca.pem"]
+    settings += ["KOALA_URL=https://198.18.0.2:8642"]
     token = bed.heads[cluster].run("printenv", "AGENT_TOKEN").strip()
     directory = f"/shared/{cluster}/home/koala/agent"
     return ["env", *settings, f"KOALA_AGENT_TOKEN={token}", "koala", "check", cluster, "--directory", directory, *more]

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from tests.grid.containers import Container, containers
 from tests.grid.world import Folder, Gate, Load, Seen, World, until
@@ -74,12 +75,17 @@ class Testbed(World):
     def __init__(self) -> None:
         known = dict(line.split("=", 1) for line in TESTBED.read_text().splitlines() if "=" in line)
         super().__init__(known["KOALA_URL"], known["KOALA_TOKEN"])
+        self.ca_file = Path(known["KOALA_CA_FILE"])
         self.containers = containers()
         self.heads = {name: self.containers[f"{name}-head"] for name in CLUSTERS}
         self.workplaces = [
             self.containers[f"{name}-{number}"] for name, size in self.nodes.items() for number in range(1, size + 1)
         ]
         self._pool = ThreadPoolExecutor(len(self.containers))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | {"KOALA_CA_FILE": str(self.ca_file)}
 
     def start(self) -> "Testbed":
         self.containers["daemon"].release("daemon")

@@ -7,10 +7,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 import pytest
+
+from koalapy.tls import Trust
 
 DEADLINE = 60.0
 
@@ -88,6 +91,8 @@ class World(ABC):
         self.url, self.token = url, token
         self.shown = ""
         """What is shown to the daemon where the command finds its token itself."""
+        self.ca_file: Path | None = None
+        """The authority by which a daemon with TLS is known."""
         self.http = httpx2.Client(timeout=90.0)
 
     def connect(self, url: str) -> None:
@@ -99,7 +104,8 @@ class World(ABC):
         self.url = url
         headers = {"Authorization": f"Bearer {self.token or self.shown}"}
         self.http.close()
-        self.http = httpx2.Client(base_url=url, timeout=90.0, headers=headers)
+        verify = Trust(self.ca_file).context()
+        self.http = httpx2.Client(base_url=url, timeout=90.0, headers=headers, verify=verify)
 
     def _usable(self) -> bool:
         try:

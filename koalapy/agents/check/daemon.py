@@ -1,12 +1,16 @@
 """Whether the daemon answers an agent, and whether it would let it in; a connected agent is not disturbed."""
 
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
 import httpx2
 
 from koalapy.agents.lrm.port import Finding
 from koalapy.agents.settings import AgentSettings
+from koalapy.tls import refusal
 
-MISDIRECTED = 421
-"""What the daemon answers those who call it by a name that is not its own."""
+MISASKED = (400, 421)
+"""What the daemon answers those who ask in clear where it speaks TLS, or call it by a name that is not its own."""
 DAEMON_TIMEOUT = 10.0
 """Seconds that the daemon has to answer."""
 
@@ -15,18 +19,28 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
     url = settings.url.rstrip("/")
     try:
         # As the agent itself, which goes by no proxy.
-        async with httpx2.AsyncClient(timeout=DAEMON_TIMEOUT, trust_env=False) as http:
+        verified = settings.trust.context()
+        async with httpx2.AsyncClient(timeout=DAEMON_TIMEOUT, trust_env=False, verify=verified) as http:
             health = _object(await http.get(f"{url}/healthz"))
-            if health.get("status") == MISDIRECTED and "detail" in health:
+            if health.get("status") in MISASKED and "detail" in health:
                 return [Finding("daemon", False, f"{url}: {health['detail']}", str(health.get("hint", "")))]
             if "version" not in health:
                 hint = "give the daemon's URL with --url"
                 return [Finding("daemon", False, f"what answers at {url} is no koala daemon", hint)]
             daemon = Finding("daemon", True, f"koalapy {health['version']} at {url}")
             return [daemon, await _check_token(http, settings, own_token=own_token)]
-    except (httpx2.TransportError, httpx2.InvalidURL, ValueError) as error:
-        hint = "start it with koala serve, or give its URL with --url"
-        return [Finding("daemon", False, f"no daemon answers at {url} ({str(error) or type(error).__name__})", hint)]
+    except (httpx2.TransportError, httpx2.InvalidURL, OSError, ValueError) as error:
+        hint, why = "start it with koala serve, or give its URL with --url", str(error) or type(error).__name__
+        if told := next(filter(None, (refusal(cause, urlsplit(url).hostname or "") for cause in _causes(error))), None):
+            why, hint = told
+        return [Finding("daemon", False, f"no daemon answers at {url} ({why})", hint)]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised for: a library has its own."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 async def _check_token(http: httpx2.AsyncClient, settings: AgentSettings, *, own_token: bool) -> Finding:

@@ -3,7 +3,6 @@
 import http.client
 import io
 import json
-import ssl
 import tarfile
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
 
 IO_TIMEOUT = 60.0
 """Seconds in which the daemon must take or give the next bytes."""
@@ -35,6 +35,7 @@ class DaemonFiles:
     url: str
     cluster: str
     token: str
+    trust: Trust = OF_THIS_MACHINE
 
     def fetch(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
@@ -82,7 +83,7 @@ class DaemonFiles:
                 connection.putheader(name, value)
             connection.endheaders()
         except (OSError, http.client.HTTPException) as error:
-            raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
+            raise _unreachable(error, connection.host) from error
         body = _Chunks(connection, stop)
         try:
             with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_SIZE) as archive:
@@ -95,7 +96,10 @@ class DaemonFiles:
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
-            context = ssl.create_default_context()
+            try:
+                context = self.trust.context()
+            except OSError as error:
+                raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
             return http.client.HTTPSConnection(host, port, timeout=IO_TIMEOUT, context=context)
         return http.client.HTTPConnection(host, port, timeout=IO_TIMEOUT)
 
@@ -140,8 +144,13 @@ def _exchange(
     try:
         connection.request(method, path, headers=headers)
     except (OSError, http.client.HTTPException) as error:
-        raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
+        raise _unreachable(error, connection.host) from error
     return _answer(connection)
+
+
+def _unreachable(error: Exception, host: str) -> SiteUnavailable:
+    told = refusal(error, host)
+    return SiteUnavailable(f"the daemon cannot be reached: {f'{told[0]}: {told[1]}' if told else error}")
 
 
 def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:

@@ -31,7 +31,7 @@ class FileService:
     ) -> None:
         """``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
-        daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token)
+        daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
         roots = Roots(settings.cluster, settings.replica_directories)
         self._replicas = replicas = Replicas(roots, Seals(settings.directory / "seals.json"))
         exports = settings.directory / "exports"

@@ -26,7 +26,9 @@ BIG = random.Random(2).randbytes(6_000_000)
 @pytest.fixture
 def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
     fake = FakeDaemonFiles()
-    monkeypatch.setattr(service, "DaemonFiles", lambda url, cluster, token: DaemonFiles(fake.url, cluster, token))
+    monkeypatch.setattr(
+        service, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
+    )
     yield fake
     fake.close()
 

@@ -1,0 +1,227 @@
+"""A daemon that speaks TLS, with its agents and commands, an authority of one's own, and those who do not belong."""
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from koalapy.tls import Trust
+from tests.certificates import Authority, Pair
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+
+pytestmark = pytest.mark.grid
+AGENT_TOKEN = "the-secret-of-south"
+
+
+class Secured(Embedded):
+    """Its agent of south comes from outside, and knows the daemon by its authority."""
+
+    def __init__(self, directory: Path, authority: Authority, pair: Pair) -> None:
+        clusters = {"north": {"nodes": 2}, "south": {"nodes": 2, "token": AGENT_TOKEN, "embedded": False}}
+        tls = {"certificate": str(pair.certificate), "key": str(pair.key)}
+        super().__init__(directory, KOALA_CLUSTERS=json.dumps(clusters), KOALA_TLS=json.dumps(tls))
+        self.ca_file, self.pair = authority.file, pair
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def start_agent(self, url: str, log: Path, directory: Path, **environment: str) -> "subprocess.Popen[bytes]":
+        with log.open("wb") as out:
+            self.agents.append(
+                subprocess.Popen(
+                    [*self.koala, "agent", "south", "--url", url, "--directory", str(directory)],
+                    env=self.environment | {"KOALA_AGENT_TOKEN": AGENT_TOKEN} | environment,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
+            )
+        return self.agents[-1]
+
+    def as_another(self, *words: str, url: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        """A command of somebody who finds no daemon by himself, and was given its token."""
+        environment = self.environment | {"XDG_STATE_HOME": "/nowhere", "KOALA_TOKEN": self.shown} | environment
+        return subprocess.run(
+            [*self.koala, words[0], "--url", url or self.url, *words[1:]],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Secured]:
+    path = tmp_path_factory.mktemp("grid")
+    grid = Secured(path / "data", authority, authority.issue())
+    url = grid.launch()
+    grid.start_agent(url, path / "agent.log", path / "outside", KOALA_CA_FILE=str(authority.file))
+    grid.connect(url)
+    yield grid
+    for agent in grid.agents:
+        agent.terminate()
+        agent.wait(timeout=60)
+    close(grid)
+
+
+def served(url: str, trust: Trust) -> str:
+    """The certificate that whoever connects is shown."""
+    parts = urlsplit(url)
+    with (
+        socket.create_connection((parts.hostname, parts.port), timeout=30) as plain,
+        trust.context().wrap_socket(plain, server_hostname=parts.hostname) as secured,
+    ):
+        der = secured.getpeercert(binary_form=True)
+        assert der is not None
+        return ssl.DER_cert_to_PEM_cert(der)
+
+
+def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid: Secured) -> None:
+    assert grid.url.startswith("https://127.0.0.1:")
+    told = grid.url.replace("https", "http")
+    for url in (grid.url, told, told.replace("127.0.0.1", "localhost")):
+        done = subprocess.run(
+            [*grid.koala, "submit", "--flexible", "4", "--launcher", "processes", "--wait", "--", "echo", "hello"],
+            env=grid.environment | {"KOALA_URL": url},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout.count("hello\n")) == (0, 4), done.stderr
+
+
+def test_others_know_it_by_its_authority_and_by_nothing_less(
+    grid: Secured, authority: Authority, tmp_path: Path
+) -> None:
+    assert grid.as_another("clusters", "--ca-file", str(authority.file)).returncode == 0
+    by_name = grid.url.replace("127.0.0.1", "localhost")
+    assert grid.as_another("clusters", KOALA_CA_FILE=str(authority.file), url=by_name).returncode == 0
+    other = Authority(tmp_path, "another")
+    for ca_file, told in [("", "nobody who is trusted here"), (str(other.file), "nobody who is trusted here")]:
+        refused = grid.as_another("clusters", KOALA_CA_FILE=ca_file)
+        assert (refused.returncode, refused.stdout) == (5, "")
+        assert told in refused.stderr
+        assert "--ca-file or KOALA_CA_FILE" in refused.stderr
+    missing = grid.as_another("clusters", "--ca-file", str(tmp_path / "none"))
+    assert (missing.returncode, "none: No such file or directory" in missing.stderr) == (2, True)
+
+
+def test_a_command_in_clear_is_told_so(grid: Secured) -> None:
+    refused = grid.as_another("submit", "--flexible", "2", "--", "x" * 30_000, url=grid.url.replace("https", "http"))
+    assert refused.stderr == "koala: this port speaks TLS; ask by https://\n"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "told"), [("https", "signed by nobody who is trusted here"), ("http", "this port speaks TLS")]
+)
+def test_an_agent_that_does_not_know_it_says_why_and_check_does(
+    grid: Secured, tmp_path: Path, scheme: str, told: str
+) -> None:
+    url, log = grid.url.replace("https", scheme), tmp_path / "log"
+    stranger = grid.start_agent(url, log, tmp_path / "agent")
+    until(lambda: told in log.read_text(), "it to say why")
+    stranger.terminate()
+    stranger.wait(timeout=60)
+    assert AGENT_TOKEN not in log.read_text()
+    found = subprocess.run(
+        [*grid.koala, "check", "south", "--url", url, "--directory", str(tmp_path / "agent"), "--json"],
+        env=grid.environment | {"KOALA_AGENT_TOKEN": AGENT_TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (daemon,) = [one for one in json.loads(found.stdout)["findings"] if one["what"] == "daemon"]
+    assert told in daemon["found"]
+    assert daemon["ok"] is False
+
+
+def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
+    grid: Secured, authority: Authority, tmp_path: Path
+) -> None:
+    gate = grid.gate()
+    job = grid.submit({"type": "flexible", "total_size": 2}, *gate.hold)
+    following = subprocess.Popen(
+        [*grid.koala, "logs", str(job), "--follow"],
+        env=grid.environment | {"KOALA_URL": grid.url},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    heard = threading.Thread(target=lambda: lines.extend(following.stdout or ()))
+    lines: list[str] = []
+    heard.start()
+    grid.wait_state(job, "running")
+    trust = Trust(authority.file)
+    before, renewed = served(grid.url, trust), authority.issue()
+    grid.pair.replace_with(renewed)
+    until(lambda: served(grid.url, trust) != before, "the new certificate to be shown")
+    assert served(grid.url, trust) == renewed.certificate.read_text()
+    grid.pair.key.write_text("broken")
+    log = grid.directory.parent / "daemon.log"
+    until(lambda: "the old certificate stays" in log.read_text(), "the broken file to be told of")
+    assert served(grid.url, trust) == renewed.certificate.read_text()
+    gate.open()
+    heard.join(60)
+    assert following.wait(timeout=60) == 0
+    assert lines == ["done\n", "done\n"]
+    assert grid.run("queue").returncode == 0, "whoever comes now is shown the new one, which the register has"
+    grid.kill_agent("north")
+    until(lambda: grid.cluster("north")["state"] == "usable", "the next agent to know the daemon by it")
+
+
+def test_what_asks_by_tls_where_none_is_spoken_is_told_so(grid: Secured) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        refused = grid.as_another("clusters", url=f"https://127.0.0.1:{listener.getsockname()[1]}")
+        answering.join(60)
+    assert refused.returncode == 5
+    assert "what answers there speaks no TLS; ask by http://" in refused.stderr
+
+
+def refused(tmp_path: Path, *words: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
+    done = subprocess.run(
+        [*Embedded(tmp_path).koala, "serve", "--port", "0", "--data-dir", str(tmp_path / "data"), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not (tmp_path / "data" / "koala.db").exists()
+    return done.stderr
+
+
+def test_no_daemon_serves_other_machines_in_clear_nor_with_half_a_certificate(tmp_path: Path) -> None:
+    pair = Authority(tmp_path / "authority").issue()
+    for host in ("0.0.0.0", "::"):
+        said = refused(tmp_path, "--host", host)
+        assert said.startswith(
+            f"koala: other machines reach {host}, and without TLS all tokens would go there in clear; "
+        )
+        assert "--tls-cert" in said
+        assert "--behind-proxy" in said
+    assert "--tls-cert is given without --tls-key" in refused(tmp_path, "--tls-cert", str(pair.certificate))
+    assert "--tls-key is given without --tls-cert" in refused(tmp_path, "--host", "0.0.0.0", "--tls-key", str(pair.key))
+    assert "'proxy' is neither an IP address" in refused(tmp_path, "--behind-proxy", "127.0.0.1,proxy")
+    pair.key.chmod(0o644)
+    said = refused(tmp_path, "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
+    assert "may be read by others" in said

@@ -1,0 +1,65 @@
+"""Whom those trust who ask a daemon, and what they are told when they do not."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from koalapy.model.errors import UsageError
+from koalapy.service.certificate import Certificate
+from koalapy.tls import Trust, pinned, refusal
+from tests.certificates import Authority
+from tests.service.test_certificate import shown
+
+
+@pytest.mark.parametrize(
+    ("hosts", "days", "told"),
+    [
+        (["127.0.0.1"], -1.0, "its certificate has expired"),
+        (["grid.example.org"], 90.0, "its certificate is not for 127.0.0.1"),
+        (["127.0.0.2"], 90.0, "its certificate is not for 127.0.0.1"),
+    ],
+)
+def test_a_certificate_that_is_not_the_right_one_is_refused_with_the_way_out(
+    tmp_path: Path, hosts: list[str], days: float, told: str
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue(hosts, days)
+    served = Certificate(pair.certificate, pair.key, tmp_path).context
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        shown(served, Trust(authority.file).context())
+    assert (found := refusal(refused.value, "127.0.0.1")) is not None
+    assert found[0] == told
+    assert found[1]
+
+
+def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_pinned(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path / "other")
+    pair, sibling = authority.issue(), authority.issue()
+    served = Certificate(pair.certificate, pair.key, tmp_path).context
+    assert shown(served, pinned(pair.certificate.read_text()), "whatever") == pair.certificate.read_text()
+    for trust in (Trust(other.file), Trust(), Trust(pinned=sibling.certificate), Trust(pinned=other.file)):
+        with pytest.raises(ssl.SSLCertVerificationError) as refused:
+            shown(served, trust.context())
+        assert (found := refusal(refused.value, "127.0.0.1")) is not None
+        assert "--ca-file" in found[1]
+
+
+def test_a_pinned_one_is_known_also_when_it_has_expired(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue(["grid.example.org"], days=-1.0)
+    served = Certificate(pair.certificate, pair.key, tmp_path)
+    assert shown(served.context, Trust(pinned=served.shown).context()) == pair.certificate.read_text()
+
+
+def test_a_file_of_authorities_that_is_of_no_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "junk").write_bytes(b"\xff\x00")
+    (tmp_path / "empty").touch()
+    for name, why in [("none", "none: No such file"), ("junk", "holds no certificates"), ("empty", "no certificates")]:
+        with pytest.raises(UsageError, match=why) as refused:
+            Trust(tmp_path / name).check()
+        assert (refused.value.field, refused.value.value) == ("--ca-file", str(tmp_path / name))
+
+
+def test_other_errors_are_told_by_those_who_know_them() -> None:
+    assert refusal(ConnectionRefusedError("no"), "127.0.0.1") is None
+    assert refusal(ValueError("no"), "127.0.0.1") is None
