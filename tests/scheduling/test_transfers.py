@@ -6,7 +6,7 @@ import pytest
 
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
-from koalapy.model.reports import StageFault, StageStatus
+from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduling import scheduler
 from koalapy.scheduling.claiming import transfers
@@ -350,6 +350,17 @@ def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(mon
     assert [told(stage) for stage in range(100, 110)] == [1] * 10
     assert [told(stage) for stage in (107, 108, 109)] == [0, 0, 0]
     assert [told(stage) for stage in (100, 109, 108)] == [1, 0, 0], "forgotten, which costs one order more"
+
+
+@pytest.mark.parametrize("said", [{"program_exit": 0}, {"program_exit": 3}, {"error": "lost", "infrastructure": True}])
+def test_what_a_cluster_says_of_a_component_that_it_was_not_given_yet_means_nothing(said: dict[str, Any]) -> None:
+    world = world_by_hand()
+    job = world.submit(fixed(north=2))
+    token = world.job(job).token(0)
+    for state in (ComponentState.RUNNING, ComponentState.DELIVERING, ComponentState.ENDED):
+        world.step([Reported("north", ComponentStatus(token, state, **said))])
+    assert world.state(job) is JobState.PLACED
+    assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.PLACED]  # type: ignore[union-attr]
 
 
 def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

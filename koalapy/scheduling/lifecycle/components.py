@@ -17,6 +17,8 @@ from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
+NOT_THERE = (ComponentState.PLACED, ComponentState.ENDED)
+"""Of these there is nothing on any cluster, whatever one says."""
 ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
 
 
@@ -42,7 +44,7 @@ class Components:
         if status.over and status.token in self._grid[cluster].live:
             self._grid[cluster].over.add(status.token)
         found = self._ledger.find(status.token)
-        if found is None or found[1].state is ComponentState.ENDED or found[1].cluster != cluster:
+        if found is None or found[1].state in NOT_THERE or found[1].cluster != cluster:
             self._reject_stray(cluster, status)
             return
         self._lrm_waits.update(status, now)
