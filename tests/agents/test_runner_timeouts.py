@@ -10,22 +10,12 @@ import pytest
 
 from koalapy.agents.runner_timeouts import SLEEP_SLICE, sleep_awake
 from koalapy.agents.runners import RunnerConnection, RunnerServer
-from koalapy.runtime.session import Line, Session
 
-HELLO = Line(json.dumps({"t": "hello", "component": "c", "node": 0, "nonce": "0" * 64}).encode())
-HERE = Line(json.dumps({"t": "here", "life": "l", "host": "h", "name": "n", "phase": "waiting"}).encode())
+HELLO = {"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"}
 
 
-def session(*, is_agent: bool) -> Session:
-    return Session(b"s", "c", 0, ("0" * 64, "n"), is_agent=is_agent)
-
-
-def introduce(connection: socket.socket) -> Session:
-    """What a runner does once it is challenged."""
-    own = session(is_agent=False)
-    own.open(connection.recv(1000).rstrip())
-    connection.sendall(own.seal(HERE))
-    return own
+def line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 class Handler:
@@ -34,17 +24,8 @@ class Handler:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str]:
-        return session(is_agent=True), "n"
-
-    def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
+    def authenticate(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         return True
-
-    def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
-        return False
-
-    def forged(self, runner: RunnerConnection) -> None:
-        raise AssertionError
 
     def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         self.heard.append(message)
@@ -58,22 +39,15 @@ async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirme
     handler, server = Handler(), RunnerServer("127.0.0.1", tmp_path / "agent.json")
     await server.listen(handler)
     address = ("127.0.0.1", json.loads((tmp_path / "agent.json").read_text())["port"])
+    lines = b"".join(line({"t": "out", "offset": n, "data": ""}) for n in range(1_000))
     with socket.create_connection(address) as one, socket.create_connection(address) as other:
-        one.sendall(HELLO.ended)
-        own = await asyncio.to_thread(introduce, one)
+        one.sendall(line(HELLO))
         await server.drain()
-        lines = [own.seal(Line(b'{"t":"out","offset":%d,"data":""}' % n)) for n in range(1_000)]
         one.setblocking(False)
-        sent = one.send(b"".join(lines))
-        other.sendall(HELLO.ended)
-
-        def report() -> None:
-            other.sendall(introduce(other).seal(Line(b'{"t":"running"}')))
-
-        reporting = asyncio.get_running_loop().run_in_executor(None, report)
+        sent = one.send(lines)
+        other.sendall(line(HELLO) + line({"t": "running"}))
         await server.drain()
-        await reporting
-        assert len([m for m in handler.heard if m["t"] == "out"]) == b"".join(lines)[:sent].count(b"\n")
+        assert len([m for m in handler.heard if m["t"] == "out"]) == lines[:sent].count(b"\n")
         assert [m["t"] for m in handler.heard].count("running") == 1
     server.close()
 

@@ -1,0 +1,100 @@
+"""How long the fuzzers play, and what they have to tell of it.
+
+By themselves, as in ``make test``, each plays some examples, always the same. For ``make fuzz`` each has its share of
+the time and plays new ones until that is over, from a seed that is told; a failure is told with its seed, too.
+"""
+
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import HypothesisWarning
+from hypothesis.strategies import SearchStrategy
+
+SECONDS = float(os.environ.get("KOALA_FUZZ_SECONDS", "0"))
+"""How long each of the fuzzers plays; 0: some examples."""
+SEED = int(os.environ.get("KOALA_FUZZ_SEED", "0"))
+"""Of the first round, where there is more than one."""
+SHRINK = bool(os.environ.get("KOALA_FUZZ_SHRINK"))
+"""Whether what was found is to be made as short as can be, which takes minutes."""
+MAX_SHOWN = 20_000
+"""Characters of what was played when something was found."""
+ROUND = 50
+"""Examples of one seed."""
+
+
+@dataclass
+class Figures:
+    """What was played."""
+
+    name: str
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
+        return f"{self.name}: {counted} in {self.seconds:.0f} s"
+
+
+TOLD: list[Figures] = []
+"""Of all fuzzers of this run."""
+
+
+def play(name: str, examples: int, strategy: SearchStrategy[Any], body: Callable[[Any, Figures], None]) -> Figures:
+    """Have ``body`` play ``examples`` examples, or as many as there is time for; it counts what it did."""
+    figures = Figures(name)
+    TOLD.append(figures)
+    began = time.monotonic()
+    try:
+        if not SECONDS:
+            _round(strategy, body, figures, examples, None)
+        number = SEED
+        while time.monotonic() - began < SECONDS:
+            _round(strategy, body, figures, ROUND, number)
+            number += 1
+    finally:
+        figures.seconds = time.monotonic() - began
+    return figures
+
+
+def _round(
+    strategy: SearchStrategy[Any],
+    body: Callable[[Any, Figures], None],
+    figures: Figures,
+    examples: int,
+    seed: int | None,
+) -> None:
+    def example(drawn: Any) -> None:
+        figures.counts["examples"] += 1
+        try:
+            body(drawn, figures)
+        except BaseException as error:
+            error.add_note(f"played: {str(drawn)[:MAX_SHOWN]}")
+            raise
+
+    played = hypothesis.given(strategy)(example)
+    if seed is not None:
+        played = hypothesis.seed(seed)(played)
+    played = settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=seed is None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink] if SHRINK else [Phase.generate],
+        print_blob=False,
+    )(played)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HypothesisWarning)  # of what is long to be told
+            played()
+    except BaseException as error:
+        if seed is not None:
+            error.add_note(f"again by KOALA_FUZZ_SEED={seed} KOALA_FUZZ_SECONDS=1")
+        raise

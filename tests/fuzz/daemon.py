@@ -1,0 +1,120 @@
+"""The whole daemon as ``koala serve`` puts it together, in this process, with a clock that a test moves.
+
+Only the network is left out: agents are connected in memory, and users ask the application itself.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import httpx2
+
+from koalapy.bootstrap import assembly
+from koalapy.credentials import TOKEN_FILE
+from koalapy.placement.registry import builtin
+from koalapy.scheduling.effects import Effects
+from koalapy.service import engine as engines
+from koalapy.service.engine import WorkItem
+from koalapy.settings import Settings
+
+DEADLINE = 120.0
+"""Seconds of this machine's."""
+BEGIN = 1_000_000_000.0
+"""When the first daemon begins, by its own clock."""
+URL = "http://127.0.0.1:8642"
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """A daemon that serves in memory, in place of what listens and starts agents."""
+
+    def __init__(self, ready: "asyncio.Future[Watched]", clock: Clock, parts: tuple[Any, ...]) -> None:
+        self.engine, self.store, self.hub, self.app = parts[:4]
+        self.clock = clock
+        self.queries = self.engine.queries
+        self.scheduler = self.engine._scheduler
+        self.seen: Callable[[Effects], object] = lambda effects: None
+        """Called with what each step of the scheduler leads to, before it is written."""
+        self._take, self.scheduler.take = self.scheduler.take, self._seen
+        self._ready, self._end = ready, asyncio.Event()
+        self.loop: asyncio.Task[None] | None = None
+
+    def _seen(self) -> Effects:
+        effects: Effects = self._take()
+        self.seen(effects)
+        return effects
+
+    async def run(self) -> None:
+        """Until ``end``; what went wrong in the engine is raised here."""
+        self.loop = asyncio.create_task(self.engine.run())
+        self._ready.set_result(self)
+        ended = asyncio.create_task(self._end.wait())
+        await asyncio.wait({self.loop, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        self.engine.drain()
+        await self.hub.close()
+        self.engine.stop()
+        await self.loop
+
+    def end(self) -> None:
+        self._end.set()
+
+    async def settled(self) -> None:
+        """Return when all that was handed in is written, and what follows from that is, too; raises what ended the
+        engine."""
+        for _ in range(2):
+            assert self.loop is not None
+            committing = asyncio.ensure_future(self.engine.commit(WorkItem(decided=True)))
+            async with asyncio.timeout(DEADLINE):
+                await asyncio.wait({committing, self.loop}, return_when=asyncio.FIRST_COMPLETED)
+            if self.loop.done():
+                committing.cancel()
+                self.loop.result()
+            await committing
+
+
+@asynccontextmanager
+async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> AsyncIterator[Watched]:
+    """A daemon on a data directory; ``now`` is what its clock shows."""
+    ready: asyncio.Future[Watched] = asyncio.get_running_loop().create_future()
+    clock, nonces = Clock(now), count(0xFA)
+    with (
+        patch.object(assembly, "Daemon", lambda *parts, **more: Watched(ready, clock, parts)),
+        patch.object(assembly, "time", SimpleNamespace(time=clock)),
+        patch.object(assembly, "_nonce", lambda: f"{next(nonces):x}"),
+        patch.object(engines, "steady_clock", lambda: clock),
+        patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
+    ):
+        life = asyncio.create_task(
+            assembly.run(settings, builtin(), "127.0.0.1", 0, lambda: directory, 0o077, lambda url: None)
+        )
+        await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            life.result()
+        daemon = await ready
+        try:
+            yield daemon
+        finally:
+            daemon.end()
+            await life
+
+
+def administrator(daemon: Watched, directory: Path) -> httpx2.AsyncClient:
+    """Who has the daemon's own token."""
+    headers = {"Authorization": f"Bearer {(directory / TOKEN_FILE).read_text().strip()}"}
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(daemon.app), base_url=URL, headers=headers)

@@ -1,0 +1,173 @@
+"""Messages of a protocol, made from its own types: as they should be, altered, or broken, of what a run knows."""
+
+import base64
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from annotated_types import Interval, MaxLen
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from koalapy.model import bounds
+
+ODD_NUMBERS = (-(2**63) - 1, -1, 0, 1, 2**31 - 1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400)
+ODD_TEXTS = ("", ".", "..", "../..", "/", "/etc/passwd", "\x00", "\ud800", "x" * 300, "x" * 30_000, "a\nb", "*", "**")
+NUMBERS = st.sampled_from(ODD_NUMBERS) | st.integers()
+FLOATS = st.floats() | st.sampled_from([0.0, -1.0, 5e-324, 1e-7, 1e308, 1e400])
+TEXTS = st.sampled_from(ODD_TEXTS) | st.text(max_size=20)
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | NUMBERS | FLOATS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+MOST = 3
+"""Entries of a list."""
+Record = dict[str, Any]
+
+
+class Vocabulary:
+    """What fields of some names hold in a run, as one who has seen everything would know it."""
+
+    def __init__(self, known: Mapping[str, Sequence[Any]]) -> None:
+        self._known = known
+
+    def sensible(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
+        """JSON of a type, within its bounds."""
+        if name in self._known and not _is_many(kind):
+            return st.sampled_from(self._known[name])
+        origin, inside = get_origin(kind), get_args(kind)
+        if origin in (NotRequired, Required):
+            return self.sensible(inside[0], name)
+        if origin is Annotated:
+            return self._annotated(kind, name)
+        if origin in (Union, types.UnionType):
+            return st.one_of([self.sensible(each, name) for each in inside])
+        if origin in (list, tuple, frozenset):
+            return st.lists(self.sensible(inside[0], name), max_size=MOST)
+        if origin is dict:
+            return st.dictionaries(st.sampled_from(["op", "a", "b"]), self.sensible(inside[1], name), max_size=MOST)
+        if origin is not None:  # Literal
+            return st.sampled_from(inside)
+        if _is_record(kind):
+            return st.fixed_dictionaries({field: self.sensible(hint, field) for field, hint in fields_of(kind).items()})
+        return _plain(kind)
+
+    def _annotated(self, kind: Any, name: str) -> st.SearchStrategy[Any]:
+        inside, *notes = get_args(kind)
+        if kind == bounds.Base64:
+            return st.binary(max_size=50).map(lambda data: base64.b64encode(data).decode())
+        if kind == bounds.Host:
+            return st.sampled_from(["n1", "127.0.1.1", "fe80::1%eth0", "node-1.b_c"])
+        for note in notes:
+            if isinstance(note, Interval):
+                return _within(inside, note)
+            if isinstance(note, MaxLen) and name in self._known:
+                return st.lists(st.sampled_from(self._known[name]), max_size=MOST)
+        return self.sensible(inside, name)
+
+    def odd(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
+        """JSON of a type's shape, in its bounds or out of them."""
+        origin, inside = get_origin(kind), get_args(kind)
+        if origin in (Annotated, NotRequired, Required):
+            return self.odd(inside[0], name)
+        if origin in (Union, types.UnionType):
+            return st.one_of([self.odd(each, name) for each in inside])
+        if origin in (list, tuple, frozenset):
+            return st.lists(self.odd(inside[0], name), max_size=MOST)
+        if origin is dict:
+            return st.dictionaries(TEXTS, ANYTHING, max_size=MOST)
+        if origin is not None:  # Literal
+            return st.sampled_from(inside) | TEXTS
+        if _is_record(kind):
+            return st.fixed_dictionaries({field: self.odd(hint, field) for field, hint in fields_of(kind).items()})
+        return {int: NUMBERS, float: FLOATS, str: TEXTS, bool: st.booleans()}.get(kind, st.none() | ANYTHING)
+
+    def message(self, kinds: Sequence[Any]) -> st.SearchStrategy[Record]:
+        """One message of these types; every second as it should be."""
+        sensible = st.one_of([self.sensible(kind) for kind in kinds])
+        altered = st.one_of([_altered(self, kind) for kind in kinds])
+        return sensible | altered
+
+
+@st.composite
+def _altered(draw: st.DrawFn, vocabulary: Vocabulary, kind: Any) -> Record:
+    """A sensible message with some of its fields odd, wrong, missing, or too many."""
+    message: Record = draw(vocabulary.sensible(kind))
+    fields = fields_of(kind)
+    for name in draw(st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=2, unique=True)):
+        how = draw(st.sampled_from(["odd", "anything", "gone", "more"]))
+        if how == "gone":
+            message.pop(name, None)
+        elif how == "more":
+            message[name + "_"] = draw(ANYTHING)
+        else:
+            message[name] = draw(vocabulary.odd(fields[name], name) if how == "odd" else ANYTHING)
+    return message
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The fields of a message, or of a record in one, with what they are annotated with."""
+    hints = get_type_hints(kind, include_extras=True)
+    if is_typeddict(kind):
+        return hints
+    names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    return {name: hints[name] for name in names}
+
+
+def _is_record(kind: Any) -> bool:
+    return is_typeddict(kind) or (isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind)))
+
+
+def _is_many(kind: Any) -> bool:
+    inner = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_origin(inner) in (list, tuple, frozenset, dict)
+
+
+def _plain(kind: Any) -> st.SearchStrategy[Any]:
+    if kind is type(None):
+        return st.none()
+    if kind is object:
+        return st.booleans() | st.integers(0, 9) | st.text(max_size=5)
+    return {
+        int: st.integers(0, 9),
+        float: st.floats(0, 100),
+        str: st.sampled_from(["", "a", "genuine", "forged"]),
+        bool: st.booleans(),
+    }[kind]
+
+
+def _within(kind: Any, interval: Interval) -> st.SearchStrategy[Any]:
+    """Small ones, and both ends."""
+    low, high = interval.ge, interval.le
+    if kind is float:
+        return st.sampled_from([low, high]) | st.floats(low, min(high, 100.0))  # type: ignore[arg-type, type-var]
+    return st.sampled_from([low, high]) | st.integers(max(low, -2), min(high, 9))  # type: ignore[arg-type, type-var]
+
+
+# Frames
+
+
+def text_of(messages: Any) -> str:
+    """JSON as nobody else would write it: what no text can hold is in it all the same."""
+    return json.dumps(messages)
+
+
+@st.composite
+def _cut(draw: st.DrawFn, frames: st.SearchStrategy[str]) -> str:
+    frame = draw(frames)
+    return frame[: draw(st.integers(0, len(frame)))] + draw(st.sampled_from(["", "]", "\x00", "}", '"']))
+
+
+NO_JSON = st.sampled_from(["", "[", "]", "{}", "null", "[[]]", "[null]", "[" * 10_000, '[{"type":' * 500, "[NaN]", "0"])
+
+
+def frames(message: st.SearchStrategy[Record]) -> st.SearchStrategy[str]:
+    """What is sent at once: some messages, or what is none."""
+    several = st.lists(message, min_size=1, max_size=3)
+    whole = several.map(text_of)
+    many = message.map(lambda one: text_of([one] * 30))
+    broken = _cut(whole) | NO_JSON | ANYTHING.map(text_of) | st.lists(ANYTHING, max_size=3).map(text_of)
+    return st.one_of([whole] * 6 + [many, broken])
