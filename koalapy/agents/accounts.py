@@ -96,10 +96,10 @@ class Accounts:
         return found
 
     def _problem(self, found: Account) -> str:
-        if found.uid == self.own_uid:
-            return "that is the agent's own account"
         if found.uid < self._min_uid or found.uid == 0:
             return f"its uid {found.uid} is a system account's (below {self._min_uid})"
+        if found.uid == self.own_uid:
+            return "that is the agent's own account"
         if found.gid == 0:
             return "its group is root's"
         if os.path.basename(found.shell) in CLOSED:

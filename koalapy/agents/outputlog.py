@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agents.segments import SEGMENT_SIZE, Segments
+from koalapy.agents.spool import read_left
 
 MAX_PARTIAL_LINE = 64 * 1024
 """Bytes of an unfinished line that are held back at most, waiting for its end."""
 CHUNK_SIZE = 64 * 1024
 MAX_UNACKNOWLEDGED = 512 * 1024
 """Bytes of a component's output on their way to the daemon at most."""
+MAX_UNSENT = 4 * 1024 * 1024
+"""Bytes of a file with what a runner could not send, which is a block of its own at most."""
 DEFAULT_OUTPUT_LIMIT = 64 * 1024 * 1024
 
 
@@ -105,7 +108,7 @@ class OutputLog:
         are known by the places in its stream where they begin."""
         for start, path in unsent:
             try:
-                data = path.read_bytes()
+                data = read_left(path, MAX_UNSENT)
             except OSError:
                 continue
             if start > self._known(node):

@@ -66,12 +66,12 @@ class RunAs:
         if self.way is Way.SETUID:
             groups = ",".join(map(str, sorted({account.gid, *account.groups})))
             own = ["--reuid", str(account.uid), "--regid", str(account.gid), "--groups", groups]
-            return ["setpriv", *own, "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
+            return [_program("setpriv"), *own, "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
         if self.way is Way.SUDO:
             program = shutil.which(argv[0], path=path)
             if program is None:
                 raise SiteRejected(f"there is no {argv[0]} on the agent's PATH", fault="site")
-            return ["sudo", "-n", "-u", account.name, "--", program, *argv[1:]]
+            return [_program("sudo"), "-n", "-u", account.name, "--", program, *argv[1:]]
         raise SiteRejected(
             "this agent may act for nobody: it is not root, has no CAP_SETUID and CAP_SETGID, and there is no sudo",
             hint="see docs/clusters.md, Whose processes",
@@ -84,6 +84,11 @@ class RunAs:
             hint="see docs/clusters.md, Whose processes, for the rules that it needs",
             fault="site",
         )
+
+
+def _program(name: str) -> str:
+    """Of the agent's own path: what is run by it may have another."""
+    return shutil.which(name) or f"/usr/bin/{name}"
 
 
 def environment_of(account: Account, given: Mapping[str, str]) -> dict[str, str]:

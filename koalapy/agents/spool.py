@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ import structlog
 
 from koalapy.agents.disk_sync import DiskSync, sync
 from koalapy.agents.runner_messages import parse_result
+from koalapy.runtime.account_files import LOG_END as LAST_LINE_WINDOW
+from koalapy.runtime.account_files import MAX_RESULT
+from koalapy.runtime.account_files import RUNNER_LOG as RUNNER_LOG
+from koalapy.runtime.collected import CONTENT
 
 log = structlog.get_logger()
 
@@ -22,11 +27,6 @@ REMOVED_SUFFIX = ".forgotten"
 """Ends the name of a folder that is being removed."""
 LAST_HEARD_FILE = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
-
-
-RUNNER_LOG = "runner.log"
-LAST_LINE_WINDOW = 1000
-"""Bytes of it that are looked at."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,16 +100,14 @@ class Folder:
     def result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
         try:
-            return parse_result((self.path / f"result.{node}.json").read_bytes())
+            return parse_result(read_left(self.path / f"result.{node}.json", MAX_RESULT))
         except (OSError, ValueError, RecursionError):
             return None
 
     def last_words(self) -> str:
         """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
         try:
-            with (self.path / RUNNER_LOG).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_WINDOW))
-                lines = file.read().decode(errors="replace").splitlines()
+            lines = read_left(self.path / RUNNER_LOG, LAST_LINE_WINDOW, end=True).decode(errors="replace").splitlines()
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -145,6 +143,24 @@ class Folder:
             shutil.rmtree(path, ignore_errors=True)
         if self.disk_sync is not None:
             self.disk_sync.forget(self.path)
+
+
+def read_left(path: Path, most: int, *, end: bool = False) -> bytes:
+    """A file in a folder where programs may write, too; ``end``: the last of it.
+
+    What is no file, or has more bytes, is an ``OSError``, and keeps nobody waiting.
+    """
+    with open(os.open(path, CONTENT), "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or (found.st_size > most and not end):
+            raise OSError(errno.EINVAL, "it is nothing that a runner leaves", str(path))
+        if end:
+            file.seek(max(0, found.st_size - most))
+        pieces, left = [], most
+        while left and (data := file.read(left)):
+            pieces.append(data)
+            left -= len(data)
+        return b"".join(pieces)
 
 
 def _line(entry: dict[str, Any]) -> bytes:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.accounts import Account, Accounts
-from koalapy.agents.agent import run_agent
+from koalapy.agents.agent import Agent
+from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.job_folders import PROGRAM, JobFolders
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.run_as import RunAs, Way
@@ -85,8 +86,13 @@ class MappedSite(Site):
         self.jobs = open_path / "jobs"
 
     async def run(self) -> None:
-        folders = folders_of(self.settings, self.people)
-        await run_agent(self.settings, LocalLrm(self.cluster, "koala-", folders=folders), folders)
+        self.folders = folders_of(self.settings, self.people)
+        lrm = LocalLrm(self.cluster, "koala-", folders=self.folders)
+        self.agent = Agent(self.settings, lrm, self.folders)
+        await self.agent.run()
+
+    def component(self, token: str) -> Component:
+        return self.agent._reporter.components[lrm_name("test", token)]
 
 
 @pytest.fixture
