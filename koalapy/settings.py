@@ -21,7 +21,7 @@ from pydantic_settings import (
 
 from koalapy.agents.settings import SiteSettings
 from koalapy.credentials import checked_token
-from koalapy.model.cluster import ClusterPair, Link, pair_of
+from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
@@ -335,7 +335,11 @@ class Settings(BaseSettings):
             raise UsageError(f"users: {error}", field="users", hint="give each account to one person") from error
 
     def known_accounts(self) -> Accounts:
-        """Where jobs of an owner may run, and as which account; ``UsageError`` for a cluster that is nobody's own."""
+        """Where jobs of an owner may run, and as which account; ``UsageError`` as for ``known_domains``."""
+        return Accounts(self.known_users(), self.known_domains())
+
+    def known_domains(self) -> dict[str, Domain]:
+        """Whose processes the clusters' jobs are; ``UsageError`` for a cluster that is nobody's own."""
         domains = {}
         for name, section in self.clusters.items():
             field = f"clusters.{name}.user"
@@ -349,7 +353,13 @@ class Settings(BaseSettings):
                 hint = "leave it out, or make the identity own"
                 raise UsageError(f"{field} is for the identity own only", field=field, value=section.user, hint=hint)
             domains[name] = Domain(section.identity, section.user or "")
-        return Accounts(self.known_users(), domains)
+        return domains
+
+    def check_people(self) -> None:
+        """``UsageError`` for what is wrong with who is who."""
+        self.known_accounts()
+        for index, name in enumerate(self.trusted_logins):
+            check_cluster(name, self.clusters, f"trusted_logins[{index}]")
 
     def known_links(self) -> dict[ClusterPair, Link]:
         """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""
@@ -391,7 +401,7 @@ def proxies(given: Sequence[str]) -> list[str]:
         ) from error
 
 
-CLIENT_VARIABLES = ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR")
+CLIENT_VARIABLES = ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR", "KOALA_LOGIN_SOCKET")
 
 
 def load(path: Path | None) -> Settings:

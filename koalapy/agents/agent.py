@@ -200,6 +200,7 @@ class Agent:
             lrm=self._settings.kind,
             host=socket.gethostname(),
             pid=os.getpid(),
+            identity=self._settings.identity,
             known=self._daemons.known(),
         )
 

@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import socket
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ import structlog
 from koalapy.agents.settings import AgentSettings
 from koalapy.agents.uplink import Uplink
 from koalapy.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
+from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
 
 log = structlog.get_logger()
@@ -60,6 +62,7 @@ class LoginServer:
         self._vouches = False
         """Whether the daemon gives out logins."""
         self._asking: dict[str, asyncio.Future[Vouched]] = {}
+        self._pace = Throttle(burst=12, interval=5.0)
         self._connections: Counter[int] = Counter()
         """By account."""
         self._server: asyncio.Server | None = None
@@ -93,7 +96,7 @@ class LoginServer:
     def welcomed(self, message: Welcome) -> None:
         self._vouches = message.vouches
         self._users_url = message.users_url or self._url
-        self._ca = message.users_ca or self._trust.told()
+        self._ca = self._trust.told()
 
     def lost(self) -> None:
         """There is no connection to the daemon any more: who waits for an answer gets none."""
@@ -151,6 +154,8 @@ class LoginServer:
         if self._own_only and uid != os.geteuid():
             own = await _account(os.geteuid())
             raise Refused(f"the agent of {self._cluster} is {own}'s own: it vouches for nobody else")
+        if wait := self._pace.allows(uid, time.monotonic()):
+            raise Refused("too many logins", f"try again in {wait:.0f} s")
         account = await _account(uid)
         if not self._uplink.online.is_set():
             raise Refused(f"the agent of {self._cluster} does not reach the daemon at {self._url}", "try again later")

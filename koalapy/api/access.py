@@ -31,6 +31,7 @@ ACCESS: Mapping[str, Access] = {
     "has_bundle": Role.USER,
     "health": "everybody",
     "hold_job": Role.USER,
+    "logout": Role.USER,
     "list_attempts": Role.USER,
     "list_clusters": Role.USER,
     "list_jobs": Role.USER,
@@ -59,6 +60,7 @@ ACCESS: Mapping[str, Access] = {
     "submit_job": Role.USER,
     "upload_bundle": Role.USER,
     "verify_replicas": Role.USER,
+    "whoami": Role.USER,
 }
 """By a route's operation; what is missing is for administrators only."""
 _IDENTITY = "identity"

@@ -18,6 +18,7 @@ from koalapy.api.guard import Guard
 from koalapy.api.health import health_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
+from koalapy.api.login import login_router
 from koalapy.api.problems import declared, install
 from koalapy.api.tokens import tokens_router
 from koalapy.service.health import HealthMonitor
@@ -62,6 +63,7 @@ def create_app(
     app.include_router(explain_router(jobs), prefix="/api/v1")
     app.include_router(clusters_router(jobs), prefix="/api/v1")
     app.include_router(tokens_router(identities))
+    app.include_router(login_router(identities))
     app.include_router(health_router(health))
     app.include_router(health_router(health, operation="api_health", ready="api_ready"), prefix="/api/v1")
     for router in routers:

@@ -21,7 +21,7 @@ from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
-from koalapy.bootstrap.people import known_identities, openid_provider, own_access, token_duties
+from koalapy.bootstrap.people import known_identities, logins, openid_provider, own_access, token_duties
 from koalapy.model.errors import UsageError
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
@@ -88,7 +88,8 @@ async def run(
     announce: Callable[[str], None],
 ) -> None:
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
-    configured, _ = settings.known_links(), settings.known_accounts()
+    configured = settings.known_links()
+    settings.check_people()
     listener = listen(host, port, settings)
     data_dir = data_directory()
     certificate = certificate_of(settings, data_dir)
@@ -115,6 +116,9 @@ async def run(
     with own_access(data_dir, listener, certificate) as own:
         provider = openid_provider(settings)
         identities = known_identities(settings, own, stores, engine.clock, provider)
+        vouched = logins(settings, identities, engine.clock)
+        await vouched.end_what_is_over()
+        hub.log_in_with(vouched)
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
         app = create_app(
@@ -230,7 +234,8 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
 
 def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
-    terms = Terms(stores.jobs.instance, _nonce(), settings.lease, settings.output_limit)
+    own = (stores.jobs.instance, _nonce(), settings.lease, settings.output_limit)
+    terms = Terms(*own, vouches=True, users_url=settings.public_url or "")
     hub = Hub(engine, outputs, terms, unreachable_after=engine.queries.rules.unreachable_after)
     engine.dispatcher = hub
     return hub

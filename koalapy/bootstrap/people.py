@@ -17,6 +17,7 @@ from koalapy.model.identity import Identity, Role
 from koalapy.service.certificate import Certificate
 from koalapy.service.duties import Duty
 from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
+from koalapy.service.login import LoginRules, Logins
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL
 from koalapy.settings import Settings
 from koalapy.store.opening import Stores
@@ -71,6 +72,18 @@ def known_identities(
         how = f"tokens[{index}] of the configuration"
         fixed[section.token] = Identity(section.user, section.role, how, groups, guessable=True)
     return Identities(fixed, stores.tokens, users, clock, provider)
+
+
+def logins(settings: Settings, identities: Identities, clock: Callable[[], float]) -> Logins:
+    """Those for whom the clusters' agents vouch."""
+    rules = LoginRules(
+        settings.known_users(),
+        settings.known_domains(),
+        settings.login_lifetime,
+        frozenset(settings.trusted_logins),
+        {name: section.min_uid for name, section in settings.clusters.items()},
+    )
+    return Logins(rules, identities, clock)
 
 
 def _own_account() -> str:

@@ -25,10 +25,10 @@ _WHERE = "it is in tokens of the daemon's configuration, or in the file token of
 class Access:
     """To one daemon; ``ValueError`` for a URL that is none, ``CliError`` when a login was refused."""
 
-    def __init__(self, url: str, shown: str | None) -> None:
-        """``shown``: the token that was given, if any."""
+    def __init__(self, url: str, shown: str | None, ca: str = "") -> None:
+        """``shown``: the token that was given, if any; ``ca``: certificates by which the daemon is known."""
         self.parts = _parsed(url)
-        self.token, self.ca = shown or "", ""
+        self.token, self.ca = shown or "", ca
         self.pinned: Path | None = None
         """Where the certificate of this account's own daemon stands, which it must show itself."""
         self._renews = False
@@ -78,7 +78,7 @@ class Access:
         # Not every command has a head node's agent beside it, and pays for what asks it.
         from koalapy.cli import logins
 
-        login = logins.find(self.url if _is_url_given() else None)
+        login = logins.find(given_url(self.url))
         self.hint = f"{found.why}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
             self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
@@ -99,10 +99,11 @@ class Access:
         return trust
 
 
-def _is_url_given() -> bool:
-    """Whether the user said which daemon is meant."""
+def given_url(url: str) -> str | None:
+    """Which daemon the user said is meant; None when that is a command's own default."""
     context = click.get_current_context(silent=True)
-    return context is None or context.get_parameter_source("url") is not ParameterSource.DEFAULT
+    is_default = context is not None and context.get_parameter_source("url") is ParameterSource.DEFAULT
+    return None if is_default else url.rstrip("/")
 
 
 def _parsed(url: str) -> SplitResult:

@@ -28,6 +28,8 @@ LOGIN_TIMEOUT = 20.0
 """Seconds that it has, with its daemon, to answer."""
 OWN_AGENTS = "~/.local/share/koala/clusters"
 """Where the agents of an account are, if they were not told otherwise."""
+RETRY_PAUSE = 0.02
+"""Seconds."""
 ROOT = 0
 
 
@@ -120,8 +122,7 @@ class _Conversation:
         try:
             if owner not in (ROOT, os.geteuid()) and not _only_root_made(self._path.parent):
                 raise self._untrusted(f"{self._path.parent} belongs to another account (uid {owner})")
-            self._settle()
-            self._socket.connect(address(folder, self._path.name))
+            self._reach(address(folder, self._path.name))
             uid = peer_of(self._socket).uid
         except OSError as error:
             raise self._silent(error) from error
@@ -129,6 +130,15 @@ class _Conversation:
             os.close(folder)
         if uid not in (ROOT, owner):
             raise self._untrusted(f"who listens there is neither root nor its folder's owner (uid {uid})")
+
+    def _reach(self, where: str) -> None:
+        while True:
+            self._settle()
+            try:
+                self._socket.connect(where)
+                return
+            except BlockingIOError:  # it takes no more connections for the moment, or hangs
+                time.sleep(RETRY_PAUSE)
 
     def greeting(self) -> Agent:
         said = self._hear()

@@ -37,9 +37,13 @@ class Users:
                 if other != name:
                     raise ValueError(f"{account} on {cluster} is given to both {other} and {name}")
 
+    def person_of(self, cluster: ClusterName, account: str) -> str | None:
+        """Who of those that the configuration names has an account; None when nobody has."""
+        return self._people.get((cluster, account))
+
     def user_of(self, cluster: ClusterName, account: str) -> str | None:
         """Whose account it is; None when accounts that belong to nobody may not come from there."""
-        person = self._people.get((cluster, account))
+        person = self.person_of(cluster, account)
         return person or (f"{account}@{cluster}" if cluster in self._unmapped else None)
 
     def account_of(self, user: str, cluster: ClusterName) -> str | None:
@@ -75,6 +79,10 @@ class Accounts:
         self._domains = {name: domain for name, domain in (domains or {}).items() if domain.identity != "service"}
         self._closed: dict[str, frozenset[ClusterName]] = {}
         """By owner; both do not change while a daemon lives."""
+
+    def identity_of(self, cluster: ClusterName) -> str:
+        """Whose processes its jobs are to be."""
+        return self._domains.get(cluster, SERVICE).identity
 
     def closed_to(self, owner: str) -> frozenset[ClusterName]:
         """The clusters where jobs of an owner may not run; asked at every try."""

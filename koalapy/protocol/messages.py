@@ -62,6 +62,8 @@ class Hello(Message):
     lrm: Name
     host: Name
     pid: Count
+    identity: Name = "service"
+    """Whose processes it makes jobs, by its own configuration."""
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
@@ -182,8 +184,6 @@ class Welcome(Message):
     """Whether it takes ``Vouch``: one of an earlier version would hang up."""
     users_url: Path = ""
     """Where users reach it, if not where the agent does."""
-    users_ca: Path = ""
-    """Certificates in PEM by which users know it, if not by what their host trusts."""
 
 
 class Vouched(Message):

@@ -12,9 +12,22 @@ from koalapy.model.job import Component, Job, of_one_attempt
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
-from koalapy.protocol.messages import Ack, Answer, Ask, Confirmed, FromAgent, Output, OutputAck, Relay, RelayFailed
+from koalapy.protocol.messages import (
+    Ack,
+    Answer,
+    Ask,
+    Confirmed,
+    FromAgent,
+    Output,
+    OutputAck,
+    Relay,
+    RelayFailed,
+    Vouch,
+    Vouched,
+)
 from koalapy.scheduling.events import ClusterConfirmed, Event, Reported
 from koalapy.service.engine import Engine, WorkItem, inventory_item
+from koalapy.service.login import Logins
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Session
@@ -22,6 +35,7 @@ from koalapy.service.session import Session
 log = structlog.get_logger()
 
 MAX_COUNTED_STAGES = 10_000
+MAX_LOGINS_AT_ONCE = 100
 
 
 class TransferFeedback:
@@ -67,6 +81,8 @@ class AgentMessages:
     ) -> None:
         self._engine, self._outputs, self._sessions = engine, outputs, sessions
         self.feedback: TransferFeedback | None = None
+        self.logins: Logins | None = None
+        self._logging_in: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._inventory,
             ClusterReport: self._reported,
@@ -75,6 +91,7 @@ class AgentMessages:
             Ack: self._ack,
             Relay: self._relay,
             Confirmed: self._confirmed,
+            Vouch: self._vouch,
             Ask: lambda session, message: questions.asked(session.cluster, message),
             Answer: lambda session, message: questions.answered(session.cluster, message),
         }
@@ -107,6 +124,19 @@ class AgentMessages:
     def _confirmed(self, session: Session, message: Confirmed) -> None:
         if (as_of := session.confirmed(message.sequence)) is not None:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
+
+    def _vouch(self, session: Session, message: Vouch) -> None:
+        """Not waited for: a database that is slow holds up nothing else that the agent says."""
+        if self.logins is None or len(self._logging_in) >= MAX_LOGINS_AT_ONCE:
+            busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
+            session.offer(busy)
+            return
+        logging_in = asyncio.create_task(self._log_in(self.logins, session, message))
+        self._logging_in.add(logging_in)
+        logging_in.add_done_callback(self._logging_in.discard)
+
+    async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
+        session.offer(await logins.vouched(session.cluster, message))
 
     def _stage_status(self, session: Session, status: StageStatus) -> None:
         self._engine.post(WorkItem(events=(*self._learn(session, status), Reported(session.cluster, status))))

@@ -16,6 +16,7 @@ from koalapy.scheduling.events import ClusterDisconnected
 from koalapy.service.agent_memory import AgentMemory
 from koalapy.service.agent_messages import AgentMessages, TransferFeedback
 from koalapy.service.engine import Engine, WorkItem
+from koalapy.service.login import Logins
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Connection, Session
@@ -35,6 +36,9 @@ class Terms:
     life: str
     lease: float
     output_limit: int
+    vouches: bool = False
+    """Whether logins are given out to those for whom agents vouch."""
+    users_url: str = ""
 
 
 class Hub:
@@ -51,6 +55,10 @@ class Hub:
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.questions = Questions(self._offer)
         self._messages = AgentMessages(engine, outputs, self._sessions, self.questions)
+
+    def log_in_with(self, logins: Logins) -> None:
+        """Have agents vouch for the users of their head nodes."""
+        self._messages.logins = logins
 
     def learn_from_transfers(self, feedback: TransferFeedback) -> None:
         """Have others learn from what agents report of transfers."""
@@ -94,6 +102,7 @@ class Hub:
         frames = connection.frames()
         try:
             hello = await _hello(frames)
+            self._check_identity(cluster, hello)
             session = Session(cluster, connection, hello)
             await self._reject_second(session)
             await self._agent_memory.outgrow(cluster, hello.known)
@@ -128,6 +137,13 @@ class Hub:
             watch.cancel()
             session.end()
             self._leave(session, "its agent is not connected")
+
+    def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
+        """``ConflictError`` for an agent that would run jobs as others than the daemon takes it to."""
+        wanted = self._engine.queries.accounts.identity_of(cluster)
+        if hello.identity != wanted:
+            differ = f"clusters.{cluster}.identity is {wanted} for the daemon and {hello.identity[:20]} for its agent"
+            raise ConflictError(f"{differ}: give both one configuration")
 
     async def _reject_second(self, session: Session) -> None:
         """``ConflictError`` when another agent of the cluster is connected, and answers; the same one may come anew."""

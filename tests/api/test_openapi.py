@@ -142,6 +142,10 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post("/api/v1/tokens/revoke", json=order)
     for token in (1, 9):
         await api.post(f"/api/v1/tokens/{token}/revoke")
+    for path in ("/whoami", "/whoami?x=1"):
+        await api.get(f"/api/v1{path}")
+    for path in ("/logout", "/logout?x=1"):
+        await api.post(f"/api/v1{path}")
     known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.seen == known
 

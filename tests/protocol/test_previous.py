@@ -42,7 +42,7 @@ def test_each_message_is_read_and_would_be_sent_as_it_was(speaker: TypeAdapter[A
     (sent,) = json.loads(frame(speaker, read))
     added = {name: sent.pop(name) for name in sent.keys() - message.keys()}
     assert sent == message
-    assert not any(added.values())
+    assert added in ({}, {"identity": "service"}) or not any(added.values())
 
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)

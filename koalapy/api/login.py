@@ -1,0 +1,49 @@
+"""The routes of who is logged in: who that is, and the end of it."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from koalapy.api.access import Caller
+from koalapy.api.fields import Moment, Output
+from koalapy.api.problems import declared
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.errors import ConflictError
+from koalapy.model.identity import Role
+from koalapy.service.identities import Identities
+
+
+class Whoami(Output):
+    """Who calls, and by what they are known."""
+
+    user: str
+    role: Role
+    how: str
+    groups: list[str]
+    expires_at: Moment | None
+
+
+class LoggedOut(Output):
+    user: str
+
+
+def login_router(identities: Identities) -> APIRouter:
+    """Ask who one is, and log out."""
+    router = APIRouter(prefix="/api/v1", tags=["tokens"], dependencies=[Depends(refuse_unknown)])
+
+    @router.get("/whoami", response_model=Whoami, operation_id="whoami", responses=declared(401, 422))
+    async def whoami(caller: Caller) -> Any:
+        """Who you are to the daemon, what you may do, how it knows you, and until when."""
+        return {name: getattr(caller, name) for name in Whoami.model_fields}
+
+    @router.post(
+        "/logout", response_model=LoggedOut, operation_id="logout", responses=declared(401, 403, 404, 409, 422, 503)
+    )
+    async def logout(caller: Caller) -> Any:
+        """Have the token that is shown hold no longer, at once."""
+        if caller.token is None:
+            raise ConflictError(f"{caller.how} is no login that can end", hint="it is taken out where it was given")
+        await identities.revoke([caller.token], caller)
+        return {"user": caller.user}
+
+    return router

@@ -1,0 +1,160 @@
+"""Logins for which a cluster's agent vouches: who an account's person is, and a token for a few hours.
+
+An agent is believed in one thing only: which account of its own cluster asks. Whose that is, and what they may do, says
+the daemon's configuration.
+"""
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from koalapy.model.errors import KoalaError
+from koalapy.model.identity import Identity, Role
+from koalapy.model.request import ClusterName
+from koalapy.model.throttle import Throttle
+from koalapy.model.users import Domain, Users
+from koalapy.ports import StoredToken
+from koalapy.protocol.messages import Vouch, Vouched
+
+log = structlog.get_logger()
+
+ROOT, NOBODY = 0, 65534
+MAX_LOGINS = 20
+"""Logins of one account that hold at a time; of more the oldest end."""
+ACCOUNT = re.compile(r"[A-Za-z0-9_.+-]{1,80}(@[A-Za-z0-9.-]{1,80})?\$?", re.ASCII)
+"""Accounts that may come though nobody has named them."""
+_ANYBODY = 2**31 - 1
+"""The number of an account that is nobody's in particular, and none of the system's."""
+_DAEMON = Identity("", Role.ADMIN, "the daemon itself")
+
+
+class TokenMaker(Protocol):
+    """Makes, lists and revokes tokens."""
+
+    async def issue(
+        self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
+    ) -> tuple[StoredToken, str]: ...
+
+    def list(self, by: Identity, user: str | None = None) -> Collection[StoredToken]: ...
+
+    async def revoke(self, tokens: Collection[int], by: Identity) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoginRules:
+    """What the configuration says of logins."""
+
+    users: Users
+    domains: Mapping[ClusterName, Domain]
+    lifetime: float
+    """Seconds."""
+    trusted: frozenset[ClusterName] = frozenset()
+    """Clusters whose agents may vouch for others than mere users."""
+    min_uids: Mapping[ClusterName, int] | None = None
+    """The least number of an account that is a person's, by cluster."""
+
+    def user_of(self, cluster: ClusterName, account: str, uid: int) -> str:
+        """Who it is; ``Refused`` when nobody may come from there by that account."""
+        domain = self.domains.get(cluster, Domain())
+        person = self.users.person_of(cluster, account)
+        if domain.identity == "own":
+            if not domain.user or person not in (None, domain.user):
+                raise Refused(f"{account} of {cluster} is not {domain.user}", f"correct clusters.{cluster}.user")
+            return domain.user
+        if person is not None:
+            return person
+        way_out = f"ask the grid's administrators for users.NAME.accounts: {{{cluster}: {account}}}"
+        least = (self.min_uids or {}).get(cluster, 1000)
+        if uid in (ROOT, NOBODY) or uid < least:
+            raise Refused(f"{account} of {cluster} (uid {uid}) is an account of the system", way_out)
+        user = self.users.user_of(cluster, account)
+        if user is None:
+            raise Refused(f"the account {account} of {cluster} belongs to nobody who may come", way_out)
+        if not ACCOUNT.fullmatch(account):
+            raise Refused(f"{account!r} of {cluster} has a name that nobody can have here", way_out)
+        return user
+
+    def role_of(self, user: str, cluster: ClusterName) -> Role:
+        """A site may not make anybody more than a user, unless it is trusted to."""
+        return self.users.role_of(user) if cluster in self.trusted else Role.USER
+
+
+class Refused(Exception):
+    """No login; ``hint`` is the way out."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+class Logins:
+    """Answers the agents that vouch."""
+
+    def __init__(
+        self,
+        rules: LoginRules,
+        tokens: TokenMaker,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules, self._tokens, self._clock, self._monotonic = rules, tokens, clock, monotonic
+        self._by_cluster = Throttle(burst=500, interval=0.1)
+        self._by_account = Throttle(burst=12, interval=5.0)
+
+    async def vouched(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
+        """The answer to a cluster's agent, which vouches for accounts of that cluster and no other."""
+        try:
+            return await self._log_in(cluster, vouch)
+        except Refused as refusal:
+            error, hint = refusal.message, refusal.hint
+        except KoalaError as failure:
+            error, hint = failure.message, failure.hint or "try again later"
+        log.warning("login refused", action="login", cluster=cluster, account=vouch.account[:100], error=error)
+        return Vouched(ident=vouch.ident, error=error, hint=hint)
+
+    async def _log_in(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
+        now, account = self._monotonic(), vouch.account
+        if wait := self._by_cluster.allows(cluster, now):
+            raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
+        # Of whom is refused nothing is remembered.
+        user = self._rules.user_of(cluster, account, vouch.uid)
+        role = self._rules.role_of(user, cluster)
+        if wait := self._by_account.allows((cluster, account), now):
+            raise Refused(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")
+        how = f"{account} on {cluster}"
+        lifetime = self._rules.lifetime
+        token, shown = await self._tokens.issue(user, role, self._clock() + lifetime, _agent_of(cluster), how=how)
+        log.info("login", action="login", cluster=cluster, account=account, user=user, role=str(role), token=token.id)
+        await self._end_oldest(user, how)
+        return Vouched(ident=vouch.ident, token=shown, user=user, role=str(role), lifetime=lifetime)
+
+    async def _end_oldest(self, user: str, how: str) -> None:
+        """Who logs in again and again has not more and more tokens."""
+        held = sorted(token.id for token in self._tokens.list(_DAEMON, user) if token.how == how)
+        if excess := held[:-MAX_LOGINS]:
+            await self._tokens.revoke(excess, _DAEMON)
+
+    async def end_what_is_over(self) -> None:
+        """Have logins hold no longer that the configuration of today would not give: to be called at the start."""
+        over = [token.id for token in self._tokens.list(_DAEMON) if self._is_over(token)]
+        if over:
+            log.info("logins of an earlier configuration are over", action="login", tokens=over)
+            await self._tokens.revoke(over, _DAEMON)
+
+    def _is_over(self, token: StoredToken) -> bool:
+        account, on, cluster = token.how.rpartition(" on ")
+        if not on or token.created_by != _agent_of(cluster):
+            return False  # no login
+        try:
+            user = self._rules.user_of(cluster, account, uid=_ANYBODY)
+        except Refused:
+            return True
+        return user != token.user or str(self._rules.role_of(user, cluster)) != token.role
+
+
+def _agent_of(cluster: ClusterName) -> str:
+    return f"the agent of {cluster}"

@@ -1,0 +1,265 @@
+"""Which sockets a command believes, and what it does with one that hangs or lies."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from koalapy.cli import agent_socket, logins, saved_logins
+from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.saved_logins import Login
+from koalapy.login_socket import Peer
+from tests.needs import ROOT, needs
+
+TOKEN = "koala_a-token-of-the-daemon"
+GREETING = {"koala": 1, "cluster": "north", "url": "http://127.0.0.1:9999", "ca": ""}
+ANSWER = {"token": TOKEN, "user": "ann", "role": "user", "lifetime": 600.0}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(agent_socket, "DIRECTORY", tmp_path / "nowhere")
+    monkeypatch.setattr(agent_socket, "OWN_AGENTS", str(tmp_path / "nowhere"))
+    monkeypatch.delenv(agent_socket.VARIABLE, raising=False)
+
+
+@contextmanager
+def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
+    """Something that says these lines to everybody, one after each that it hears; what it heard."""
+    heard: list[bytes] = []
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with suppress(OSError), connection, connection.makefile("rwb") as file:
+                for index, line in enumerate(lines):
+                    if index and not (said := file.readline()):
+                        break
+                    if index:
+                        heard.append(said)
+                    file.write((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n")
+                    file.flush()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(30)
+
+
+def found(url: str | None) -> Login:
+    login = logins.find(url)
+    assert login is not None
+    return login
+
+
+def refusal(path: Path) -> CliError:
+    found, wrong = agent_socket.agents([path])
+    assert not found
+    with pytest.raises(CliError) as refused:
+        agent_socket.log_in(agent_socket.Agent(path, "north", GREETING["url"], ""))  # type: ignore[arg-type]
+    assert wrong == [str(refused.value)]
+    return refused.value
+
+
+def test_a_login_is_got_and_kept_for_the_daemon_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.sock"
+    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    with listening(path, GREETING, ANSWER) as heard:
+        login = logins.find(None)
+        assert login is not None
+        assert (login.url, login.token, login.user, login.cluster) == (GREETING["url"], TOKEN, "ann", "north")
+        assert logins.find("http://127.0.0.1:9999") == login
+        assert logins.find("http://127.0.0.1:9998") is None
+    assert [json.loads(line) for line in heard] == [{"ask": "login"}]
+    assert logins.find(None) == login, "nobody is asked while it holds"
+    assert TOKEN not in repr(login)
+    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/*")
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
+    login = Login("http://a:1", TOKEN, "ann", "user", "north", "/s", 0.0, 1e12)
+    saved_logins.save(login)
+    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/*")
+    assert saved_logins.of_url("http://a:1") == login
+    kept.chmod(0o644)
+    assert saved_logins.of_url("http://a:1") is None
+    kept.chmod(0o600)
+    whole = json.loads(kept.read_text())
+    for damaged in (
+        "",
+        "[]",
+        "{}",
+        "x",
+        json.dumps({**whole, "token": "x"}),
+        json.dumps({**whole, "url": 1}),
+        "[" * 9999,
+    ):
+        kept.write_text(damaged)
+        assert saved_logins.valid() == []
+    kept.write_text(json.dumps({**whole, "url": "http://b:1"}))
+    assert saved_logins.of_url("http://a:1") is None, "an entry is for the daemon that it names"
+    kept.parent.chmod(0o777)
+    kept.write_text(json.dumps(whole))
+    assert saved_logins.valid() == []
+
+
+def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "a.sock", [1000.0]
+    monkeypatch.setattr(saved_logins.time, "time", lambda: now[0])
+    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    with listening(path, GREETING, ANSWER) as heard:
+        logins.find(None)
+        now[0] += 500
+        logins.find(None)
+        assert len(heard) == 1
+        now[0] += 60
+        assert found(None).made_at == 1560.0
+        assert len(heard) == 2
+    now[0] += 560
+    assert found(None).made_at == 1560.0, "the agent is away, and the login holds"
+    now[0] += 60
+    with pytest.raises(CliError, match="does not answer"):
+        logins.find(None)
+    now[0] = 1000.0  # a clock that was set back says nothing of how long it holds
+    with pytest.raises(CliError, match="does not answer"):
+        logins.find(None)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"HTTP/1.1 400 Bad Request",),
+        (b"{}",),
+        (b"[" * 5000,),
+        ({**GREETING, "url": "javascript:1"},),
+        ({**GREETING, "url": "http://"},),
+        ({**GREETING, "url": 1},),
+        (b"x" * 1_000_000,),
+        (),
+    ],
+)
+def test_what_is_no_agent_is_told(tmp_path: Path, lines: tuple[object, ...]) -> None:
+    path = tmp_path / "a.sock"
+    with listening(path, *lines):
+        error = refusal(path)
+    assert (error.code, "is no agent" in error.message or "does not answer" in error.message) == (
+        Exit.UNREACHABLE,
+        True,
+    ), error
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {**ANSWER, "token": "short"},
+        {**ANSWER, "token": "with\nnewline and more"},
+        {**ANSWER, "lifetime": "x"},
+        {name: value for name, value in ANSWER.items() if name != "user"},
+    ],
+)
+def test_an_answer_that_is_none_is_no_login(tmp_path: Path, answer: object) -> None:
+    path = tmp_path / "a.sock"
+    with listening(path, GREETING, answer), pytest.raises(CliError, match="is no agent") as refused:
+        agent_socket.log_in(agent_socket.Agent(path, "north", "http://x", ""))
+    assert TOKEN not in str(refused.value)
+
+
+def test_an_agent_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_socket, "GREETING_TIMEOUT", 0.05)
+    monkeypatch.setattr(agent_socket, "LOGIN_TIMEOUT", 0.05)
+    path = tmp_path / "a.sock"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen(0)
+    for _ in range(3):  # also when nobody takes any more connections
+        assert "does not answer" in refusal(path).message
+    server.close()
+    assert "connection refused" in refusal(path).message
+
+
+def test_who_listens_must_be_root_or_whose_folder_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.sock"
+    monkeypatch.setattr(agent_socket, "peer_of", lambda _: Peer(1, 4711))
+    with listening(path, GREETING, ANSWER) as heard:
+        error = refusal(path)
+    assert (error.code, "(uid 4711)" in error.message) == (Exit.NOT_ALLOWED, True)
+    assert heard == []
+
+
+def writable(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def group_writable(folder: Path) -> None:
+    folder.chmod(0o770)
+
+
+def link(folder: Path) -> None:
+    folder.rename(folder.with_name("there"))
+    folder.symlink_to(folder.with_name("there"))
+
+
+@pytest.mark.parametrize("spoil", [writable, group_writable, link])
+def test_a_folder_where_others_may_put_theirs_is_not_believed(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with listening(folder / "a.sock", GREETING, ANSWER) as heard:
+        spoil(folder)
+        assert refusal(folder / "a.sock").code == Exit.NOT_ALLOWED
+    assert heard == []
+
+
+@needs(ROOT)
+def test_another_accounts_folder_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the well-known one, which only root can have given it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.chown(folder, 4711, 4711)
+    with listening(folder / "a.sock", GREETING, ANSWER) as heard:
+        assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
+        assert heard == []
+        monkeypatch.setattr(agent_socket, "DIRECTORY", folder)
+        assert agent_socket.agents(agent_socket.sockets())[0][0].cluster == "north"
+        tmp_path.chmod(0o777)
+        assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
+
+
+def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_socket, "DIRECTORY", tmp_path)
+    other = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
+    with listening(tmp_path / "a.sock", GREETING, ANSWER), listening(tmp_path / "b.sock", other, ANSWER):
+        with pytest.raises(CliError, match="set KOALA_URL") as error:
+            logins.find(None)
+        assert "http://127.0.0.1:7777 and http://127.0.0.1:9999" in error.value.message
+        assert found("http://127.0.0.1:7777").cluster == "east"
+
+
+def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_socket, "DIRECTORY", tmp_path)
+    no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
+    with listening(tmp_path / "a.sock", GREETING, no):
+        with pytest.raises(CliError, match="gives no login: the account ann of north belongs to nobody; ask"):
+            logins.find(None)
+        with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
+            assert found(None).cluster == "east"

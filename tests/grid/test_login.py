@@ -1,0 +1,257 @@
+"""People on head nodes: a daemon, two agents that nobody has started for it, and commands of several accounts."""
+
+import asyncio
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from websockets.asyncio.client import connect
+
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+from tests.needs import ROOT, needs
+
+pytestmark = pytest.mark.grid
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+TOKENS = {"north": "the-agent-of-north-may-come", "south": "the-agent-of-south-may-come"}
+CONFIGURATION = {
+    "clusters": {
+        "north": {"embedded": False, "nodes": 2, "network": "127.0.81", "token": TOKENS["north"]},
+        "south": {"embedded": False, "nodes": 2, "network": "127.0.82", "token": TOKENS["south"], "identity": "mapped"},
+    },
+    "users": {
+        "me": {"accounts": {"north": ME}, "role": "admin"},
+        "alice": {"accounts": {"north": "games"}},
+        "bob": {"accounts": {"south": "daemon"}},
+    },
+}
+AS_ANOTHER = """
+import importlib, os, pkgutil, sys
+import click.shell_completion, encodings.idna, getpass, grp, ssl, urllib.request
+import koalapy.cli
+for module in pkgutil.iter_modules(koalapy.cli.__path__, "koalapy.cli."):
+    importlib.import_module(module.name)
+uid = int(sys.argv.pop(1))
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+koalapy.cli.main.main()
+"""
+"""Python and koalapy may be where only root reads them."""
+
+
+class Site:
+    """One head node: its agent, and whoever logs in there."""
+
+    def __init__(self, grid: Embedded, folder: Path, cluster: str) -> None:
+        self.grid, self.cluster, self.socket = grid, cluster, folder / "run" / f"{cluster}.sock"
+        self._homes = folder
+        environment = grid.environment | {"KOALA_AGENT_TOKEN": TOKENS[cluster]}
+        directory = str(grid.directory.parent / f"agent-{cluster}")
+        command = [*grid.koala, "agent", cluster, "--url", grid.url, "--directory", directory]
+        log = (grid.directory.parent / "daemon.log").open("a")
+        self.agent = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
+
+    def koala(self, account: str, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        """A command of an account of this host, which was told nothing but where the agent's socket is."""
+        home = self._homes / f"{account}-on-{self.cluster}"
+        uid = pwd.getpwnam(account).pw_uid
+        if not home.exists():
+            home.mkdir(mode=0o700)
+            os.chown(home, uid, -1)
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KOALA_LOGIN_SOCKET": str(self.socket), **more}
+        command = [*self.grid.koala, *arguments]
+        if uid != os.geteuid():
+            command = [sys.executable, "-c", AS_ANOTHER, str(uid), *arguments]
+        return subprocess.run(
+            command, env=environment, cwd="/", capture_output=True, text=True, timeout=90, check=False
+        )
+
+    def file(self, text: str) -> str:
+        path = self._homes / "job.yaml"
+        path.write_text(text)
+        return str(path)
+
+    def login_of(self, account: str) -> dict[str, Any]:
+        """What the account keeps."""
+        (kept,) = (self._homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/*")
+        assert (kept.stat().st_mode & 0o777, kept.stat().st_uid) == (0o600, pwd.getpwnam(account).pw_uid)
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site]]:
+    folder = Path(tempfile.mkdtemp(prefix="koala-login-"))
+    folder.chmod(0o755)
+    (folder / "run").mkdir(mode=0o755)
+    configuration: dict[str, Any] = json.loads(json.dumps(CONFIGURATION))
+    for name, section in configuration["clusters"].items():
+        section["login_socket"] = str(folder / "run" / f"{name}.sock")
+    (folder / "koala.yaml").write_text(yaml.safe_dump(configuration))
+    grid = Embedded(tmp_path_factory.mktemp("grid") / "data", KOALA_CONFIG=str(folder / "koala.yaml"))
+    grid.speak_to(grid.launch())
+    north, south = (Site(grid, folder, name) for name in ("north", "south"))
+    until(lambda: grid.cluster("north")["state"] == "usable", "the agent of north")
+    until(lambda: south.socket.exists(), "the agent of south")
+    yield north, south
+    for site in (north, south):
+        site.agent.send_signal(signal.SIGCONT)
+        site.agent.terminate()
+        site.agent.wait(60)
+    close(grid)
+    shutil.rmtree(folder)
+
+
+def test_a_user_on_a_head_node_never_sees_a_token(sites: tuple[Site, Site]) -> None:
+    north, _ = sites
+    # Whatever comes first: nobody has logged in, said where the daemon is, or been given anything.
+    run = north.koala(ME, "submit", "--fixed", "north:1", "--launcher", "processes", "--wait", "--", "env")
+    assert run.returncode == 0, run.stderr
+    login = north.login_of(ME)
+    who = north.koala(ME, "whoami")
+    assert who.stdout.startswith(f"me, user, known by {ME} on north, until 2"), who.stderr
+    for said in (run, who):
+        assert login["token"] not in said.stdout + said.stderr
+    assert (login["url"], login["user"], login["role"]) == (north.grid.url, "me", "user"), "no agent makes an admin"
+    assert north.koala(ME, "token", "create", "--role", "admin").returncode == 4
+
+
+def test_a_login_that_was_revoked_is_renewed_and_one_that_was_ended_is_not_shown(sites: tuple[Site, Site]) -> None:
+    north, _ = sites
+    assert "logged in at" in north.koala(ME, "login").stdout
+    before = north.login_of(ME)
+    number = north.grid.http.get("/api/v1/whoami", headers=shown(before)).json()
+    assert number["user"] == "me"
+    tokens = north.grid.http.get("/api/v1/tokens").json()["tokens"]
+    north.grid.http.post("/api/v1/tokens/revoke", json={"tokens": [t["id"] for t in tokens if t["user"] == "me"]})
+    assert north.grid.http.get("/api/v1/whoami", headers=shown(before)).status_code == 401
+    assert north.koala(ME, "whoami").returncode == 0
+    after = north.login_of(ME)
+    assert after["token"] != before["token"]
+    assert north.koala(ME, "logout").stdout == f"logged out at {north.grid.url}\n"
+    assert north.grid.http.get("/api/v1/whoami", headers=shown(after)).status_code == 401
+    assert north.koala(ME, "logout").stdout == "you are not logged in\n"
+
+
+def shown(login: dict[str, Any]) -> dict[str, str]:
+    return {"Authorization": f"Bearer {login['token']}"}
+
+
+def test_where_the_owner_has_no_account_nothing_runs(sites: tuple[Site, Site]) -> None:
+    north, _ = sites
+    mine = north.file("owner: me\nlauncher: processes\n")
+    submit = ("submit", "-f", mine, "--fixed", "south:1")
+    for more in ((), ("--dry-run",)):
+        refused = north.koala(ME, *submit, *more, "--", "true")
+        assert refused.returncode == 2
+        assert "is south, but me has no account on south; name north, or" in refused.stderr
+    told = north.koala(ME, "submit", "-f", mine, "--flexible", "3", "--dry-run", "--", "true")
+    assert "its owner may not use south" in told.stderr + told.stdout
+
+
+@needs(ROOT)
+def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Site, Site]) -> None:
+    north, south = sites
+    assert north.koala("games", "whoami").stdout.startswith("alice, user, known by games on north")
+    assert south.koala("daemon", "whoami").stdout.startswith("bob, user, known by daemon on south")
+    run = north.koala(
+        "games", "submit", "--fixed", "north:1", "--launcher", "processes", "--wait", "--", "echo", "done"
+    )
+    assert (run.returncode, "done" in run.stdout) == (0, True), run.stderr
+    refused = {
+        ("games", south): "the account games of south (uid 5) is an account of the system",
+        ("daemon", north): "daemon of north (uid 1) is an account of the system",
+        ("nobody", north): "nobody of north (uid 65534) is an account of the system",
+        (ME, south): f"{ME} of south (uid 0) is an account of the system",
+    }
+    for (account, site), why in refused.items():
+        answer = site.koala(account, "whoami")
+        assert (answer.returncode, answer.stdout) == (4, "")
+        assert why.removeprefix("the account ") in answer.stderr
+        assert "ask the grid's administrators for users.NAME.accounts" in answer.stderr
+    # What one keeps, another cannot read, nor use as his own.
+    kept = next((north._homes / "games-on-north").glob(".local/state/koala/logins-*"))
+    stolen = north.koala("daemon", "whoami", XDG_STATE_HOME=str(kept.parents[1]))
+    assert (stolen.returncode, stolen.stdout) == (4, "")
+
+
+async def say(site: Site, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the daemon answers an agent of the site's that is not the real one, but has its token."""
+    url = f"{site.grid.url.replace('http', 'ws', 1)}/api/v1/agents/{site.cluster}/connect"
+    async with connect(url, additional_headers={"Authorization": f"Bearer {TOKENS[site.cluster]}"}) as socket:
+        hello = {"type": "hello", "cluster": "x", "protocol": 3, "version": "1", "lrm": "local", "host": "h", "pid": 1}
+        await socket.send(json.dumps([{**hello, **messages[0]}]))
+        await socket.send(json.dumps(messages[1:]))
+        heard: list[dict[str, Any]] = []
+        async with asyncio.timeout(60):
+            async for frame in socket:
+                heard += [message for message in json.loads(frame) if message["type"] == "vouched"]
+                if len(heard) == len(messages) - 1:
+                    break
+        return heard
+
+
+def test_an_agent_vouches_for_its_own_site_only(sites: tuple[Site, Site]) -> None:
+    north, _ = sites
+    north.agent.send_signal(signal.SIGKILL)
+    north.agent.wait(60)
+    vouch = {"type": "vouch", "ident": "1", "account": "daemon", "uid": 1234, "cluster": "south"}
+    answers = asyncio.run(
+        say(
+            north,
+            {},
+            vouch,
+            {**vouch, "ident": "2", "account": "bob"},
+            {**vouch, "ident": "3", "account": "games@south", "user": "bob", "role": "admin"},
+            {**vouch, "ident": "4", "account": ME, "role": "admin"},
+        )
+    )
+    found = {answer["ident"]: answer for answer in answers}
+    for ident, account in (("1", "daemon"), ("2", "bob"), ("3", "games@south")):
+        assert found[ident]["error"] == f"the account {account} of north belongs to nobody who may come"
+        assert found[ident]["token"] == ""
+    assert (found["4"]["user"], found["4"]["role"]) == ("me", "user")
+    headers = shown(found["4"])
+    assert north.grid.http.get("/api/v1/whoami", headers=headers).json()["role"] == "user"
+    assert north.grid.http.post("/api/v1/clusters/north/drain", json={}, headers=headers).status_code == 403
+    # The agent that comes next, and the commands there, are none the worse.
+    again = Site(north.grid, north._homes, "north")
+    north.agent = again.agent
+    until(lambda: north.koala(ME, "login").returncode == 0, "the agent to be back")
+
+
+def test_an_agent_that_would_run_jobs_as_others_than_the_daemon_thinks_is_not_let_in(sites: tuple[Site, Site]) -> None:
+    """One configuration says that jobs run as their owners, the other that they run as the agent's account."""
+    _, south = sites
+
+    async def reason() -> str:
+        url = f"{south.grid.url.replace('http', 'ws', 1)}/api/v1/agents/south/connect"
+        async with connect(url, additional_headers={"Authorization": f"Bearer {TOKENS['south']}"}) as socket:
+            hello = {"type": "hello", "cluster": "x", "protocol": 3, "version": "1", "lrm": "l", "host": "h", "pid": 1}
+            await socket.send(json.dumps([hello]))
+            async with asyncio.timeout(60):
+                await socket.wait_closed()
+            return socket.close_reason or ""
+
+    assert "clusters.south.identity is mapped for the daemon and service for its agent" in asyncio.run(reason())
+
+
+def test_an_agent_that_hangs_is_told_within_seconds(sites: tuple[Site, Site]) -> None:
+    _, south = sites
+    south.agent.send_signal(signal.SIGSTOP)
+    try:
+        answer = south.koala(ME, "whoami")
+        assert (answer.returncode, answer.stdout) == (5, "")
+        assert f"the agent at {south.socket} does not answer (waited 5 s)" in answer.stderr
+    finally:
+        south.agent.send_signal(signal.SIGCONT)
