@@ -25,6 +25,7 @@ from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.runner_secrets import RunnerSecrets
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.agents.spool import RUNNER_LOG, Spool, write_error
@@ -99,7 +100,8 @@ class Agent:
         self._jobs = LrmJobs(
             lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
         )
-        self._barrier = Barrier(self._reporter, self._jobs, INITIAL_LEASE)
+        self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
+        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, INITIAL_LEASE)
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
@@ -211,7 +213,7 @@ class Agent:
             **self._settings.environment,
             **({"KOALA_STAGE": str(stage)} if stage else {}),
             "KOALA_AGENT_FILE": str(self._address_file),
-            "KOALA_RUNNER_SECRET": component.secret,
+            **({"KOALA_RUNNER_SECRET": component.old_secret} if component.old_secret else {}),
             "KOALA_COMPONENT_TOKEN": component.token,
             "KOALA_COMPONENT_NAME": component.name,
             "KOALA_LEASE": f"{self._barrier.lease:g}",
@@ -227,6 +229,7 @@ class Agent:
             walltime=component.walltime,
             modules=self._settings.modules,
             user=component.user,
+            secrets=() if component.old_secret else self._secrets.all_of(component.name, component.size),
         )
 
     # What the daemon says
@@ -385,7 +388,7 @@ class Agent:
         component.user = self._accounts.acting(message.local_user)
         component.fetched = not component.user
         submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect"})
-        submit |= {"user": component.user, "secret": component.secret, "output_limit": component.output_limit}
+        submit |= {"user": component.user, "output_limit": component.output_limit}
         component.folder.write(submit=submit)
         self._reporter.add(component)
         self._jobs.submit(component)

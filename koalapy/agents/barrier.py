@@ -5,18 +5,21 @@ import base64
 import contextlib
 import hmac
 from collections.abc import Coroutine
+from hashlib import sha256
 from typing import Any
 
 import structlog
 
-from koalapy.agents.component import Component
+from koalapy.agents.component import Component, Node
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
+from koalapy.agents.runner_secrets import RunnerSecrets
 from koalapy.agents.runner_timeouts import sleep_awake
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import write_error
 from koalapy.model.job import of_one_attempt
 from koalapy.protocol.messages import Relay
+from koalapy.runtime.session import Session, make_nonce
 
 log = structlog.get_logger()
 
@@ -28,11 +31,15 @@ RETURN_TIMEOUT = 15.0
 """Seconds that runners have to find an agent that was restarted."""
 
 
+def _digest(life: str) -> str:
+    return sha256(life.encode()).hexdigest()
+
+
 class Barrier:
     """Where runners wait and are let go; deals with all they say."""
 
-    def __init__(self, reporter: Reporter, jobs: LrmJobs, lease: float) -> None:
-        self._reporter, self._jobs = reporter, jobs
+    def __init__(self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, lease: float) -> None:
+        self._reporter, self._jobs, self._secrets = reporter, jobs, secrets
         self.lease = lease
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes whose runners should be there and are not: they have a while to come back."""
@@ -42,7 +49,7 @@ class Barrier:
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
-        component.folder.write(open=plan)
+        component.folder.write(open=plan, lives=[node.life for node in component.nodes])
         self._spawn(self._open(component, plan))
 
     async def _open(self, component: Component, plan: dict[str, Any]) -> None:
@@ -91,17 +98,56 @@ class Barrier:
 
     # What runners say
 
-    def authenticate(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
-        component = self._reporter.components.get(str(hello["component"]))
-        index = int(hello["node"])
-        if component is None or not hmac.compare_digest(component.secret, str(hello["secret"])):
+    def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
+        component, index = self._reporter.components.get(hello["component"]), hello["node"]
+        if component is None or component.old_secret or index >= component.size:
+            log.warning("a runner of nobody", action="refuse", component=hello["component"], node=index)
+            return None
+        secret = self._secrets.of(component.name, index)
+        if secret is None:  # it comes again; by then the resource manager has told us
+            return None
+        runner.component, runner.node = component.name, index
+        nonces = hello["nonce"], make_nonce()
+        return Session(secret, component.name, index, nonces, is_agent=True), nonces[1]
+
+    def forged(self, runner: RunnerConnection) -> None:
+        log.warning(
+            "somebody says what a runner did not",
+            action="refuse",
+            component=runner.component,
+            node=runner.node,
+            address=runner.address,
+        )
+
+    def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        component = self._reporter.components.get(hello["component"])
+        secret = component.old_secret.encode() if component else b""
+        if component is None or not secret or not hmac.compare_digest(secret, hello["secret"].encode()):
             log.warning("authentication failed", action="refuse", component=hello["component"])
             return False
-        if not 0 <= index < component.size:
-            log.warning("a runner of a node that is none", action="refuse", component=hello["component"], node=index)
+        if hello["node"] >= component.size:
+            log.warning(
+                "a runner of a node that is none", action="refuse", component=component.name, node=hello["node"]
+            )
             return False
-        node, lrm_job = component.nodes[index], str(hello.get("lrm_job", ""))
-        if node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job:
+        runner.component, runner.node = component.name, hello["node"]
+        return self._admit(component, runner, hello)
+
+    def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
+        component = self._reporter.components.get(runner.component)
+        return component is not None and self._admit(component, runner, here)
+
+    def _is_another(self, node: Node, hello: dict[str, Any]) -> bool:
+        """Whether it is not the runner that has the place."""
+        if "life" in hello:
+            return node.life not in ("", _digest(hello["life"]))
+        lrm_job = hello["lrm_job"]
+        return bool(node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job)
+
+    def _admit(self, component: Component, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        index = runner.node
+        node, lrm_job = component.nodes[index], hello["lrm_job"]
+        if self._is_another(node, hello):
             log.warning(
                 "a second runner of a node",
                 action="refuse",
@@ -114,15 +160,15 @@ class Barrier:
             self._jobs.polls.soon()
             return False
         node.lrm_job = lrm_job
+        node.life = _digest(hello["life"]) if "life" in hello else ""
         earlier, node.runner, node.exit = node.runner, runner, None
         if awaited := self._absent.pop((component.name, index), None):
             awaited.cancel()
         if earlier is not None:
             earlier.close()
-        runner.component, runner.node = component.name, index
-        node.host, node.name = str(hello["host"]), str(hello["name"])
-        node.phase = node.phase if node.phase == "ended" else str(hello["phase"])
-        received = component.output.greet(index, int(hello.get("start", 0)))
+        node.host, node.name = hello["host"], hello["name"]
+        node.phase = node.phase if node.phase == "ended" else hello["phase"]
+        received = component.output.greet(index, hello["start"])
         runner.send({"t": "welcome", "lease": self.lease, "output": received})
         if component.stop is not None or component.error:
             runner.send({"t": "stop"})

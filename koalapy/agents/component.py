@@ -1,6 +1,5 @@
 """One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
 
-import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from koalapy.agents.runners import RunnerConnection, encode
 from koalapy.agents.spool import RUNNER_LOG, Folder
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, ReportedState
+from koalapy.runtime.session import Line
 
 KILLED_BY_TERM = 128 + 15
 
@@ -33,6 +33,8 @@ class Node:
     lrm_job: str = ""
     """The job in the resource manager that it says it runs in; empty where it cannot tell."""
     result: dict[str, Any] | None = None
+    life: str = ""
+    """Digest of what tells its runner from another with the same secret: the first that was there has the place."""
     exit: dict[str, Any] | None = None
     """How its runner says that it ended, on this connection."""
 
@@ -55,7 +57,8 @@ class Component:
     """Whether all that its runners left is in ``folder``, and not still where only that account can read."""
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     """Bytes of its output that the daemon keeps."""
-    secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    old_secret: str = ""
+    """What its runners show, if an agent of before began it."""
     lrm_job: str | None = None
     submitted_at: float = 0.0
     """When the resource manager had taken it (loop's clock): earlier snapshots say nothing about it."""
@@ -78,7 +81,7 @@ class Component:
     output: OutputLog = field(init=False)
     reported: ComponentStatus | None = None
     """The last status the daemon was sent on this connection."""
-    _opening: bytes = b""
+    _opening: Line | None = None
 
     def __post_init__(self) -> None:
         self.nodes = [Node() for _ in range(self.size)]
@@ -105,8 +108,10 @@ class Component:
             not user,
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
         )
-        own.secret = submitted.get("secret", own.secret)
+        own.old_secret = submitted.get("secret", "")
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
+        for node, life in zip(own.nodes, known.get("lives", ()), strict=False):
+            node.life = life
         own.collected = bool(known.get("collected"))
         own.output.recover()
         own.collect_results()
@@ -119,10 +124,10 @@ class Component:
         return own
 
     @property
-    def opening(self) -> bytes:
+    def opening(self) -> Line:
         """Its plan as its runners are told it, the same for all: encoded once, for they may be many and it is long."""
-        if not self._opening and self.plan is not None:
-            self._opening = encode({"t": "open", **self.plan})
+        if self._opening is None:
+            self._opening = encode({"t": "open", **(self.plan or {})})
         return self._opening
 
     @property

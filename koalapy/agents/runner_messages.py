@@ -3,10 +3,11 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Payload, TruncatedText
 from koalapy.model.wording import encodable
+from koalapy.runtime.session import NONCE_SIZE
 
 
 class RunnerMessage(BaseModel):
@@ -16,6 +17,30 @@ class RunnerMessage(BaseModel):
 
 
 class Hello(RunnerMessage):
+    """Who it claims to be, and the number for which it wants to be shown that we are its agent."""
+
+    t: Literal["hello"]
+    component: Name
+    node: Nodes
+    nonce: Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{{2 * NONCE_SIZE}}}$")]
+
+
+class Here(RunnerMessage):
+    """What a runner says of itself, once both are known to each other."""
+
+    t: Literal["here"]
+    life: Name
+    host: Host
+    name: Name
+    phase: Literal["waiting", "opened", "running", "ending", "ended"]
+    lrm_job: Name = ""
+    start: Bytes = 0
+    """Where its output begins."""
+
+
+class OldHello(RunnerMessage):
+    """What runners say that an agent of before has begun: all at once, the secret of the whole component with it."""
+
     t: Literal["hello"]
     component: Name
     secret: Name
@@ -73,13 +98,19 @@ class RunnerResult(RunnerMessage):
 
 _result: TypeAdapter[RunnerResult] = TypeAdapter(RunnerResult)
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(
-    Annotated[Hello | Out | Running | Ending | Relay | Exit, Field(discriminator="t")]
+    Annotated[Here | Out | Running | Ending | Relay | Exit, Field(discriminator="t")]
 )
+_hello: TypeAdapter[Hello | OldHello] = TypeAdapter(Hello | OldHello)
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
     """One message; ``ValueError`` when it is none, or out of bounds."""
     return _message.validate_python(json.loads(line)).model_dump()
+
+
+def parse_hello(line: bytes) -> dict[str, Any]:
+    """The first message on a connection, from anybody; ``ValueError`` when it is none."""
+    return _hello.validate_python(json.loads(line)).model_dump()
 
 
 def parse_result(content: bytes) -> dict[str, Any]:

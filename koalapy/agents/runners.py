@@ -14,9 +14,10 @@ from typing import Any, Protocol, cast
 
 import structlog
 
-from koalapy.agents.runner_messages import parse_message
+from koalapy.agents.runner_messages import parse_hello, parse_message
 from koalapy.agents.spool import write_error
 from koalapy.resources import open_files
+from koalapy.runtime.session import TAG_LENGTH, Line, Session
 
 log = structlog.get_logger()
 
@@ -34,6 +35,8 @@ MAX_LINE_LENGTH = 4 * 1024 * 1024
 """Bytes: what the head of a large gang tells all its nodes of each other is the longest."""
 HELLO_TIMEOUT = 30.0
 """Seconds."""
+INTRODUCTION_TIMEOUT = 2.0
+"""Seconds for which those are waited for that were challenged, when all that runners have to say is to be heard."""
 MAX_UNAUTHENTICATED = 256
 """Connections without a hello at the same time."""
 OPEN_FILES_WARNING = 0.9
@@ -43,17 +46,28 @@ LOOP_TURN = 0.002
 """Seconds in which the event loop goes round."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any]) -> Line:
     """A message as it is sent."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return Line(json.dumps(message, separators=(",", ":")).encode())
 
 
 class RunnerHandler(Protocol):
     """Handles what runners say."""
 
-    def authenticate(self, runner: "RunnerConnection", hello: dict[str, Any]) -> bool:
-        """Whether a runner that reports is one of ours."""
+    def challenge(self, runner: "RunnerConnection", hello: dict[str, Any]) -> tuple[Session, str] | None:
+        """How to find out whether somebody is the runner that he says, with our nonce; None when he cannot be."""
         ...
+
+    def admit(self, runner: "RunnerConnection", here: dict[str, Any]) -> bool:
+        """Whether a runner that has shown who it is gets its place."""
+        ...
+
+    def admit_old(self, runner: "RunnerConnection", hello: dict[str, Any]) -> bool:
+        """The same of one that sends its secret, as an agent of before has told it."""
+        ...
+
+    def forged(self, runner: "RunnerConnection") -> None:
+        """Somebody has said what the runner that he claims to be did not say."""
 
     def receive(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
 
@@ -86,9 +100,6 @@ class RunnerConnection(asyncio.Protocol):
     Anybody may connect: until somebody has proved to be a runner of ours they get little room and little time.
     """
 
-    component: str
-    node: int
-
     def __init__(self, handler: RunnerHandler, connections: "RunnerConnections") -> None:
         self._handler, self._connections = handler, connections
         self._transport: asyncio.Transport | None = None
@@ -96,11 +107,26 @@ class RunnerConnection(asyncio.Protocol):
         self.arrived = 0
         """Bytes."""
         self.is_authenticated = False
+        self.component, self.node = "", 0
+        self._session: Session | None = None
+        self.introduced: asyncio.Future[None] | None = None
+        """Done when it is known whose it is, or it has ended."""
+
+    @property
+    def is_challenged(self) -> bool:
+        return self._session is not None
+
+    @property
+    def address(self) -> str:
+        """Where it comes from."""
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(peer[0]) if peer else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
+        self.introduced = asyncio.get_running_loop().create_future()
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -108,7 +134,7 @@ class RunnerConnection(asyncio.Protocol):
         try:
             for line in self._line.take(data):
                 self._check(len(line))
-                self._take(parse_message(line))
+                self._take(line)
                 if self._transport is None or self._transport.is_closing():
                     return
             self._check(self._line.size)
@@ -125,10 +151,10 @@ class RunnerConnection(asyncio.Protocol):
     def send(self, message: dict[str, Any]) -> None:
         self.send_line(encode(message))
 
-    def send_line(self, line: bytes) -> None:
+    def send_line(self, line: Line) -> None:
         """Send what is encoded already, for many runners."""
         if self._transport is not None:
-            self._transport.write(line)
+            self._transport.write(line.ended if self._session is None else self._session.seal(line))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -145,14 +171,36 @@ class RunnerConnection(asyncio.Protocol):
             await asyncio.sleep(LOOP_TURN)
 
     def _check(self, size: int) -> None:
-        longest = MAX_LINE_LENGTH if self.is_authenticated else MAX_HELLO_LENGTH
+        longest = TAG_LENGTH + (MAX_LINE_LENGTH if self.is_authenticated else MAX_HELLO_LENGTH)
         if size > longest:
             raise ValueError(f"a line of more than {longest} bytes")
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, line: bytes) -> None:
+        if self._session is not None:
+            try:
+                line = self._session.open(line)
+            except ValueError:
+                self._handler.forged(self)
+                raise
         if self.is_authenticated:
-            self._handler.receive(self, message)
-        elif message["t"] == "hello" and self._handler.authenticate(self, message):
+            self._handler.receive(self, parse_message(line))
+        elif self._session is None:
+            self._greet(parse_hello(line))
+        else:
+            here = parse_message(line)
+            self._settle(admitted=here["t"] == "here" and self._handler.admit(self, here))
+
+    def _greet(self, hello: dict[str, Any]) -> None:
+        if "secret" in hello:
+            self._settle(admitted=self._handler.admit_old(self, hello))
+        elif (challenge := self._handler.challenge(self, hello)) is not None:
+            self._session, nonce = challenge
+            self.send({"t": "challenge", "nonce": nonce})
+        else:
+            self.close()
+
+    def _settle(self, *, admitted: bool) -> None:
+        if admitted:
             self.is_authenticated = True
             self._connections.authenticated(self)
         else:
@@ -170,6 +218,11 @@ class RunnerConnections:
     @property
     def everyone(self) -> list[RunnerConnection]:
         return [*self.runners, *self._unauthenticated]
+
+    @property
+    def introducing(self) -> list[RunnerConnection]:
+        """Those that were challenged, and have not answered yet."""
+        return [connection for connection in self._unauthenticated if connection.is_challenged]
 
     def add(self, connection: RunnerConnection) -> None:
         """The oldest that is not authenticated makes room, for a runner says hello at once."""
@@ -191,6 +244,8 @@ class RunnerConnections:
             connection.close()
 
     def _forget(self, connection: RunnerConnection) -> None:
+        if connection.introduced is not None and not connection.introduced.done():
+            connection.introduced.set_result(None)
         if timeout := self._unauthenticated.pop(connection, None):
             timeout.cancel()
 
@@ -262,6 +317,12 @@ class RunnerServer:
         await asyncio.sleep(LOOP_TURN)  # connections that wait are accepted
         for connection in self._connections.everyone:
             await connection.drain()
+        if introducing := self._connections.introducing:
+            await asyncio.wait(
+                [each.introduced for each in introducing if each.introduced], timeout=INTRODUCTION_TIMEOUT
+            )
+            for connection in introducing:
+                await connection.drain()
 
     def send_all(self, message: dict[str, Any]) -> None:
         line = encode(message)

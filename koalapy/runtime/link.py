@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import sys
 import time
 from collections.abc import Callable
 
+from koalapy.runtime.session import TAG_LENGTH, Line, Session, make_nonce
 from koalapy.runtime.settings import Settings
 
 TYPE_CHECKING = False
@@ -26,6 +28,8 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 """So that a host that is gone is noticed within half a minute, whether anything is sent to it or not."""
+MAX_CHALLENGE_LENGTH = 1000
+"""Bytes that are read of somebody who may not be our agent."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -103,11 +107,18 @@ class Loop:
 
 
 class Link:
-    """The connection to the agent; made again after every break, for as long as the lease lasts."""
+    """The connection to the agent; made again after every break, for as long as the lease lasts.
+
+    Whoever is at its other end is told nothing, and obeyed in nothing, before he has shown to be our agent.
+    """
 
     def __init__(self, loop: Loop, settings: Settings, hello: Callable[[], dict[str, Any]]) -> None:
         self._loop, self._settings, self._hello = loop, settings, hello
+        """What we say of ourselves once we know who hears it."""
         self._socket: socket.socket | None = None
+        self._nonce = ""
+        self._session: Session | None = None
+        self._met_stranger = False
         self._incoming: list[bytes] = []
         """Pieces of a line that has not ended."""
         self._outgoing = bytearray()
@@ -131,7 +142,12 @@ class Link:
             return
         self.address = self._socket.getsockname()[0]
         self._loop.watch(self._socket.fileno(), self._ready)
-        self.send(self._hello())
+        who = {"t": "hello", "component": self._settings.component_name, "node": self._settings.node}
+        if self._settings.old_secret:
+            self._put(Line(encode({**who, "secret": self._settings.old_secret, **self._hello()}).encode()))
+        else:
+            self._nonce = make_nonce()
+            self._put(Line(encode({**who, "nonce": self._nonce}).encode()))
 
     def reconnect(self) -> None:
         """Nothing is heard of the agent: there may be another by now, at another place."""
@@ -140,16 +156,20 @@ class Link:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send, or drop while there is no connection: whatever matters is said again after the welcome."""
+        if self._session is not None or self._settings.old_secret:
+            self._put(Line(encode(message).encode()))
+
+    def _put(self, line: Line) -> None:
         if self._socket is None:
             return
-        self._outgoing += encode(message).encode() + b"\n"
+        self._outgoing += line.ended if self._session is None else self._session.seal(line)
         self._flush()
 
     def close(self) -> None:
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
-        self._socket, self._incoming, self.welcomed = None, [], False
+        self._socket, self._incoming, self._session, self.welcomed = None, [], None, False
         self._outgoing.clear()
 
     def _ready(self, events: int) -> None:
@@ -172,11 +192,42 @@ class Link:
         if lines:
             lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []
         self._incoming.append(rest)
+        connection = self._socket
         for line in lines:
-            message = json.loads(line)
+            if self._socket is not connection:
+                return
+            try:
+                message = self._open(line)
+            except (ValueError, LookupError, TypeError) as error:
+                self._meet_stranger(error)
+                return
+            if message is None:
+                continue
             if message["t"] == "welcome":
                 self.welcomed, self._backoff = True, 0.05
             self.receive(message)
+        if self._session is None and not self._settings.old_secret and len(rest) > MAX_CHALLENGE_LENGTH:
+            self._meet_stranger(ValueError("a line without end"))
+
+    def _meet_stranger(self, error: Exception) -> None:
+        if not self._met_stranger:
+            print(f"koala runner: whoever is at the agent's port is not our agent: {error!r}", file=sys.stderr)
+        self._met_stranger = True
+        self._broken()
+
+    def _open(self, line: bytes) -> dict[str, Any] | None:
+        """What our agent says, None when it has but shown that it is; ``ValueError`` when it is not."""
+        if self._settings.old_secret:
+            return dict(json.loads(line))
+        if self._session is not None:
+            return dict(json.loads(self._session.open(line)))
+        settings = self._settings
+        nonces = self._nonce, str(json.loads(line[TAG_LENGTH:])["nonce"])
+        session = Session(settings.secret, settings.component_name, settings.node, nonces, is_agent=False)
+        session.open(line)
+        self._session = session
+        self.send({"t": "here", **self._hello()})
+        return None
 
     def _flush(self) -> None:
         if self._socket is None:
@@ -195,3 +246,4 @@ class Link:
     def _broken(self) -> None:
         self.close()
         self._loop.after("connect", self._backoff, self.connect)
+        self._backoff = min(2.0, self._backoff * 2)

@@ -14,8 +14,15 @@ except ImportError:  # a Python built without libffi
     prctl = None
 else:
     prctl = ctypes.CDLL(None).prctl
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+def conceal() -> None:
+    """From now on nobody but root reads this process's memory; what it starts is as always."""
+    if prctl is None or prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        print("koala runner: not concealed; others of its account may read its secret", file=sys.stderr)
 
 
 class Processes:

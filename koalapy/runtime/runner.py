@@ -23,9 +23,9 @@ from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
-from koalapy.runtime.processes import Processes, find_program, remove_tree
+from koalapy.runtime.processes import Processes, conceal, find_program, remove_tree
 from koalapy.runtime.role import Single
-from koalapy.runtime.settings import Failure, Settings
+from koalapy.runtime.settings import Failure, SecretGone, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Runner:
         self.loop = Loop()
         self.environment: dict[str, str] = {}
         self._phase = "waiting"
+        self._life = os.urandom(16).hex()
+        """Tells this process from another that would come with the same secret."""
         self._processes = Processes()
         self._output = Output(f"{settings.spool}/output.{settings.node}")
         self._copy, self._copy_path, self._copy_failed = -1, "", False
@@ -142,9 +144,8 @@ class Runner:
     def _hello(self) -> dict[str, Any]:
         s = self.settings
         s.host = s.host or self._link.address
-        hello = {"component": s.component_name, "secret": s.secret, "node": s.node, "host": s.host, "name": s.name}
-        hello["lrm_job"] = s.lrm_job
-        return {"t": "hello", **hello, "pid": os.getpid(), "phase": self._phase, "start": self._output.start}
+        own = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._life, "pid": os.getpid()}
+        return {**own, "phase": self._phase, "start": self._output.start}
 
     def _renew_lease(self) -> None:
         """The agent is there: now it may be silent for as long as before."""
@@ -384,8 +385,14 @@ def main(argv: list[str]) -> int:
     if argv != ["node"]:
         print("usage: runner.py node|check", file=sys.stderr)
         return 2
+    conceal()
     gc.disable()  # a runner lives on few objects, and a collection would copy every page shared with its parent
-    return Runner(Settings(dict(os.environ))).run()
+    try:
+        settings = Settings(dict(os.environ))
+    except SecretGone as error:
+        print(f"koala runner: {error}", file=sys.stderr)
+        return 1
+    return Runner(settings).run()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from koalapy.runtime.networks import address_in, own_addresses
@@ -15,7 +16,16 @@ NODE_VARIABLES = (
 """Where each resource manager says which node this is: index within the component, address, name."""
 JOB_VARIABLES = ("LOCALD_JOB", "SLURM_JOB_ID", "JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Where each says which of its jobs this is; an embedded cluster may itself be in a job of another."""
-PRIVATE_VARIABLES = ("KOALA_AGENT_FILE", "KOALA_RUNNER_SECRET", "KOALA_LEASE", "KOALA_SPOOL", "KOALA_COMPONENT_NAME")
+PRIVATE_VARIABLES = (
+    "KOALA_AGENT_FILE",
+    "KOALA_RUNNER_SECRET",
+    "KOALA_SECRET_PIPE",
+    "KOALA_LEASE",
+    "KOALA_SPOOL",
+    "KOALA_COMPONENT_NAME",
+)
+SECRET_FILE = "secret.{node}"
+"""In the component's folder, where the resource manager hands a runner nothing that others cannot read."""
 
 
 class Failure(Exception):
@@ -27,12 +37,15 @@ class Failure(Exception):
         self.code = code
 
 
+class SecretGone(Exception):
+    """The node's secret was taken already: another runner has its place, and is not to be troubled."""
+
+
 class Settings:
     """What the agent and the resource manager told this runner through its environment."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.agent_file = environment["KOALA_AGENT_FILE"]
-        self.secret = environment["KOALA_RUNNER_SECRET"]
         self.token = environment["KOALA_COMPONENT_TOKEN"]
         self.component_name = environment.get("KOALA_COMPONENT_NAME", self.token)
         self.lease = float(environment.get("KOALA_LEASE", "300"))
@@ -44,12 +57,30 @@ class Settings:
         self.name = environment.get(name) or socket.gethostname()
         self.host = environment.get(host, "")
         """Address of this node for the others of its gang; empty: the one by which it reaches its agent."""
+        self.old_secret = environment.get("KOALA_RUNNER_SECRET", "")
+        """What an agent of before has for all nodes of a component, and wants to be sent."""
+        self.secret = b"" if self.old_secret else self._take_secret(environment.get("KOALA_SECRET_PIPE"))
         self.problem = ""
         """Why this node is of no use, if it is not."""
         if network := environment.get("KOALA_MPI_INTERFACE"):
             self._look_for(network, environment.get("KOALA_CLUSTER", "NAME"))
         self.lrm_job = next((environment[v] for v in JOB_VARIABLES if environment.get(v)), "")
         self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
+
+    def _take_secret(self, pipe: str | None) -> bytes:
+        """This node's own, which nobody finds afterwards; ``SecretGone``."""
+        path = f"{self.spool}/{SECRET_FILE.format(node=self.node)}"
+        try:
+            file = int(pipe) if pipe else os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(file, "rb") as source:
+                secret = bytes.fromhex(source.read(1000).decode("ascii"))
+            if not pipe:
+                os.unlink(path)  # of several runners that have read it one succeeds
+        except (OSError, ValueError) as error:
+            raise SecretGone(f"node {self.node} of {self.token} has no secret left here: {error}") from error
+        if not secret:
+            raise SecretGone(f"node {self.node} of {self.token} was handed no secret")
+        return secret
 
     def _look_for(self, network: str, cluster: str) -> None:
         """Take this node's address in a network. Embedded nodes share a host: each has the one it was given."""

@@ -89,7 +89,7 @@ class FakeDaemon:
         contexts = [
             {"token": t, **program, "nodes": [i for i, n in enumerate(nodes) if n["token"] == t]} for t in tokens
         ]
-        job, generation, _ = tokens[0].split(".")
+        job, generation = tokens[0].split(".")[:2]
         plan = {"job": int(job), "generation": int(generation), "launcher": launcher, "head": tokens[0]}
         for token in tokens:
             await self.command("open", token, nodes=nodes, contexts=contexts, **plan)

@@ -79,6 +79,9 @@ class MemoryLrm:
         """A node of its is lost."""
         self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, lost=True, reason=reason)
 
+    def runners_key(self) -> bytes:
+        return b""
+
     async def snapshot(self) -> LrmSnapshot:
         self.looks += 1
         await self.answering.wait()

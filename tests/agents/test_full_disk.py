@@ -201,7 +201,7 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     assert found.error == ""
     assert found.ended <= (count >= 5)
     if found.size:
-        assert found.secret == "s3cret"
+        assert found.old_secret == "s3cret"
     found.lrm_ended(None)
     assert found.ended
     assert found.exit_code == 3 or found.stop is not None or found.error or not ran or found.plan is None

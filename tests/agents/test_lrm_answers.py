@@ -13,13 +13,16 @@ from structlog.testing import capture_logs
 
 from koalapy.agents import lrm_health, lrm_jobs, lrm_leftovers
 from koalapy.agents.component import Component, Node
+from koalapy.agents.lrm.local.cluster import LocalConnection
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agents.lrm_leftovers import Leftovers, job_of
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import Spool
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.runtime.session import derive
 from tests.agents.conftest import FakeDaemon, Site
 from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import PlayedRunner
 from tests.agents.test_lrm_trouble import counts, serving
 
 T = "7.1.0"
@@ -256,16 +259,12 @@ def test_of_several_jobs_of_one_name_one_stays(
 async def test_a_second_runner_of_another_job_does_not_kick_out_the_first(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
-    address = json.loads((site.settings.directory / "agent.json").read_text())
-    ((_, _, folder),) = Spool(site.settings.directory).load()
-    secret = folder.entries()["submit"]["secret"]
-    hello = {"t": "hello", "component": NAME, "secret": secret, "node": 0, "host": "h", "name": "h", "pid": 1}
-    hello |= {"phase": "waiting", "start": 0, "lrm_job": "4711"}
-    reader, writer = await asyncio.open_connection(address["host"], address["port"])
-    writer.write(json.dumps(hello).encode() + b"\n")
-    assert json.loads(await reader.readline()) == {"t": "refused"}
-    assert await reader.read() == b""
-    writer.close()
+    with LocalConnection(site.cluster.socket_path()) as connection:
+        key = bytes.fromhex(connection.request("keep", key="00")["key"])
+    second = await PlayedRunner.connect(site.settings.directory)
+    await second.greet(NAME, derive(key, "runner", NAME, "0"), lrm_job="4711")
+    assert await second.read() == {"t": "refused"}
+    assert await second.read() == {}
     await daemon.open(["sh", "-c", "echo $LOCALD_JOB"], T)
     ended = await daemon.reaches(T, "ended")
     assert (ended["program_exit"], ended["hosts"]) == (0, ["127.0.1.1"])

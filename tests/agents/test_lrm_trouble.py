@@ -25,6 +25,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Hello
 from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import PlayedRunner, secret_of
 
 NO_QUEUE = SiteRejected("there is no queue\n  long.q", hint="set clusters.north.queue")
 SAID = "there is no queue long.q; set clusters.north.queue"
@@ -369,32 +370,30 @@ async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same
     """The resource manager's word counts, after a while in which its runners might have said something."""
     monkeypatch.setattr("koalapy.agents.runner_timeouts.HANG_UP_TIMEOUT", 0.3)
     async with serving(lrm, daemon, tmp_path):
-        _, node = await claimed(daemon, tmp_path)
+        runner = await claimed(daemon, tmp_path)
         lrm.fails("1", "NODE_FAIL")
         lrm.changed.set()
         if last_words:
-            said = {"t": "exit", "code": 3, "error": "", "infrastructure": False, "stopped": False}
-            node.write(json.dumps(said).encode() + b"\n")
+            runner.send(t="exit", code=3, error="", infrastructure=False, stopped=False)
         status = await daemon.reaches("7.1.0", "ended")
         assert status["infrastructure"]
         assert "NODE_FAIL" in status["error"]
-        node.transport.abort()
+        runner.writer.transport.abort()
 
 
 async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_failure(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     async with serving(lrm, daemon, tmp_path):
-        reader, node = await claimed(daemon, tmp_path)
+        runner = await claimed(daemon, tmp_path)
         await daemon.open(["true"], "7.1.0")
-        await _told(reader, "open")
-        said = {"t": "exit", "code": 0, "error": "", "infrastructure": False, "stopped": False}
-        node.write(json.dumps(said).encode() + b"\n")
+        await runner.hears("open")
+        runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
         await daemon.until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
         lrm.fails("1", "NODE_FAIL")
         lrm.changed.set()
-        await _told(reader, "stop")  # it is still there when its loss is seen
-        node.transport.abort()
+        await runner.hears("stop")  # it is still there when its loss is seen
+        runner.writer.transport.abort()
         status = await daemon.reaches("7.1.0", "ended")
         assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
 
@@ -404,11 +403,11 @@ async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
 ) -> None:
     """Its nodes are given to others: as long as it talked, nobody would hang up."""
     async with serving(lrm, daemon, tmp_path):
-        reader, node = await claimed(daemon, tmp_path)
+        runner = await claimed(daemon, tmp_path)
         lrm.end("1")
         lrm.changed.set()
-        await _told(reader, "stop")
-        node.transport.abort()
+        await runner.hears("stop")
+        runner.writer.transport.abort()
 
 
 async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
@@ -434,29 +433,12 @@ async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
         assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]
 
 
-async def claimed(daemon: FakeDaemon, directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """What the runner of a component of one node reads and writes, once that component is claimed."""
+async def claimed(daemon: FakeDaemon, directory: Path) -> PlayedRunner:
+    """The runner of a component of one node, once that component is claimed."""
     await daemon.until(lambda: bool(daemon.inventories))
     await daemon.submit("7.1.0", 1)
     await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-    address = json.loads((directory / "agent.json").read_text())
-    reader, node = await asyncio.open_connection(address["host"], address["port"])
-    node.write(_hello(directory))
+    runner = await PlayedRunner.connect(directory)
+    await runner.greet("koala-test-7.1.0", secret_of("koala-test-7.1.0"))
     await daemon.reaches("7.1.0", "claimed")
-    return reader, node
-
-
-def _hello(directory: Path) -> bytes:
-    """As the runner says it."""
-    [journal] = directory.glob("*/*/journal")
-    entries = [json.loads(line) for line in journal.read_bytes().splitlines() if line]
-    secret = next(entry["submit"]["secret"] for entry in entries if "submit" in entry)
-    who = {"component": f"koala-{journal.parent.parent.name}-{journal.parent.name}", "secret": secret, "node": 0}
-    return json.dumps({"t": "hello", **who, "host": "10.0.0.1", "name": "a", "phase": "waiting"}).encode() + b"\n"
-
-
-async def _told(runner: asyncio.StreamReader, word: str) -> None:
-    """Wait until a runner is told so."""
-    async with asyncio.timeout(DEADLINE):
-        while json.loads(await runner.readline())["t"] != word:
-            pass
+    return runner

@@ -10,12 +10,22 @@ import pytest
 
 from koalapy.agents.runner_timeouts import SLEEP_SLICE, sleep_awake
 from koalapy.agents.runners import RunnerConnection, RunnerServer
+from koalapy.runtime.session import Line, Session
 
-HELLO = {"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"}
+HELLO = Line(json.dumps({"t": "hello", "component": "c", "node": 0, "nonce": "0" * 64}).encode())
+HERE = Line(json.dumps({"t": "here", "life": "l", "host": "h", "name": "n", "phase": "waiting"}).encode())
 
 
-def line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+def session(*, is_agent: bool) -> Session:
+    return Session(b"s", "c", 0, ("0" * 64, "n"), is_agent=is_agent)
+
+
+def introduce(connection: socket.socket) -> Session:
+    """What a runner does once it is challenged."""
+    own = session(is_agent=False)
+    own.open(connection.recv(1000).rstrip())
+    connection.sendall(own.seal(HERE))
+    return own
 
 
 class Handler:
@@ -24,8 +34,17 @@ class Handler:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def authenticate(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+    def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str]:
+        return session(is_agent=True), "n"
+
+    def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
         return True
+
+    def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        return False
+
+    def forged(self, runner: RunnerConnection) -> None:
+        raise AssertionError
 
     def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         self.heard.append(message)
@@ -39,15 +58,22 @@ async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirme
     handler, server = Handler(), RunnerServer("127.0.0.1", tmp_path / "agent.json")
     await server.listen(handler)
     address = ("127.0.0.1", json.loads((tmp_path / "agent.json").read_text())["port"])
-    lines = b"".join(line({"t": "out", "offset": n, "data": ""}) for n in range(1_000))
     with socket.create_connection(address) as one, socket.create_connection(address) as other:
-        one.sendall(line(HELLO))
+        one.sendall(HELLO.ended)
+        own = await asyncio.to_thread(introduce, one)
         await server.drain()
+        lines = [own.seal(Line(b'{"t":"out","offset":%d,"data":""}' % n)) for n in range(1_000)]
         one.setblocking(False)
-        sent = one.send(lines)
-        other.sendall(line(HELLO) + line({"t": "running"}))
+        sent = one.send(b"".join(lines))
+        other.sendall(HELLO.ended)
+
+        def report() -> None:
+            other.sendall(introduce(other).seal(Line(b'{"t":"running"}')))
+
+        reporting = asyncio.get_running_loop().run_in_executor(None, report)
         await server.drain()
-        assert len([m for m in handler.heard if m["t"] == "out"]) == lines[:sent].count(b"\n")
+        await reporting
+        assert len([m for m in handler.heard if m["t"] == "out"]) == b"".join(lines)[:sent].count(b"\n")
         assert [m["t"] for m in handler.heard].count("running") == 1
     server.close()
 

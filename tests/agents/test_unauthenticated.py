@@ -16,35 +16,10 @@ from koalapy.agents import runner_messages, runners, uplink
 from koalapy.agents.agent import run_agent
 from koalapy.agents.settings import AgentSettings
 from koalapy.protocol.messages import Relay, from_agent
-from tests.agents.conftest import DEADLINE, FakeDaemon
+from koalapy.runtime.session import TAG_LENGTH, Line
+from tests.agents.conftest import FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
-
-
-class Runner:
-    """A node's runner, played by the test."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def send(self, **message: Any) -> None:
-        self.writer.write(json.dumps(message).encode() + b"\n")
-
-    async def hears(self, kind: str) -> dict[str, Any]:
-        """The next message of a kind."""
-        async with asyncio.timeout(DEADLINE):
-            while True:
-                line = await self.reader.readline()
-                assert line, f"the agent hung up before {kind}"
-                if (message := json.loads(line))["t"] == kind:
-                    return dict(message)
-
-    async def is_cut_off(self) -> None:
-        async with asyncio.timeout(DEADLINE):
-            try:
-                while await self.reader.read(65536):
-                    pass
-            except ConnectionError:
-                pass
+from tests.agents.played_runner import HERE, PlayedRunner, secret_of
 
 
 class Port:
@@ -52,28 +27,22 @@ class Port:
 
     def __init__(self, daemon: FakeDaemon, directory: Path) -> None:
         self.daemon, self._directory = daemon, directory
-        self._open: list[Runner] = []
+        self._open: list[PlayedRunner] = []
 
-    async def connect(self) -> Runner:
-        address = json.loads((self._directory / "agent.json").read_bytes())
-        made = Runner(*await asyncio.open_connection(address["host"], address["port"], limit=2**26))
+    async def connect(self) -> PlayedRunner:
+        made = await PlayedRunner.connect(self._directory)
         self._open.append(made)
         return made
 
-    async def runner(self, token: str) -> Runner:
+    async def runner(self, token: str) -> PlayedRunner:
         """The runner of a component of one node, at the barrier."""
         await self.daemon.submit(token)
         await self.daemon.reaches(token, "waiting")
         made = await self.connect()
-        made.send(**self.hello(token))
+        name = f"koala-test-{token}"
+        await made.greet(name, secret_of(name))
         assert "lease" in await made.hears("welcome")
         return made
-
-    def hello(self, token: str) -> dict[str, Any]:
-        journal = (self._directory / "test" / token / "journal").read_text()
-        secret = next(json.loads(line)["submit"]["secret"] for line in journal.splitlines() if '"submit"' in line)
-        own = {"component": f"koala-test-{token}", "secret": secret, "node": 0, "host": "a", "name": "a", "pid": 7}
-        return {"t": "hello", **own, "phase": "waiting", "start": 0}
 
     def close(self) -> None:
         for runner in self._open:
@@ -81,9 +50,9 @@ class Port:
 
 
 @asynccontextmanager
-async def serving(daemon: FakeDaemon, directory: Path) -> AsyncIterator[Port]:
+async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = None) -> AsyncIterator[Port]:
     settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, poll_interval=1000.0)
-    agent = asyncio.create_task(run_agent(settings, MemoryLrm()))
+    agent = asyncio.create_task(run_agent(settings, lrm or MemoryLrm()))
     port = Port(daemon, directory)
     await daemon.until(lambda: bool(daemon.inventories))
     yield port
@@ -134,19 +103,12 @@ async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) ->
             },
         )
         await port.daemon.command("stop", other, reason="enough")
-        assert (await _first_of(stranger, "relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
-
-
-async def _first_of(runner: Runner, *kinds: str) -> dict[str, Any]:
-    async with asyncio.timeout(DEADLINE):
-        while (message := json.loads(await runner.reader.readline()))["t"] not in kinds:
-            pass
-    return dict(message)
+        assert (await stranger.hears("relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
 
 
 async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
     stranger = await port.connect()
-    stranger.writer.write(b"x" * (runners.MAX_HELLO_LENGTH + 1))
+    stranger.writer.write(b"x" * (TAG_LENGTH + runners.MAX_HELLO_LENGTH + 1))
     await stranger.is_cut_off()
 
 
@@ -179,10 +141,12 @@ async def test_a_long_line_is_put_together_once(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
     runner.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line = json.dumps({"t": "relay", "token": "1.1.7.bb", "node": 0, "payload": {"op": "x" * 1_000_000}}).encode()
-    for start in range(0, len(line), 4096):
-        runner.writer.write(line[start : start + 4096])
+    assert runner.session is not None
+    sealed = runner.session.seal(Line(line))
+    for start in range(0, len(sealed), 4096):
+        runner.writer.write(sealed[start : start + 4096])
         await asyncio.sleep(0)
-    runner.writer.write(b"\n" + json.dumps({"t": "out", "offset": 0, "data": "aGk="}).encode() + b"\n")
+    runner.send(t="out", offset=0, data="aGk=")
     assert (await runner.hears("relay"))["payload"]["op"] == "undelivered"
     assert (await runner.hears("output"))["offset"] == 2
 
@@ -190,7 +154,7 @@ async def test_a_long_line_is_put_together_once(port: Port) -> None:
 async def test_a_line_without_end_costs_a_runner_its_connection(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "MAX_LINE_LENGTH", 10_000)
     runner = await port.runner("1.1.0.aa")
-    runner.writer.write(b"x" * 10_001)
+    runner.writer.write(b"x" * (TAG_LENGTH + 10_001))
     await runner.is_cut_off()
 
 
@@ -215,18 +179,41 @@ async def test_a_line_without_end_costs_a_runner_its_connection(port: Port, monk
 )
 async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(port: Port, message: Any) -> None:
     runner, other = await port.runner("1.1.0.aa"), await port.runner("2.1.0.bb")
-    runner.writer.write(json.dumps(message).encode() + b"\n")
+    runner.send_line(json.dumps(message).encode())
     await runner.is_cut_off()
     other.send(t="out", offset=0, data="aGk=")
     assert (await other.hears("output"))["offset"] == 2
 
 
-@pytest.mark.parametrize("hello", [{"node": -1}, {"node": 2**63}, {"node": None}, {"phase": "?"}, {"host": "x" * 2000}])
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"node": -1},
+        {"node": 1},
+        {"node": 2**63},
+        {"node": None},
+        {"nonce": ""},
+        {"nonce": "x" * 64},
+        {"nonce": None},
+        {"component": "koala-test-9.9.9.aa"},
+        {"secret": "s3cret"},
+    ],
+    ids=repr,
+)
 async def test_a_hello_out_of_bounds_is_refused(port: Port, hello: dict[str, Any]) -> None:
     await port.runner("1.1.0.aa")
     stranger = await port.connect()
-    stranger.send(**port.hello("1.1.0.aa") | hello)
-    await stranger.is_cut_off()
+    said = {"t": "hello", "component": "koala-test-1.1.0.aa", "node": 0, "nonce": "0" * 64} | hello
+    stranger.send(**{**said, **HERE} if "secret" in hello else said)
+    assert await stranger.read() == {}
+
+
+@pytest.mark.parametrize("here", [{"phase": "?"}, {"host": "x" * 2000}, {"start": -1}, {"life": None}], ids=repr)
+async def test_what_a_runner_says_of_itself_out_of_bounds_is_refused(port: Port, here: dict[str, Any]) -> None:
+    await port.runner("1.1.0.aa")
+    stranger = await port.connect()
+    await stranger.greet("koala-test-1.1.0.aa", secret_of("koala-test-1.1.0.aa"), **here)
+    assert await stranger.read() == {}
 
 
 async def test_an_error_that_names_any_file_is_told(port: Port) -> None:
@@ -241,7 +228,7 @@ async def test_what_the_daemon_could_not_read_is_not_passed_on(port: Port, depth
     """Else one runner would cost its whole cluster the connection."""
     runner = await port.runner("1.1.0.aa")
     payload = '{"a":' + "[" * depth + "]" * depth + "}"
-    runner.writer.write(b'{"t":"relay","token":"1.1.7.aa","node":0,"payload":' + payload.encode() + b"}\n")
+    runner.send_line(b'{"t":"relay","token":"1.1.7.aa","node":0,"payload":' + payload.encode() + b"}")
     if cut_off:
         await runner.is_cut_off()
     else:
@@ -264,7 +251,7 @@ def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])
 def test_where_a_runners_output_begins_is_a_number_within_bounds(start: str) -> None:
-    hello = '{"t": "hello", "component": "c", "secret": "s", "node": 0, "host": "h", "name": "n", "phase": "waiting"'
+    hello = '{"t": "here", "life": "l", "host": "h", "name": "n", "phase": "waiting"'
     assert runner_messages.parse_message(f'{hello}, "start": 7}}'.encode())["start"] == 7
     with pytest.raises(ValueError, match="start"):
         runner_messages.parse_message(f'{hello}, "start": {start}}}'.encode())

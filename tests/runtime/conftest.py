@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from koalapy.runtime.session import Line, Session
 from tests.needs import OPEN_MPI_4
 
 RUNNER = Path(__file__).parents[2] / "koalapy" / "runtime" / "runner.py"
@@ -33,6 +34,8 @@ class FakeNode:
         self.agent, self.token, self.node, self.host = agent, token, node, host
         self.process: asyncio.subprocess.Process | None = None
         self.writer: asyncio.StreamWriter | None = None
+        self.secret = os.urandom(32)
+        self.session: Session | None = None
         self.hellos: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
         self.output = b""
@@ -41,7 +44,8 @@ class FakeNode:
 
     def send(self, **message: Any) -> None:
         assert self.writer is not None
-        self.writer.write(json.dumps(message).encode() + b"\n")
+        assert self.session is not None
+        self.writer.write(self.session.seal(Line(json.dumps(message).encode())))
 
     def said(self, kind: str) -> list[dict[str, Any]]:
         return [m for m in self.messages if m["t"] == kind]
@@ -96,9 +100,9 @@ class FakeAgent:
         spool = self.directory / token
         spool.mkdir(exist_ok=True)
         fake = self.nodes[token, node] = FakeNode(self, token, node, host)
+        (spool / f"secret.{node}").write_text(fake.secret.hex())
         own = {
             "KOALA_AGENT_FILE": str(self.directory / "agent.json"),
-            "KOALA_RUNNER_SECRET": "s3cret",
             "KOALA_COMPONENT_TOKEN": token,
             "KOALA_COMPONENT_NAME": token,
             "KOALA_LEASE": str(self.lease),
@@ -130,13 +134,15 @@ class FakeAgent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())
         node = self.nodes[hello["component"], hello["node"]]
-        node.hellos.append(hello)
-        node.writer = writer
+        session = Session(node.secret, node.token, node.node, (hello["nonce"], "n"), is_agent=True)
+        writer.write(session.seal(Line(b'{"t":"challenge","nonce":"n"}')))
+        node.hellos.append(json.loads(session.open((await reader.readline()).rstrip(b"\n"))))
+        node.writer, node.session = writer, session
         node.send(t="welcome", lease=self.lease, output=len(node.output))
         self._changed.set()
         try:
             while (line := await reader.readline()) and node.writer is writer:
-                node.take(json.loads(line))
+                node.take(json.loads(session.open(line.rstrip(b"\n"))))
                 self._changed.set()
         except ConnectionError:
             pass

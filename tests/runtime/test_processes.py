@@ -71,7 +71,7 @@ async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(age
         "USER_VALUE": "x=y",
     }
     assert {k: seen.get(k) for k in expected} == expected
-    assert "KOALA_RUNNER_SECRET" not in seen
+    assert not [name for name in seen if "SECRET" in name]
 
 
 async def test_a_missing_workdir_that_nobody_asked_for_falls_back_to_the_home_folder(agent: FakeAgent) -> None:

@@ -1,7 +1,7 @@
 """The small port behind which every local resource manager looks alike."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
@@ -86,6 +86,8 @@ class LrmSubmission:
     """Environment modules to load on the nodes first."""
     user: str = ""
     """The account that it runs as; empty: the agent's own."""
+    secrets: Sequence[str] = field(default=(), repr=False)
+    """One for each node's runner, which nobody else may get to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,11 @@ class Lrm(Protocol):
 
     async def check(self) -> Sequence[Finding]:
         """What an operator should know before the first job: everything looked at, in order; raises nothing."""
+        ...
+
+    def runners_key(self) -> bytes | None:
+        """What it keeps for us as long as its jobs live, and from them: the key from which their runners' secrets
+        follow. None while that is not known; empty when it keeps none."""
         ...
 
     def changes(self) -> AsyncIterator[None]:

@@ -1,7 +1,8 @@
 """The script that a resource manager runs for one component, and that starts the runner on each of its nodes.
 
-Everything the runner needs, its secret among it, is in this file and nowhere in the resource manager's own books, which
-every local user may read; so it belongs on a file system that the nodes share, readable by its owner only.
+Everything the runner needs is in this file and nowhere in the resource manager's own books, which every local user may
+read; so it belongs on a file system that the nodes share, readable by its owner only. Each node's secret is in a file
+beside it, and only there until its runner takes it: what is in the script stands in its shell's environment, too.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from typing import Literal
 
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.port import LrmSubmission
+from koalapy.agents.runner_secrets import secret_files, write_secrets
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 Fanout = Literal["srun", "qrsh", "none"]
@@ -68,7 +70,7 @@ async def place_script(submission: LrmSubmission, fanout: Fanout, folders: JobFo
     if not submission.user:
         return await asyncio.to_thread(write_script, submission, fanout)
     path = submission.workdir / "launch"
-    files = {path.name: _text(submission, fanout, path).encode()}
+    files = {path.name: _text(submission, fanout, path).encode(), **secret_files(submission.secrets)}
     await folders.fill(submission.user, submission.workdir, files)
     return path
 
@@ -77,6 +79,7 @@ def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:
     """Write the component's script into its working directory; its path. Raises ``SiteError``."""
     path = submission.workdir / "launch"
     try:
+        write_secrets(submission.workdir, submission.secrets)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="utf-8") as file:
             file.write(_text(submission, fanout, path))

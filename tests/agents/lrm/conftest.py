@@ -95,7 +95,7 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
         try:
             eventually(lambda directory=cluster.directory: not processes_of(directory))
         finally:
-            kill_marked(f"@{cluster.directory.resolve()}", within=5)
+            kill_marked(str(cluster.directory.resolve()), within=5)
 
 
 @pytest.fixture

@@ -106,6 +106,9 @@ class DrmaaLrm:
         known.cancelled = True
         self._polling.soon()
 
+    def runners_key(self) -> bytes:
+        return b""
+
     async def snapshot(self) -> LrmSnapshot:
         asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
         states: dict[str, str] = {}

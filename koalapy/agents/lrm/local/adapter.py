@@ -14,6 +14,7 @@ from typing import Any
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.runner_secrets import secret_files, write_secrets
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
@@ -24,6 +25,8 @@ SETTLING_TIME = 2.0
 _RETRY_DELAY = 0.5
 """Seconds before a locald that could not be reached is tried again."""
 _MAX_LINE = 64 << 20
+_KEY_SIZE = 32
+"""Bytes."""
 OWN_USER = "grid"
 """Whose jobs here are those of the agent's own account."""
 START_FAILURES_FILE = "start-failures"
@@ -53,6 +56,7 @@ class LocalLrm:
         self._connecting = asyncio.Lock()
         self._changed = asyncio.Event()
         self._closed = False
+        self._key: bytes | None = None
         self._ended_since = 0
         self._ended: dict[str, tuple[LrmJob, float]] = {}
         """Ended jobs by id, with the moment until which they are shown."""
@@ -66,11 +70,18 @@ class LocalLrm:
         if self._link is not None:
             await self._link.close()
 
+    def runners_key(self) -> bytes | None:
+        return self._key
+
     async def submit(self, submission: LrmSubmission) -> str:
         account = await self._account(submission.user)
+        link = await self._connected()
         if submission.user:
-            await self._folders.fill(submission.user, submission.workdir, {})
-        reply = await self._request(
+            files = {} if self._key else secret_files(submission.secrets)
+            await self._folders.fill(submission.user, submission.workdir, files)
+        elif not self._key:
+            await asyncio.to_thread(write_secrets, submission.workdir, submission.secrets)
+        reply = await link.request(
             "submit",
             name=submission.name,
             user=submission.user or OWN_USER,
@@ -81,6 +92,7 @@ class LocalLrm:
             cwd=str(submission.workdir),
             output=str(submission.output),
             walltime=submission.walltime,
+            secrets=list(submission.secrets) if self._key else [],
         )
         return str(reply["job"])
 
@@ -205,12 +217,18 @@ class LocalLrm:
             unfit.push_async_callback(link.close)
             hello = await link.request("hello")
             if self.cluster.matches(hello):
+                self._key = await self._kept_key(link) if hello.get("keeps_key") else b""
                 await link.request("watch")
                 unfit.pop_all()
                 return link
             if not (await link.request("shutdown", if_idle=True, if_alone=True))["shutdown"]:
                 self.cluster.raise_mismatch(hello)
         return None
+
+    async def _kept_key(self, link: "_Link") -> bytes:
+        """What locald was first given, by us or by an agent before us."""
+        offered = self._key or os.urandom(_KEY_SIZE)
+        return bytes.fromhex((await link.request("keep", key=offered.hex()))["key"])
 
 
 class StartFailures:

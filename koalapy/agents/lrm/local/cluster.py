@@ -138,7 +138,7 @@ class LocalCluster:
 
     def _command(self) -> list[str]:
         options = {
-            "--dir": self.directory,
+            "--dir": self.directory.resolve(),
             "--cluster": self.name,
             "--nodes": self.nodes,
             "--network": self.network,

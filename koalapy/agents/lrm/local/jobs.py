@@ -36,6 +36,8 @@ class LocalJob:
     size: int
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list, repr=False)
+    """One for each node, or none: handed to what is started there, and written down nowhere."""
     cwd: str = "/"
     output: str = os.devnull
     account: dict[str, Any] | None = None
@@ -161,7 +163,7 @@ class JobTable:
         self.seq += 1
         job.state = "ended"
         job.ended_seq = self.seq
-        job.argv, job.env, job.account = [], {}, None
+        job.argv, job.env, job.secrets, job.account = [], {}, [], None
         self._ended.append(job)
         if len(self._ended) > MAX_RETAINED_JOBS:
             oldest = self._ended.popleft()
@@ -184,6 +186,9 @@ def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> LocalJob:
         raise RequestRejected("env: an object of strings is needed")
     if any(not key or "=" in key for key in env):
         raise RequestRejected("env: a name is empty or contains '='")
+    secrets = request.get("secrets", [])
+    if not isinstance(secrets, list) or len(secrets) not in (0, size):
+        raise RequestRejected("secrets: a list of one string for each node is needed, or an empty one")
     return LocalJob(
         id=id,
         name=_text("name", request.get("name")),
@@ -191,6 +196,7 @@ def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> LocalJob:
         size=size,
         argv=[_text("argv", each, empty=position > 0) for position, each in enumerate(argv)],
         env={_text("env", key): _text("env", value, empty=True) for key, value in env.items()},
+        secrets=[_text("secrets", each) for each in secrets],
         cwd=_directory("cwd", request.get("cwd", "/")),
         output=_output(request.get("output", os.devnull)),
         account=_account(request.get("account")),

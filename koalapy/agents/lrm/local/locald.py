@@ -23,7 +23,7 @@ if __name__ == "__main__":  # -I leaves out the directory of our own package
 
 from koalapy.agents.lrm.local.jobs import JobTable, LocalNode
 from koalapy.agents.lrm.local.journal import Journal
-from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, kill_marked
+from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, conceal, kill_marked
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
 from koalapy.agents.lrm.local.server import Server
 from koalapy.agents.lrm.local.spawn import Preloaded, PreloadError, Spawner
@@ -41,13 +41,14 @@ def main() -> int:
     mark_ending = f"@{directory}"
     if os.environ.get(MARK) != mark_ending:  # so that processes forked without exec carry the mark too
         _start_again(mark_ending)
+    conceal()
     os.umask(0o077)
     directory.mkdir(parents=True, exist_ok=True)
     lock = _lock(directory / "locald.pid")
     if lock is None:
         return HELD_BY_ANOTHER
     try:
-        kill_marked(mark_ending, within=5)
+        kill_marked(str(directory), within=5)
         return _serve(options, directory, mark_ending, lock)
     except (PreloadError, OSError) as error:
         print(f"locald: {error}", file=sys.stderr)
@@ -60,7 +61,7 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     jobs = JobTable(_nodes(options), journal.load())
     journal.rewrite(jobs.remembered())
     listener, path = _listen(directory)
-    facts = {"cluster": options.cluster, "nodes": options.nodes}
+    facts = {"cluster": options.cluster, "nodes": options.nodes, "keeps_key": True}
     server = Server(jobs, deadlines, journal, listener, facts=facts, linger=options.linger)
 
     def release() -> None:

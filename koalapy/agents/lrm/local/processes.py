@@ -13,6 +13,7 @@ MARK = "LOCALD_MARK"
 """Environment variable by which processes of a local cluster are known after they have lost their parents."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 # Kernels without CONFIG_PROC_CHILDREN do not have the file.
@@ -25,6 +26,18 @@ def adopt_orphans() -> None:
     """From now on descendants whose parents end become children of this process."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def conceal() -> None:
+    """From now on nobody but root reads the memory of this process, nor of those that it forks."""
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """Whether a process is a descendant of another; one that has gone might have been."""
+    while pid > 1 and pid != ancestor:
+        pid = _parent_of(pid)
+    return pid in (0, ancestor)
 
 
 def die_with_parent(parent: int) -> None:
@@ -92,28 +105,42 @@ def mark_of(pid: int) -> str:
     return next((os.fsdecode(each[len(name) :]) for each in variables if each.startswith(name)), "")
 
 
-def kill_marked(ending: str, within: float) -> int:
-    """Kill every process, other than this one, whose mark has that ending; wait until they are gone.
+def kill_marked(directory: str, within: float) -> int:
+    """Kill an earlier locald of a directory, and every process that it left; wait until they are gone.
 
+    Its own mark only root can read, and that of what it forked: these are known by a part of their command line.
     Returns how many there were. Raises ``TimeoutError`` when some stay longer than ``within`` seconds.
     """
     deadline = time.monotonic() + within
     killed = 0
-    while marked := [pid for pid in _all_pids() if pid != os.getpid() and mark_of(pid).endswith(ending)]:
+    command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
+
+    def is_marked(pid: int) -> bool:
+        return mark_of(pid).endswith(f"@{directory}") or command in _command_line_of(pid)
+
+    while marked := [pid for pid in _all_pids() if pid != os.getpid() and is_marked(pid)]:
         for pid in marked:
-            killed += _kill_and_wait(pid, ending, deadline)
+            killed += _kill_and_wait(pid, is_marked, deadline)
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"processes of {ending} cannot be killed: {marked}")
+            raise TimeoutError(f"processes of {directory} cannot be killed: {marked}")
     return killed
 
 
-def _kill_and_wait(pid: int, ending: str, deadline: float) -> int:
+def _command_line_of(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _kill_and_wait(pid: int, is_marked: Callable[[int], bool], deadline: float) -> int:
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return 0
     try:
-        if not mark_of(pid).endswith(ending):  # the number may belong to another process by now
+        if not is_marked(pid):  # the number may belong to another process by now
             return 0
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

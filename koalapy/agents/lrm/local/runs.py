@@ -93,7 +93,8 @@ class Runs:
             }
             self._runs[node] = run
             try:
-                run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output, account=job.account)
+                secret = job.secrets[index] if job.secrets else ""
+                run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output, account=job.account, secret=secret)
             except OSError as error:
                 self._main_over(run, 126, f"node {node.name}: cannot start: {error}")
             else:

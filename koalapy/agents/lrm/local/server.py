@@ -2,9 +2,11 @@
 
 import errno
 import json
+import os
 import selectors
 import signal
 import socket
+import struct
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,10 +14,13 @@ from typing import Any
 
 from koalapy.agents.lrm.local.jobs import JobTable, LocalJob, RequestRejected
 from koalapy.agents.lrm.local.journal import Journal
+from koalapy.agents.lrm.local.processes import is_below
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
 
 _MAX_LINE = 4 << 20
 _MAX_UNSENT = 64 << 20
+_NOT_FOR_JOBS = ("submit", "cancel", "node", "shutdown", "keep")
+"""What no program orders that runs on the cluster itself."""
 _BUSY_READING = 1 << 16
 """Bytes not yet read by a client that make its notices of change wait."""
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -31,6 +36,9 @@ class ClientConnection:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.is_of_a_job = is_below(struct.unpack("3i", peer)[0], os.getpid())
+        """Whether it belongs to a program that runs here: all that those start stays below us."""
         self.received = bytearray()
         self.unsent = bytearray()
         self.watching = False
@@ -91,6 +99,7 @@ class Server:
         self._clients: set[ClientConnection] = set()
         self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
         self._journalled = jobs.seq
+        self._key = ""
         self._stopping = self._done = self._terminated = False
         self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._hello,
@@ -102,6 +111,7 @@ class Server:
             "watch": self._watch,
             "node": self._node,
             "shutdown": self._shutdown,
+            "keep": self._keep,
         }
 
     def run(self, runs: Runs) -> None:
@@ -182,6 +192,8 @@ class Server:
             request = json.loads(line)
             if not isinstance(request, dict) or request.get("op") not in list(self._operations):
                 raise RequestRejected(f"op: an object with one of {', '.join(self._operations)} is needed")
+            if client.is_of_a_job and request["op"] in _NOT_FOR_JOBS:
+                raise RequestRejected(f"op: {request['op']} is not for programs that run on the cluster itself")
             reply = self._operations[request["op"]](client, request)
         except RequestRejected as error:
             reply = {"error": str(error), "kind": error.kind}
@@ -193,6 +205,13 @@ class Server:
 
     def _hello(self, _: ClientConnection, __: dict[str, Any]) -> dict[str, Any]:
         return self._facts
+
+    def _keep(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """The key of the agents of this cluster: the first that any of them had, as long as we live."""
+        if not isinstance(offered := request.get("key"), str) or not offered:
+            raise RequestRejected("key: a string is needed")
+        self._key = self._key or offered
+        return {"key": self._key}
 
     def _submit(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         if self._stopping:

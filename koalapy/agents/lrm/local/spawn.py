@@ -14,6 +14,7 @@ from koalapy.agents.lrm.local.processes import die_with_parent
 _ALL_SIGNALS = signal.valid_signals()
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+PIPE = "KOALA_SECRET_PIPE"
 _BARE_OPTIONS = frozenset({"-I", "-S", "-B", "-E", "-s", "-u"})
 
 
@@ -85,13 +86,16 @@ class Spawner:
         output: str,
         *,
         account: Mapping[str, Any] | None = None,
+        secret: str = "",
     ) -> int:
         """Start ``argv`` with its output appended to ``output``; returns the process id.
 
         As another account it is never a copy of this process, whose memory that account may not read.
-        What fails after the fork ends the new process with 127 and a line in its output. Raises ``OSError``.
+        A ``secret`` is read from the pipe whose number is in the environment. What fails after the fork ends the new
+        process with 127 and a line in its output. Raises ``OSError``.
         """
         parent = os.getpid()
+        pipe = _pipe_with(secret) if secret else -1
         # A signal must not meet the handlers of this process in the new one.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
@@ -100,12 +104,17 @@ class Spawner:
                 with EndOfProcess() as end:
                     die_with_parent(parent)
                     self._release()
+                    if secret:
+                        os.set_inheritable(pipe, True)
+                        env = {**env, PIPE: str(pipe)}
                     if account is None:
                         end.code = self._become(argv, env, cwd, output)
                     else:
                         end.code = self._become_another(account, parent, argv, env, cwd, output)
             return pid
         finally:
+            if secret:
+                os.close(pipe)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _become_another(
@@ -138,6 +147,14 @@ class Spawner:
             print(f"locald: cannot start {argv[0]}: {error}", file=sys.stderr)
             return 127
         return self._preloaded.run(args, env)
+
+
+def _pipe_with(secret: str) -> int:
+    """Where it can be read, once."""
+    reading, writing = os.pipe()
+    os.write(writing, secret.encode())
+    os.close(writing)
+    return reading
 
 
 def _load(path: str) -> ModuleType:

@@ -117,6 +117,9 @@ class SgeLrm:
             await self._control.cancel(job, user)
         self._polling.soon()
 
+    def runners_key(self) -> bytes:
+        return b""
+
     async def snapshot(self) -> LrmSnapshot:
         layout = await self._current_layout()
         began = time.monotonic()

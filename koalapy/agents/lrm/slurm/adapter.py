@@ -167,6 +167,9 @@ class SlurmLrm:
             found += await self._control.check()
         return found
 
+    def runners_key(self) -> bytes:
+        return b""
+
     async def snapshot(self) -> LrmSnapshot:
         """Nodes first, jobs then: what has started in between counts as ours, and after an end both are asked again."""
         offer = await self._current_offer()
