@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
-from koalapy.agents.lrm.local.processes import kill_marked, mark_of
+from koalapy.agents.lrm.local.processes import is_of, kill_marked
 
 WITHIN = 60.0
 """Seconds after which something that should happen has failed to."""
@@ -38,7 +38,7 @@ def is_alive(pid: int) -> bool:
 def processes_of(directory: Path) -> list[int]:
     """Everything alive that was started by the locald of that directory, and itself."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return [pid for pid in pids if mark_of(pid).endswith(f"@{directory.resolve()}") and is_alive(pid)]
+    return [pid for pid in pids if is_of(pid, str(directory.resolve())) and is_alive(pid)]
 
 
 def pid_of_locald(cluster: LocalCluster) -> int:

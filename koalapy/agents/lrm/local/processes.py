@@ -105,22 +105,25 @@ def mark_of(pid: int) -> str:
     return next((os.fsdecode(each[len(name) :]) for each in variables if each.startswith(name)), "")
 
 
+def is_of(pid: int, directory: str) -> bool:
+    """Whether a process is that of a directory's locald, or comes from it.
+
+    Its own mark only root can read, and that of what it forked: these are known by a part of their command line.
+    """
+    command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
+    return mark_of(pid).endswith(f"@{directory}") or command in _command_line_of(pid)
+
+
 def kill_marked(directory: str, within: float) -> int:
     """Kill an earlier locald of a directory, and every process that it left; wait until they are gone.
 
-    Its own mark only root can read, and that of what it forked: these are known by a part of their command line.
     Returns how many there were. Raises ``TimeoutError`` when some stay longer than ``within`` seconds.
     """
     deadline = time.monotonic() + within
     killed = 0
-    command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
-
-    def is_marked(pid: int) -> bool:
-        return mark_of(pid).endswith(f"@{directory}") or command in _command_line_of(pid)
-
-    while marked := [pid for pid in _all_pids() if pid != os.getpid() and is_marked(pid)]:
+    while marked := [pid for pid in _all_pids() if pid != os.getpid() and is_of(pid, directory)]:
         for pid in marked:
-            killed += _kill_and_wait(pid, is_marked, deadline)
+            killed += _kill_and_wait(pid, directory, deadline)
         if time.monotonic() >= deadline:
             raise TimeoutError(f"processes of {directory} cannot be killed: {marked}")
     return killed
@@ -134,13 +137,13 @@ def _command_line_of(pid: int) -> bytes:
         return b""
 
 
-def _kill_and_wait(pid: int, is_marked: Callable[[int], bool], deadline: float) -> int:
+def _kill_and_wait(pid: int, directory: str, deadline: float) -> int:
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return 0
     try:
-        if not is_marked(pid):  # the number may belong to another process by now
+        if not is_of(pid, directory):  # the number may belong to another process by now
             return 0
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
