@@ -204,7 +204,7 @@ class JobFolders:
 def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:
     for name, data in files.items():
         member = tarfile.TarInfo(name)
-        member.size, member.mode = len(data), 0o600
+        member.size, member.mode = len(data), 0o700 if data.startswith(b"#!") else 0o600
         archive.addfile(member, io.BytesIO(data))
 
 
