@@ -33,6 +33,8 @@ QUESTION_TIMEOUT = 10.0
 """Seconds that a command has to ask."""
 NAME_TIMEOUT = 5.0
 """Seconds that the host's name service has to say what an account is called."""
+WELCOME_TIMEOUT = 3.0
+"""Seconds for which a daemon is waited for that the agent is not connected to: one of the two may have begun anew."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that the daemon has to answer."""
 FOR_ALL = 0o666
@@ -59,6 +61,8 @@ class LoginServer:
         self._users_url = settings.url
         self._trust = settings.trust
         self._ca = ""
+        self._welcome = asyncio.Event()
+        """Set while the daemon has let us in."""
         self._vouches = False
         """Whether the daemon gives out logins."""
         self._asking: dict[str, asyncio.Future[Vouched]] = {}
@@ -95,11 +99,13 @@ class LoginServer:
 
     def welcomed(self, message: Welcome) -> None:
         self._vouches = message.vouches
+        self._welcome.set()
         self._users_url = message.users_url or self._url
         self._ca = self._trust.told()
 
     def lost(self) -> None:
         """There is no connection to the daemon any more: who waits for an answer gets none."""
+        self._welcome.clear()
         for waiting in self._asking.values():
             if not waiting.done():
                 waiting.set_result(Vouched(ident="", error="the daemon hung up", hint="try again"))
@@ -157,8 +163,12 @@ class LoginServer:
         if wait := self._pace.allows(uid, time.monotonic()):
             raise Refused("too many logins", f"try again in {wait:.0f} s")
         account = await _account(uid)
-        if not self._uplink.online.is_set():
-            raise Refused(f"the agent of {self._cluster} does not reach the daemon at {self._url}", "try again later")
+        try:
+            async with asyncio.timeout(WELCOME_TIMEOUT):
+                await self._welcome.wait()
+        except TimeoutError:
+            away = f"the agent of {self._cluster} does not reach the daemon at {self._url}"
+            raise Refused(away, "try again later") from None
         if not self._vouches:
             raise Refused(f"the daemon at {self._url} gives out no logins", "use a token that you were given")
         ident = uuid4().hex

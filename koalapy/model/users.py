@@ -84,6 +84,10 @@ class Accounts:
         """Whose processes its jobs are to be."""
         return self._domains.get(cluster, SERVICE).identity
 
+    def own_user(self, cluster: ClusterName) -> str:
+        """Whose alone a cluster is; empty when it is not somebody's own."""
+        return self._domains.get(cluster, SERVICE).user
+
     def closed_to(self, owner: str) -> frozenset[ClusterName]:
         """The clusters where jobs of an owner may not run; asked at every try."""
         if not self._domains:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -87,7 +87,7 @@ class Network:
         """Take up the measurements that a daemon before this one began."""
         self._chance_until = asyncio.get_running_loop().time() + CONNECT_TIMEOUT
         for job in self._engine.queries.jobs():
-            pair = _measured_by(job, self._how.command)
+            pair = _measured_by(job, self._how.command, self._owner)
             if pair is None:
                 continue
             if pair in self._under_way or pair not in self._links.pairs():
@@ -188,7 +188,7 @@ class Network:
 
     def _why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
-            if why := self._engine.queries.accounts.why_not(OWNER, name):
+            if why := self._engine.queries.accounts.why_not(self._owner(pair), name):
                 return why
             cluster = self._engine.queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
@@ -196,6 +196,11 @@ class Network:
         if pair[0] == pair[1] and self._engine.queries.grid[pair[0]].total == 1:
             return f"{pair[0]} has 1 node, and it takes 2 to measure within a cluster"
         return ""
+
+    def _owner(self, pair: ClusterPair) -> str:
+        """Whose job measures a link: somebody's whose own clusters these are, for only theirs run there."""
+        owners = {owner for name in pair if (owner := self._engine.queries.accounts.own_user(name))}
+        return owners.pop() if len(owners) == 1 else OWNER
 
     def _begin(self, pair: ClusterPair, under_way: UnderWay) -> None:
         self._under_way[pair] = under_way
@@ -220,7 +225,7 @@ class Network:
         """What the measurement's job found; None when this daemon ends before that."""
         try:
             if under_way.job is None:
-                under_way.job = (await self._jobs.submit(spec_of(pair, self._how.command)))[0].job.id
+                under_way.job = (await self._jobs.submit(spec_of(pair, self._how.command, self._owner(pair))))[0].job.id
             reason = await self._follow(under_way.job)
             job = (await self._jobs.get(under_way.job)).job
             if not reason and not job.state.is_final:
@@ -281,14 +286,14 @@ class Network:
             self._engine.post(WorkItem(events=(there,) if pair[0] == pair[1] else (there, back)))
 
 
-def spec_of(pair: ClusterPair, command: Sequence[str]) -> JobSpec:
+def spec_of(pair: ClusterPair, command: Sequence[str], owner: str = OWNER) -> JobSpec:
     """One node in each of two clusters, or two nodes of one."""
     sizes = {pair[0]: 2} if pair[0] == pair[1] else dict.fromkeys(pair, 1)
     return JobSpec(
         FixedRequest(tuple(ComponentRequest(size, name) for name, size in sizes.items())),
         tuple(command),
         name=f"{NAME} {pair[0]}-{pair[1]}",
-        owner=OWNER,
+        owner=owner,
         environment=NOT_OVERSUBSCRIBED,
         priority=Priority.LOW,
         application=NO_APPLICATION,
@@ -300,14 +305,14 @@ def spec_of(pair: ClusterPair, command: Sequence[str]) -> JobSpec:
     )
 
 
-def _measured_by(job: Job, command: Sequence[str]) -> ClusterPair | None:
+def _measured_by(job: Job, command: Sequence[str], owner: Callable[[ClusterPair], str]) -> ClusterPair | None:
     """The link that a job measures, if it is one of ours: anybody may call a job of theirs as we call ours."""
     request = job.spec.request
-    if not isinstance(request, FixedRequest) or len(request.components) > 2:
+    if not isinstance(request, FixedRequest) or len(request.components) > 2 or not job.spec.internal:
         return None
     names = [component.cluster or "" for component in request.components]
     pair = pair_of(names[0], names[-1])
-    ours = (OWNER, f"{NAME} {pair[0]}-{pair[1]}", tuple(command))
+    ours = (owner(pair), f"{NAME} {pair[0]}-{pair[1]}", tuple(command))
     return pair if (job.spec.owner, job.spec.name, job.spec.command) == ours else None
 
 

@@ -29,8 +29,6 @@ class StandIn:
     """The daemon at the other end of the agent's connection."""
 
     def __init__(self) -> None:
-        self.online = asyncio.Event()
-        self.online.set()
         self.asked: list[Vouch] = []
         self.answer: Callable[[Vouch], None] = lambda vouch: None
 
@@ -106,15 +104,14 @@ async def test_answers_to_nothing_and_those_that_come_again_go_to_nobody(tmp_pat
             assert (await ask(own.login_sockets[0]))[1]["user"] == "ann"
 
 
-async def test_a_refusal_is_told_with_its_way_out(tmp_path: Path) -> None:
+async def test_a_refusal_is_told_with_its_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(own := settings(tmp_path)) as (server, daemon):
         daemon.answer = lambda vouch: server.vouched(Vouched(ident=vouch.ident, error="not you", hint="ask them"))
         assert (await ask(own.login_sockets[0]))[1] == {"error": "not you", "hint": "ask them"}
         daemon.answer = lambda vouch: server.lost()
         assert (await ask(own.login_sockets[0]))[1]["error"] == "the daemon hung up"
-        daemon.online.clear()
+        monkeypatch.setattr(login, "WELCOME_TIMEOUT", 0.01)
         assert "does not reach the daemon" in (await ask(own.login_sockets[0]))[1]["error"]
-        daemon.online.set()
         server.welcomed(Welcome(epoch=1, instance="i", lease=60.0))
         greeting, answer = await ask(own.login_sockets[0])
         assert greeting["url"] == "http://127.0.0.1:1"

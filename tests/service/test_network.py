@@ -16,6 +16,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.measurement import Measurement, MeasurementKind, Measuring
 from koalapy.model.reports import ComponentStatus, Inventory
+from koalapy.model.users import Accounts, Domain, Users
 from koalapy.protocol import messages as wire
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import ClusterDrained
@@ -294,6 +295,22 @@ async def test_a_job_that_is_only_called_like_a_measurement_is_none(world: World
     world.sites["south"].deaf = False
     await world.job(1, JobState.SUCCEEDED)
     assert world.store.latest() == []
+
+
+async def test_clusters_of_somebodys_own_are_measured_by_jobs_of_theirs(world: World) -> None:
+    own, other = Domain("own", "ada"), Domain("own", "bob")
+    queries = world.daemon.engine.queries
+    queries.accounts = Accounts(Users({}), {"north": own, "south": own})
+    (reply,) = world.network.measure(pairs=[BOTH])
+    assert reply.reason == ""
+    assert (await world.measured(world.network))[BOTH].link == Link(0.25, 2e6)
+    assert (await world.jobs.get(1)).job.spec.owner == "ada"
+    queries.accounts = Accounts(Users({}), {"north": own, "south": other})
+    assert [reply.reason for reply in world.network.measure(pairs=[BOTH])] == ["north is ada's own"]
+    queries.accounts = Accounts(Users({}), {"north": own, "south": Domain("mapped")})
+    assert [reply.reason for reply in world.network.measure(pairs=[BOTH])] == ["ada has no account on south"]
+    queries.accounts = Accounts(Users({}), {"north": Domain("mapped")})
+    assert [reply.reason for reply in world.network.measure(pairs=[BOTH])] == ["koala has no account on north"]
 
 
 async def test_a_clock_that_was_set_back_keeps_nothing_from_being_measured(world: World) -> None:
