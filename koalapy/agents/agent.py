@@ -85,7 +85,8 @@ class Agent:
     def __init__(self, settings: AgentSettings, lrm: Lrm, folders: JobFolders) -> None:
         self._settings, self._lrm, self._folders = settings, lrm, folders
         self._accounts = folders.run_as.accounts
-        self._spool = Spool(settings.directory)
+        self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
+        self._spool = Spool(settings.directory, self._secrets.of_token)
         self._address_file = settings.address_file
         self._uplink = Uplink(
             settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust
@@ -100,7 +101,6 @@ class Agent:
         self._jobs = LrmJobs(
             lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
         )
-        self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
         self._barrier = Barrier(self._reporter, self._jobs, self._secrets, INITIAL_LEASE)
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)

@@ -326,6 +326,7 @@ class Barrier:
 
     def _miss(self, component: Component, index: int) -> None:
         """A runner that should be there still is not."""
+        component.collect_results()  # its secret may not have been known when the folder was recalled
         node = component.nodes[index]
         if node.runner is None and node.result is None and not component.ended:
             component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not come back")

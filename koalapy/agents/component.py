@@ -96,6 +96,8 @@ class Component:
         """As its folder remembers it, after a restart of the agent."""
         known = folder.entries()
         submitted = known.get("submit", {})
+        if old_secret := submitted.get("secret", ""):
+            folder.secret_of = None
         own = cls(
             instance,
             token,
@@ -108,7 +110,7 @@ class Component:
             not user,
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
         )
-        own.old_secret = submitted.get("secret", "")
+        own.old_secret = old_secret
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
         for node, life in zip(own.nodes, known.get("lives", ()), strict=False):
             node.life = life
@@ -233,7 +235,7 @@ class Component:
         unsent = self.folder.unsent()
         for index in range(self.size):
             total = (self.folder.result(index) or {}).get("output")
-            self.output.take_over(index, unsent.get(index, []), total)
+            self.output.take_over(index, unsent.get(index, []), total, self.folder.left)
 
     def lrm_ended(self, job: LrmJob | None) -> None:
         """The resource manager has the nodes back, or (None) knows nothing of the job any more."""

@@ -6,12 +6,11 @@ holds little more than the limit.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agents.segments import SEGMENT_SIZE, Segments
-from koalapy.agents.spool import read_left
 
 MAX_PARTIAL_LINE = 64 * 1024
 """Bytes of an unfinished line that are held back at most, waiting for its end."""
@@ -103,13 +102,15 @@ class OutputLog:
             self._keep(node, whole=self._own == 1)
         return self.received(node)
 
-    def take_over(self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None) -> None:
+    def take_over(
+        self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
+    ) -> None:
         """A node is gone that has written ``total`` bytes, or nobody knows how many: take what it left in files, which
-        are known by the places in its stream where they begin."""
+        are known by the places in its stream where they begin. ``left`` says what is in one, if it is that node's."""
         for start, path in unsent:
             try:
-                data = read_left(path, MAX_UNSENT)
-            except OSError:
+                data = left(node, path, MAX_UNSENT)
+            except (OSError, ValueError):
                 continue
             if start > self._known(node):
                 self.finish(node)

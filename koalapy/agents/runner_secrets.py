@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from koalapy.agents.component import lrm_name
 from koalapy.agents.lrm.port import Lrm
 from koalapy.runtime.session import derive
 from koalapy.runtime.settings import SECRET_FILE
@@ -30,6 +31,10 @@ class RunnerSecrets:
         """The secret of one node of a component; None while the resource manager has not told the key."""
         key = self._lrm.runners_key()
         return None if key is None else derive(key or self._key_of_the_token(), "runner", component, str(node))
+
+    def of_token(self, instance: str, token: str, node: int) -> bytes | None:
+        """The same, of a component by its daemon and token."""
+        return self.of(lrm_name(instance, token), node)
 
     def all_of(self, component: str, size: int) -> tuple[str, ...]:
         """As they are handed over; none while they are not known."""

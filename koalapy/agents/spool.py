@@ -7,8 +7,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from koalapy.runtime.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runtime.account_files import MAX_RESULT
 from koalapy.runtime.account_files import RUNNER_LOG as RUNNER_LOG
 from koalapy.runtime.collected import CONTENT
+from koalapy.runtime.session import FILE_TAG_LENGTH, open_file, seal_file
 
 log = structlog.get_logger()
 
@@ -36,6 +38,8 @@ class Folder:
     path: Path
     disk_sync: DiskSync | None = None
     """Who brings it to the disk; without one, each line is brought there at once."""
+    secret_of: Callable[[int], bytes | None] | None = None
+    """The secret of a node, by which what its runner left is known to be its; without one, all is taken for that."""
     _late: bytes = b""
     """What there was no room for yet."""
 
@@ -100,9 +104,18 @@ class Folder:
     def result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
         try:
-            return parse_result(read_left(self.path / f"result.{node}.json", MAX_RESULT))
+            return parse_result(self.left(node, self.path / f"result.{node}.json", MAX_RESULT))
         except (OSError, ValueError, RecursionError):
             return None
+
+    def left(self, node: int, path: Path, most: int) -> bytes:
+        """What a node's runner left in a file; ``OSError``, and ``ValueError`` when it is not from that runner, or
+        nobody can tell."""
+        if self.secret_of is None:
+            return read_left(path, most)
+        if (secret := self.secret_of(node)) is None:
+            raise ValueError("the node's secret is not known yet")
+        return open_file(secret, path.name, read_left(path, most + FILE_TAG_LENGTH))
 
     def last_words(self) -> str:
         """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
@@ -129,7 +142,9 @@ class Folder:
         path = self.path / f"result.{node}.json"
         if self.result(node) is None:
             fresh = path.with_suffix(".kept")
-            fresh.write_text(json.dumps(result))
+            content = json.dumps(result).encode()
+            secret = self.secret_of(node) if self.secret_of is not None else None
+            fresh.write_bytes(content if secret is None else seal_file(secret, path.name, content))
             fresh.replace(path)
         self._written(path, began=True)
 
@@ -178,8 +193,9 @@ def write_error(path: Path, error: OSError) -> str:
 class Spool:
     """The folders of all components, by daemon instance and token."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, secret_of: Callable[[str, str, int], bytes | None] | None = None) -> None:
+        """``secret_of`` a node: by instance, token and index."""
+        self._directory, self._secret_of = directory, secret_of
         self.disk_sync = DiskSync()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -187,7 +203,12 @@ class Spool:
         path = self._directory / instance / token
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.disk_sync.written(path, path.parent, self._directory)
-        return Folder(path, self.disk_sync)
+        return self._folder(path)
+
+    def _folder(self, path: Path) -> Folder:
+        known = self._secret_of
+        secret_of = known and partial(known, path.parent.name, path.name)
+        return Folder(path, self.disk_sync, secret_of)
 
     def discard(self, instance: str, token: str) -> None:
         """What there is of a folder in which nothing could be written."""
@@ -220,4 +241,4 @@ class Spool:
     def load(self) -> Iterator[tuple[str, str, Folder]]:
         """Every (instance, token, folder) there is."""
         for journal in sorted(self._directory.glob("*/*/journal")):
-            yield journal.parent.parent.name, journal.parent.name, Folder(journal.parent, self.disk_sync)
+            yield journal.parent.parent.name, journal.parent.name, self._folder(journal.parent)

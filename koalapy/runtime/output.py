@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from koalapy.runtime.session import FILE_TAG_LENGTH, open_file, seal_file
+
 CHUNK = 48 * 1024
 WINDOW = 256 * 1024
 BLOCK = 1024 * 1024
@@ -27,14 +29,14 @@ class Block:
     def end(self) -> int:
         return self.start + self.size
 
-    def spill(self, path: str) -> None:
+    def spill(self, path: str, secret: bytes) -> None:
         """Write it to a file and forget it; where there is no room it stays in memory."""
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError:
             return
         try:
-            rest = memoryview(self.data or b"")
+            rest = memoryview(_sealed(secret, path, self.data or bytearray()))
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError:
@@ -45,13 +47,13 @@ class Block:
             os.close(file)
         self.path, self.data = path, None
 
-    def load(self) -> bytearray:
-        """Its bytes; a word in their place when the file has been lost."""
+    def load(self, secret: bytes) -> bytearray:
+        """Its bytes; a word in their place when the file has been lost, or is not ours any more."""
         if self.data is None:
             try:
                 with open(self.path, "rb") as file:
-                    data = file.read(self.size)
-            except OSError as error:
+                    data = _opened(secret, self.path, file.read(self.size + FILE_TAG_LENGTH))
+            except (OSError, ValueError) as error:
                 data = f"\nkoala: {self.size} bytes of output are lost: cannot read {self.path}: {error}\n".encode()
             self.data = bytearray(data[: self.size].ljust(self.size, b"\n"))
         return self.data
@@ -62,14 +64,23 @@ class Block:
                 os.unlink(self.path)
 
 
+def _sealed(secret: bytes, path: str, data: bytearray) -> bytes | bytearray:
+    return seal_file(secret, os.path.basename(path), data) if secret else data
+
+
+def _opened(secret: bytes, path: str, data: bytes) -> bytes:
+    return open_file(secret, os.path.basename(path), data) if secret else data
+
+
 class Output:
     """The program's output from the first byte the agent has not acknowledged: in blocks, all but two of them in files
     ``SPILL.OFFSET``. What was acknowledged takes no room."""
 
-    def __init__(self, spill: str) -> None:
+    def __init__(self, spill: str, secret: bytes = b"") -> None:
+        """``secret``: by which files are known to be ours, if the agent asks for that."""
         self.start = self.sent = self.total = 0
         self._blocks: list[Block] = []
-        self._spill = spill
+        self._spill, self._secret = spill, secret
 
     @property
     def full(self) -> bool:
@@ -94,7 +105,7 @@ class Output:
 
     def _have_in_file(self, block: Block) -> None:
         if block.data is not None and not block.path:
-            block.spill(f"{self._spill}.{block.start}")
+            block.spill(f"{self._spill}.{block.start}", self._secret)
 
     def acknowledge(self, offset: int) -> None:
         if offset <= self.start:
@@ -108,6 +119,6 @@ class Output:
         while self.sent < min(self.total, self.start + WINDOW):
             block = next(block for block in self._blocks if block.end > self.sent)
             offset, at = self.sent, self.sent - block.start
-            data = bytes(block.load()[at : at + CHUNK])
+            data = bytes(block.load(self._secret)[at : at + CHUNK])
             self.sent += len(data)
             yield offset, data

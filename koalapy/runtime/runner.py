@@ -25,6 +25,7 @@ from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.processes import Processes, conceal, find_program, remove_tree
 from koalapy.runtime.role import Single
+from koalapy.runtime.session import seal_file
 from koalapy.runtime.settings import Failure, SecretGone, Settings
 
 TYPE_CHECKING = False
@@ -54,7 +55,7 @@ class Runner:
         self._life = os.urandom(16).hex()
         """Tells this process from another that would come with the same secret."""
         self._processes = Processes()
-        self._output = Output(f"{settings.spool}/output.{settings.node}")
+        self._output = Output(f"{settings.spool}/output.{settings.node}", settings.secret)
         self._copy, self._copy_path, self._copy_failed = -1, "", False
         self._folder, self._mark = "", -1
         """Kept for the program below the node's own temporary folder, and the descriptor that says that we live."""
@@ -345,10 +346,11 @@ class Runner:
         path = f"{self.settings.spool}/result.{self.settings.node}.json"
         self._output.save()
         own = {"host": self.settings.host, "name": self.settings.name, "output": self._output.total}
-        result = {**(self._result or {}), **own}
+        result = encode({**(self._result or {}), **own}).encode()
+        secret = self.settings.secret
         try:
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                file.write(encode(result))
+            with open(f"{path}.new", "wb") as file:
+                file.write(seal_file(secret, os.path.basename(path), result) if secret else result)
             os.rename(f"{path}.new", path)
         except OSError as error:
             print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)

@@ -17,6 +17,8 @@ NONCE_SIZE = 32
 TAG_SIZE = 16
 """Bytes, half of an HMAC-SHA256; twice as many hexadecimal digits before each line."""
 TAG_LENGTH = 2 * TAG_SIZE
+FILE_TAG_LENGTH = 2 * sha256().digest_size + 1
+"""Bytes before the content of a file: a line of its own."""
 
 
 def derive(key: bytes, *parts: str) -> bytes:
@@ -27,6 +29,23 @@ def derive(key: bytes, *parts: str) -> bytes:
 
 def make_nonce() -> str:
     return os.urandom(NONCE_SIZE).hex()
+
+
+def seal_file(secret: bytes, name: str, content: bytes | bytearray) -> bytes:
+    """The content of a file of that name as a runner leaves it, where others of its account may write, too."""
+    return _file_tag(secret, name, content) + content
+
+
+def open_file(secret: bytes, name: str, sealed: bytes) -> bytes:
+    """What a node's runner, or its agent, wrote into a file of that name; ``ValueError`` when they did not."""
+    content = sealed[FILE_TAG_LENGTH:]
+    if not hmac.compare_digest(_file_tag(secret, name, content), sealed[:FILE_TAG_LENGTH]):
+        raise ValueError(f"{name} was not written by its runner")
+    return content
+
+
+def _file_tag(secret: bytes, name: str, content: bytes | bytearray) -> bytes:
+    return hmac.new(derive(secret, "file", name), content, "sha256").hexdigest().encode() + b"\n"
 
 
 class Line:

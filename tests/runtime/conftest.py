@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.runtime.session import Line, Session
+from koalapy.runtime.session import Line, Session, open_file
 from tests.needs import OPEN_MPI_4
 
 RUNNER = Path(__file__).parents[2] / "koalapy" / "runtime" / "runner.py"
@@ -183,6 +183,11 @@ def plan(nodes: list[FakeNode], *commands: list[str], launcher: str = "processes
     ]
     head = {"job": 7, "generation": 1, "launcher": launcher, "head": tokens[0]}
     return {"t": "open", **head, "nodes": places, "contexts": contexts}
+
+
+def left(node: FakeNode, name: str) -> bytes:
+    """What a runner left in its component's folder."""
+    return open_file(node.secret, name, (node.agent.directory / node.token / name).read_bytes())
 
 
 def alive(pids: bytes | str) -> list[int]:

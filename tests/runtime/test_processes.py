@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import FakeAgent, FakeNode, alive, plan
+from tests.runtime.conftest import FakeAgent, FakeNode, alive, left, plan
 
 TOKEN = "7.1.0"
 
@@ -129,7 +129,7 @@ async def test_a_runner_without_word_from_its_agent_ends_everything(tmp_path: Pa
     await agent.leave()
     assert await node.ended() == 1
     assert not alive(node.output)
-    told = json.loads((tmp_path / TOKEN / "result.0.json").read_text())
+    told = json.loads(left(node, "result.0.json"))
     assert told["infrastructure"]
     assert "no word from its agent" in told["error"]
 
@@ -181,7 +181,7 @@ async def test_the_result_is_told_again_until_it_is_acknowledged(agent: FakeAgen
     await agent.listen()
     assert await node.ended() == 0
     assert [m["code"] for m in node.said("exit")] == [4, 4]
-    assert json.loads((agent.directory / TOKEN / "result.0.json").read_text())["code"] == 4
+    assert json.loads(left(node, "result.0.json"))["code"] == 4
 
 
 async def test_that_a_program_has_ended_is_told_before_its_output(agent: FakeAgent) -> None:
