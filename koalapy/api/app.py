@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp
 
 from koalapy import __version__
 from koalapy.api.access import authorize
@@ -15,6 +16,7 @@ from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
 from koalapy.api.fields import Problem
 from koalapy.api.guard import Guard
+from koalapy.api.headers import AnswerHeaders
 from koalapy.api.health import health_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.jobs import jobs_router
@@ -38,6 +40,13 @@ TAGS = [
 ]
 
 
+class Api(FastAPI):
+    """With what every answer tells, also those of FastAPI itself."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return AnswerHeaders(super().build_middleware_stack())
+
+
 def create_app(
     jobs: Jobs,
     health: HealthMonitor,
@@ -48,7 +57,7 @@ def create_app(
     pace: Pace | None = None,
 ) -> FastAPI:
     """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
-    app = FastAPI(
+    app = Api(
         title="koalapy",
         version=__version__,
         description="A live co-allocating meta-scheduler.",
@@ -84,11 +93,12 @@ def _describe(app: FastAPI) -> None:
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS
             )
-            before = {str(status): told for status, told in declared(400, 421, 429, 503).items()}
-            operations = [operation for path in schema["paths"].values() for operation in path.values()]
-            for operation in operations:
+            found = [(method, operation) for path in schema["paths"].values() for method, operation in path.items()]
+            operations = [operation for _, operation in found]
+            for method, operation in found:
                 # What is said before the request comes to its route.
-                operation["responses"] = before | operation["responses"]
+                before = declared(400, 421, 429, 503) if method == "get" else declared(400, 403, 421, 429, 503)
+                operation["responses"] = {str(status): told for status, told in before.items()} | operation["responses"]
             for path, open_to_all in schema["paths"].items():
                 if not path.startswith("/api/"):
                     open_to_all["get"]["security"] = []

@@ -9,6 +9,8 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from koalapy.api.headers import NOTHING
+
 Json = dict[str, Any]
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
@@ -19,11 +21,7 @@ table { border-collapse: collapse; } td, th { border-bottom: 1px solid #ccc; pad
 }
 """.replace("\n", "")
 HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{HASH}'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
+HEADERS = {"Content-Security-Policy": f"{NOTHING}; style-src 'sha256-{HASH}'"}
 
 
 def docs_router(document: Callable[[], Json]) -> APIRouter:

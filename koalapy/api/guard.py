@@ -19,6 +19,9 @@ from koalapy.service.pace import Pace
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
+REQUESTED_WITH = "X-Requested-With"
+"""Any value of it will do: a page of another origin cannot send it without our leave."""
+TYPES_OF_NO_FORM = ("application/json", "application/x-tar")
 UPLOADS = "/api/v1/bundles"
 """Where large bodies go; that route has a limit of its own."""
 MAX_BODY_SIZE = 1024 * 1024
@@ -32,7 +35,8 @@ class Guard:
 
     So a web page gets nowhere, in whatever browser it is: one whose name was bound to our address sends a ``Host`` that
     is not ours, no page can send a token without our leave (for which it asks in vain), and a WebSocket that a page
-    opens tells its origin.
+    opens tells its origin. However a browser may show who sits before it, nothing is changed by what a page of another
+    origin can send.
     """
 
     def __init__(self, app: ASGIApp, identities: Identities, hosts: Hosts, pace: Pace) -> None:
@@ -104,6 +108,8 @@ class Guard:
         if isinstance(found, Identity):
             if refusal := self._too_fast(found):
                 return refusal
+            if scope["method"] not in READING and (refusal := _from_elsewhere(scope, headers)):
+                return refusal
             admit(scope, found)
         elif path.startswith("/api/") or scope["method"] not in READING:
             return found
@@ -160,6 +166,30 @@ def _shown(headers: Headers) -> str:
     """The token of a request; empty without one."""
     scheme, _, shown = headers.get("authorization", "").partition(" ")
     return shown.strip() if scheme.lower() == "bearer" else ""
+
+
+def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
+    """Why a change is not taken that a page of another origin may have asked for; None when none can have."""
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() != f"{scope['scheme']}://{headers['host']}".lower():
+        return problem(403, "pages of another origin change nothing", field="Origin", value=origin[:300])
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return problem(403, "pages of another site change nothing", field="Sec-Fetch-Site")
+    # What else changes something a browser sends for no other origin without asking, and it asks in vain.
+    if scope["method"] != "POST" or REQUESTED_WITH in headers or _is_of_no_form(headers):
+        return None
+    return problem(
+        403,
+        "a web page could have sent this",
+        field="Content-Type",
+        hint=f"send Content-Type: application/json, or without a body {REQUESTED_WITH}: koala",
+    )
+
+
+def _is_of_no_form(headers: Headers) -> bool:
+    """Whether the body is said to be of a type that no form of a page has."""
+    told = ",".join(headers.getlist("content-type")).partition(";")[0].strip().lower()
+    return told in TYPES_OF_NO_FORM or told.endswith("+json")
 
 
 def _not_this_host(named: str) -> JSONResponse:

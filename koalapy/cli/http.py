@@ -111,6 +111,8 @@ class Connection:
             lines |= {"Content-Type": "application/json", "Content-Length": str(len(payload))}
         elif method != "GET":
             lines.setdefault("Content-Length", "0")
+            # By which the daemon knows that it is no web page that asks for this.
+            lines.setdefault("X-Requested-With", "koala")
         is_over, connection = False, self._connected()
         try:
             connection.sock.settimeout(timeout)

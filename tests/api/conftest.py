@@ -55,6 +55,8 @@ Open = Callable[..., Any]
 URL = "http://127.0.0.1:8642"
 TOKEN = "a-token-for-tests"
 """Shown by clients whose test gives none."""
+NO_PAGE = {"X-Requested-With": "koala"}
+"""Shown by who posts without JSON."""
 BUNDLE_LIMIT = 2 * 1024 * 1024
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
@@ -129,7 +131,7 @@ async def serving(
         administrators(*(tokens or [TOKEN]), store=SqlTokens(database)),
         routers,
     )
-    shown = {} if tokens else {"Authorization": f"Bearer {TOKEN}"}
+    shown = NO_PAGE | ({} if tokens else {"Authorization": f"Bearer {TOKEN}"})
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
         yield client

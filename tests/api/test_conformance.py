@@ -25,14 +25,14 @@ from koalapy.api.background import background_router
 from koalapy.model.cluster import check_cluster
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.rules import Rules
-from tests.api.conftest import TOKEN, serving
+from tests.api.conftest import NO_PAGE, TOKEN, serving
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites
 
 EXAMPLES = {"submit_job": 40, "explain_submission": 20}
 FEW = 8
 """Examples of an operation that is not among these."""
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+HEADERS = {"Authorization": f"Bearer {TOKEN}", **NO_PAGE}
 BODY = {"request": {"type": "flexible", "total_size": 2}, "command": ["true"]}
 LEFT_OUT = ("ignored_auth", "missing_required_header")
 """Checks that would send requests of their own: tokens have tests of theirs."""

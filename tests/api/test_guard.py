@@ -15,7 +15,7 @@ from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.hosts import Hosts
-from tests.api.conftest import AGENT_TOKENS, TOKEN, URL, Open
+from tests.api.conftest import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.identities import administrators
 
@@ -209,3 +209,127 @@ def test_the_guard_stands_before_every_websocket() -> None:
     with TestClient(app, URL) as client, pytest.raises(WebSocketDenialResponse) as refusal:
         client.websocket_connect("ws://127.0.0.1/anything", headers={"Origin": "http://evil.example"}).__enter__()
     assert refusal.value.status_code == 403
+
+
+CHANGES = ["/api/v1/jobs", "/api/v1/jobs/1/cancel", "/api/v1/clusters/north/drain", "/api/v1/nowhere", "/healthz"]
+A_PAGES = [
+    {},
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "text/plain; application/json"},
+    {"Content-Type": "TEXT/PLAIN;charset=utf-8"},
+    {"Content-Type": "application/x-www-form-urlencoded"},
+    {"Content-Type": "multipart/form-data; boundary=x"},
+    {"Content-Type": ""},
+]
+"""What a page of any origin may send without being asked whether it may."""
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_nothing_is_changed_by_what_a_page_can_send(daemon: TestClient, path: str) -> None:
+    """Whatever shows who sits before the browser: here it is the token, which no page has."""
+    for headers in A_PAGES:
+        for body in (b"", b'{"command": ["true"]}', b"command=true"):
+            answer = daemon.post(path, headers=BEARER | headers, content=body)
+            assert (answer.status_code, answer.json()["field"]) == (403, "Content-Type"), headers
+            assert "application/json" in answer.json()["hint"]
+            assert "X-Requested-With: koala" in answer.json()["hint"]
+    for headers in (NO_PAGE, {"Content-Type": "application/json"}, {"Content-Type": "Application/JSON; charset=utf-8"}):
+        assert daemon.post(path, headers=BEARER | headers).status_code != 403, headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "https://127.0.0.1:8642"},
+        {"Origin": "http://127.0.0.1"},
+        {"Origin": "http://127.0.0.1:86420"},
+        {"Origin": "http://localhost:8642"},
+        {"Origin": f"{URL}/"},
+        {"Origin": URL, "Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "of a later kind"},
+    ],
+)
+def test_nothing_is_changed_for_a_page_of_another_origin(
+    daemon: TestClient, method: str, elsewhere: dict[str, str]
+) -> None:
+    shown = BEARER | NO_PAGE | {"Content-Type": "application/json"}
+    answer = daemon.request(method, "/api/v1/jobs/1/cancel", headers=shown | elsewhere)
+    assert (answer.status_code, answer.json()["field"]) == (403, next(reversed(elsewhere)))
+
+
+def test_a_page_of_our_own_may_change_something(daemon: TestClient) -> None:
+    own = {"Origin": URL, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}
+    assert daemon.post("/api/v1/jobs", headers=BEARER | own, content=b"{}").status_code == 422
+    assert daemon.get("/api/v1/jobs", headers=BEARER | {"Origin": "http://evil.example"}).status_code == 200
+
+
+def assert_safe(answer: httpx2.Response) -> None:
+    """It is not kept, not framed, not taken for something else, and tells nobody where it was read."""
+    there = answer.headers
+    assert there.get_list("cache-control") == ["no-store"]
+    assert there.get_list("x-content-type-options") == ["nosniff"]
+    assert there.get_list("referrer-policy") == ["no-referrer"]
+    assert there.get_list("x-frame-options") == ["DENY"]
+    (policy,) = there.get_list("content-security-policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert {rules[name] for name in ("default-src", "base-uri", "form-action", "frame-ancestors")} == {"'none'"}
+    assert "unsafe" not in policy
+    assert not [name for name in there if name.startswith("access-control-")]
+
+
+def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient) -> None:
+    asked = [
+        ("GET", "/docs", {}, 200),
+        ("GET", "/openapi.json", {}, 200),
+        ("GET", "/healthz", {}, 200),
+        ("HEAD", "/healthz", {}, 405),
+        ("GET", "/nowhere", {}, 404),
+        ("GET", "/api/v1/jobs", {}, 401),
+        ("GET", "/api/v1/jobs", BEARER, 200),
+        ("GET", "/api/v1/nowhere", BEARER, 404),
+        ("PUT", "/api/v1/jobs", BEARER | NO_PAGE, 405),
+        ("OPTIONS", "/api/v1/jobs", BEARER, 204),
+        ("POST", "/api/v1/jobs", BEARER, 403),
+        ("POST", "/api/v1/jobs", BEARER | {"Content-Type": "application/json"}, 422),
+        ("POST", "/api/v1/jobs", BEARER | {"Content-Length": "99999999"}, 403),
+        ("GET", "/healthz", {"Host": HOST_OF_A_PAGE}, 421),
+        ("GET", "/healthz", {"Content-Length": "99999999"}, 413),
+        ("PUT", "/api/v1/agents/north/results/1.1.0", {}, 404),
+    ]
+    for method, path, headers, status in asked:
+        answer = daemon.request(method, path, headers=headers)
+        assert answer.status_code == status, (method, path, headers, answer.text)
+        assert_safe(answer)
+    with pytest.raises(WebSocketDenialResponse) as refusal:
+        daemon.websocket_connect(WEBSOCKET, headers={"Origin": "http://evil.example"}).__enter__()
+    assert_safe(refusal.value)
+
+
+def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() -> None:
+    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), max_requests=0)
+
+    @app.get("/mistake")
+    async def mistake() -> None:
+        raise RuntimeError(f"what nobody is told: {TOKEN}")
+
+    with TestClient(app, URL, raise_server_exceptions=False) as client:
+        assert_safe(busy := client.get("/mistake"))
+        assert busy.status_code == 503
+    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN))
+    app.get("/mistake")(mistake)
+    with TestClient(app, URL, raise_server_exceptions=False) as client:
+        assert_safe(failed := client.get("/mistake", headers=BEARER))
+        assert (failed.status_code, TOKEN in failed.text) == (500, False)
+
+
+async def test_streams_and_downloads_are_answered_like_all_else(open_api: Open, body: dict[str, Any]) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    assert (await api.post("/api/v1/jobs/1/cancel")).status_code == 200
+    for path in ("/api/v1/jobs/1/events", "/api/v1/jobs/1/logs", "/api/v1/jobs/1/results", "/api/v1/metrics"):
+        assert_safe(await api.get(path))

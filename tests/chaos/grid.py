@@ -80,7 +80,7 @@ class Chaos(Embedded):
     @property
     def headers(self) -> dict[str, str]:
         """By which users are known."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return {"X-Requested-With": "koala"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
 
     @property
     def client_environment(self) -> dict[str, str]:

@@ -102,7 +102,7 @@ class World(ABC):
 
     def speak_to(self, url: str) -> None:
         self.url = url
-        headers = {"Authorization": f"Bearer {self.token or self.shown}"}
+        headers = {"Authorization": f"Bearer {self.token or self.shown}", "X-Requested-With": "koala"}
         self.http.close()
         verify = Trust(self.ca_file).context()
         self.http = httpx2.Client(base_url=url, timeout=90.0, headers=headers, verify=verify)

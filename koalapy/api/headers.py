@@ -1,0 +1,48 @@
+"""What every answer tells a browser that comes by, whatever it answers and whoever refuses."""
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+STARTS = ("http.response.start", "websocket.http.response.start")
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""A content security policy by which a page loads and runs nothing, sends no form, and stands in no frame."""
+ALWAYS = {
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+UNLESS_GIVEN = {"content-security-policy": NOTHING}
+"""What a route may say of its own answer."""
+
+
+class AnswerHeaders:
+    """Around everything else of the application, also what answers when a route fails."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] in STARTS:
+                message["headers"] = _complete(message.get("headers", ()))
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+def _complete(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in _ALWAYS]
+    given = {name.lower() for name, _ in kept}
+    return [*kept, *_ALWAYS.items(), *((name, value) for name, value in _UNLESS_GIVEN.items() if name not in given)]
+
+
+_ALWAYS = {name.encode(): value.encode() for name, value in ALWAYS.items()}
+_UNLESS_GIVEN = {name.encode(): value.encode() for name, value in UNLESS_GIVEN.items()}
