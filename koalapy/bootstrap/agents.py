@@ -126,7 +126,7 @@ def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -
     where = f"clusters.{cluster}"
     if own.identity != "mapped":
         return
-    if own.accounts_directory is None:
+    if section.stage_directory is None:
         raise UsageError(
             f"{where}.identity is mapped, and there is no {where}.stage_directory",
             field=f"{where}.stage_directory",

@@ -1,7 +1,6 @@
 """Running a resource manager's own commands."""
 
 import asyncio
-import contextlib
 import os
 import shlex
 import signal
@@ -72,16 +71,26 @@ async def run(
     except TimeoutError as error:
         raise SiteUnavailable(f"{argv[0]} did not answer within {timeout:g} s") from error
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        is_over = process.returncode is not None or _kill(process.pid)
         # Our ends of its pipes: asyncio would wait until what is in them is read, and others have closed theirs.
         # Not the transport itself, which would look how the process ended before asyncio's own watcher can.
         for descriptor in range(3):
             if (pipe := transport.get_pipe_transport(descriptor)) is not None:
                 pipe.close()
-        await process.wait()
+        if is_over:
+            await process.wait()
     return CommandResult(process.returncode or 0, output, errors.decode(errors="replace"))
+
+
+def _kill(group: int) -> bool:
+    """Whether it is gone, or will be: what runs as another account may not be ours to kill."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 async def _limited(process: asyncio.subprocess.Process, max_output: int) -> tuple[bytes, bytes]:
@@ -95,8 +104,7 @@ async def _limited(process: asyncio.subprocess.Process, max_output: int) -> tupl
             pieces.append(piece)
             size += len(piece)
         if size > max_output:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process.pid)
             return b"".join(pieces), b""
         errors = await reading_errors
         await process.wait()

@@ -90,6 +90,8 @@ def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:
 
 def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
     parts = ["#!/bin/sh\n"]
+    if submission.user:
+        parts.append("unset SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER\n")  # of the agent, where it asks sudo
     if submission.modules:
         parts.append(MODULES.format(names=shlex.join(submission.modules)))
     for name, value in submission.environment.items():
