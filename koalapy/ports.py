@@ -76,7 +76,7 @@ class OutboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An idempotency key and what it was used for."""
+    """An idempotency key, as ``key_of`` makes it of a user's, and what it was used for."""
 
     key: str
     job: JobId
@@ -250,8 +250,13 @@ class StoredBundle:
     size: int
     files: int
     used_at: float
-    owner: str = ""
-    """Who sent it first; empty of those that an earlier version took."""
+    owners: tuple[str, ...] = ()
+    """The users who have sent it, the first one first; to others it is not there."""
+
+    @property
+    def owner(self) -> str:
+        """Who sent it first; empty of those that an earlier version took."""
+        return self.owners[0] if self.owners else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +311,12 @@ class TokenStore(Protocol):
 class AdviceStore(Protocol):
     """What is kept of the advisor. Calls block; ``StoreUnavailable`` as those of ``Store``."""
 
-    def record(self, application: str, limit: int) -> list[Advised]:
-        """What was advised, newest first; of all applications when none is named."""
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
+        """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
+        ...
+
+    def applications_of(self, owner: str) -> set[str]:
+        """The known ones among those of somebody's jobs."""
         ...
 
     def runs(self, limit: int) -> list[Run]:

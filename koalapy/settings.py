@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
@@ -296,6 +296,8 @@ class Settings(BaseSettings):
     """Seconds after its end for which a job is kept with its output, results and history; null: for ever."""
     internal_jobs_keep: float = Field(default=7 * 86400.0, ge=3600, allow_inf_nan=False)
     """The same of the daemon's own jobs, which measure the network; what they measured is kept by itself."""
+    high_priority: Literal[Role.USER, Role.OPERATOR] = Role.USER
+    """Who may submit jobs of more than low priority, which preempt others: every user, or operators only."""
     background_load: bool = False
     """Whether experiments may load clusters past the scheduler, as local users do."""
     rules: Rules = Rules()

@@ -8,3 +8,7 @@ from koalapy.service.identities import Identities
 def administrators(*tokens: str, user: str = "ada", store: TokenStore | None = None) -> Identities:
     """Whoever shows one of these tokens is an administrator; others are in the ``store``."""
     return Identities({token: Identity(user, Role.ADMIN, "a token of the test") for token in tokens}, store)
+
+
+ADA = Identity("ada", Role.USER, "a test")
+DIRECTOR = Identity("director", Role.OPERATOR, "a test")

@@ -26,8 +26,8 @@ from tests.model.specs import specs, values
 DOCS = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
 FIELDS = described(JobSpec)
 GIVEN = {name: each for name, each in FIELDS.items() if each.field.given}
-SAID_OTHERWISE = {"request", "command", "owner", "workdir_optional"}
-"""Without an option of its own: several options, the words after ``--``, who submits, and what follows from --chdir."""
+SAID_OTHERWISE = {"request", "command", "workdir_optional"}
+"""Without an option of its own: several options, the words after ``--``, and what follows from --chdir."""
 PLAIN = JobSpec(FlexibleRequest(1), ("true",))
 
 

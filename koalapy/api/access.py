@@ -1,48 +1,53 @@
 """Who may call which route: one table, and nothing that is not in it."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Literal
 
-from fastapi import Depends
+from fastapi import Depends, Path
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from koalapy.api import fields
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
+from koalapy.model.job import JobId
 
-Access = Role | Literal["everybody", "agents"]
-"""The least role; or everybody without a token; or agents, whose routes look at tokens of their own."""
+Access = Role | Literal["owner", "everybody", "agents"]
+"""The least role; or the owner of the job that the path names, and operators; or everybody without a token; or agents,
+whose routes look at tokens of their own."""
 AGENTS = "/api/v1/agents/"
 """Below it are the agents' routes."""
 ACCESS: Mapping[str, Access] = {
-    "add_replica": Role.USER,
+    "add_replica": Role.OPERATOR,
     "api_health": Role.USER,
     "api_ready": Role.USER,
-    "cancel_job": Role.USER,
+    "cancel_job": "owner",
     "cancel_jobs": Role.USER,
     "clear_cluster": Role.OPERATOR,
     "create_token": Role.USER,
     "docs": "everybody",
     "drain_cluster": Role.OPERATOR,
-    "explain_job": Role.USER,
+    "explain_job": "owner",
     "explain_submission": Role.USER,
-    "fetch_results": Role.USER,
-    "follow_job": Role.USER,
+    "fetch_results": "owner",
+    "follow_job": "owner",
     "has_bundle": Role.USER,
     "health": "everybody",
-    "hold_job": Role.USER,
-    "logout": Role.USER,
-    "list_attempts": Role.USER,
+    "hold_job": "owner",
+    "list_attempts": "owner",
     "list_clusters": Role.USER,
     "list_jobs": Role.USER,
     "list_policies": Role.USER,
     "list_replicas": Role.USER,
     "list_tokens": Role.USER,
+    "logout": Role.USER,
     "measure_network": Role.OPERATOR,
-    "read_logs": Role.USER,
+    "read_logs": "owner",
     "ready": "everybody",
-    "release_job": Role.USER,
-    "remove_replicas": Role.USER,
+    "release_job": "owner",
+    "remove_replicas": Role.OPERATOR,
     "resume_cluster": Role.OPERATOR,
     "revoke_token": Role.USER,
     "revoke_tokens": Role.USER,
@@ -54,15 +59,17 @@ ACCESS: Mapping[str, Access] = {
     "show_link_history": Role.USER,
     "show_metrics": Role.USER,
     "show_network": Role.USER,
-    "show_timeline": Role.USER,
+    "show_timeline": "owner",
     "start_background": Role.OPERATOR,
     "stop_background": Role.OPERATOR,
     "submit_job": Role.USER,
     "upload_bundle": Role.USER,
-    "verify_replicas": Role.USER,
+    "verify_replicas": Role.OPERATOR,
     "whoami": Role.USER,
 }
 """By a route's operation; what is missing is for administrators only."""
+Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
+_JOB: TypeAdapter[int] = TypeAdapter(Id)
 _IDENTITY = "identity"
 """Where the guard leaves who has come in."""
 
@@ -83,20 +90,29 @@ def identity_of(scope: Scope) -> Identity | None:
     return identity if isinstance(identity, Identity) else None
 
 
-async def authorize(connection: HTTPConnection) -> None:
-    """Whether who has come in may call the route; ``ForbiddenError``. Every route depends on it."""
-    route = connection.scope["route"]
-    needed = access_of(route.path, getattr(route, "operation_id", None))
-    if not isinstance(needed, Role):
-        return
-    identity = connection.scope.get(_IDENTITY)
-    if identity is None or not identity.may(needed):
-        raise ForbiddenError(f"that is for {needed}s", hint="ask an administrator of the daemon for the role")
+def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callable[[HTTPConnection], Awaitable[None]]:
+    """What every route depends on; ``theirs`` raises ``ForbiddenError`` for a job that is somebody else's."""
+
+    async def authorize(connection: HTTPConnection) -> None:
+        """Whether who has come in may call the route; ``ForbiddenError``."""
+        route = connection.scope["route"]
+        needed = access_of(route.path, getattr(route, "operation_id", None))
+        if needed in ("everybody", "agents"):
+            return
+        identity, least = identity_of(connection.scope), needed if isinstance(needed, Role) else Role.USER
+        if identity is None or not identity.may(least):
+            raise ForbiddenError(f"that is for {least}s", hint="ask an administrator of the daemon for the role")
+        if needed == "owner" and not identity.may(Role.OPERATOR):
+            # What is no number for the route is none here, and the route says so.
+            with suppress(ValidationError):
+                await theirs(_JOB.validate_python(connection.path_params["job"]), identity)
+
+    return authorize
 
 
 async def _caller(connection: HTTPConnection) -> Identity:
-    identity = connection.scope.get(_IDENTITY)
-    if not isinstance(identity, Identity):
+    identity = identity_of(connection.scope)
+    if identity is None:
         raise ForbiddenError("nobody is logged in")
     return identity
 

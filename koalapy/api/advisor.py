@@ -4,9 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
+from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.model.identity import Identity, Role
 from koalapy.placement.log_normal import LogNormal
 from koalapy.service.advisor import Advisor, ApplicationRecord
 
@@ -97,19 +99,26 @@ def advisor_router(advisor: Advisor) -> APIRouter:
     """What ``policy = auto`` goes by."""
     router = APIRouter(prefix="/api/v1/advisor", tags=["advisor"], dependencies=[Depends(refuse_unknown)])
 
-    @router.get("", response_model=AdvisorView, operation_id="show_advisor", responses=declared(401, 422))
-    async def show() -> Any:
-        """Every application of which runs are known: how long they took, and what is decided for its jobs."""
-        return {"applications": [_application_view(found) for found in advisor.applications()]}
+    @router.get("", response_model=AdvisorView, operation_id="show_advisor", responses=declared(401, 422, 503))
+    async def show(caller: Caller) -> Any:
+        """Every application of which runs are known: how long they took, and what is decided for its jobs. Users see
+        those that jobs of theirs have run."""
+        return {"applications": [_application_view(found) for found in await advisor.applications(_only(caller))]}
 
     @router.get(
         "/record", response_model=AdvisorRecord, operation_id="show_advisor_record", responses=declared(401, 422, 503)
     )
-    async def record(application: Application = "", limit: Limit = 100) -> Any:
-        """Jobs that were placed by advice, newest first: what was compared, predicted, and what came."""
-        return {"record": await advisor.record(application, limit)}
+    async def record(caller: Caller, application: Application = "", limit: Limit = 100) -> Any:
+        """Jobs that were placed by advice, newest first: what was compared, predicted, and what came. Users see
+        theirs."""
+        return {"record": await advisor.record(application, limit, _only(caller))}
 
     return router
+
+
+def _only(caller: Identity) -> str | None:
+    """Whose jobs somebody is told of; None for all."""
+    return None if caller.may(Role.OPERATOR) else caller.user
 
 
 def _application_view(found: ApplicationRecord) -> dict[str, Any]:

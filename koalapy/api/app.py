@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 from koalapy import __version__
-from koalapy.api.access import authorize
+from koalapy.api.access import authorizer
 from koalapy.api.admission import Admission
 from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
@@ -65,7 +65,7 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(authorize)],
+        dependencies=[Depends(authorizer(jobs.theirs))],
     )
     app.include_router(jobs_router(jobs), prefix="/api/v1")
     app.include_router(events_router(jobs), prefix="/api/v1")
@@ -93,12 +93,11 @@ def _describe(app: FastAPI) -> None:
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS
             )
-            found = [(method, operation) for path in schema["paths"].values() for method, operation in path.items()]
-            operations = [operation for _, operation in found]
-            for method, operation in found:
+            before = {str(status): told for status, told in declared(400, 403, 421, 429, 503).items()}
+            operations = [operation for path in schema["paths"].values() for operation in path.values()]
+            for operation in operations:
                 # What is said before the request comes to its route.
-                before = declared(400, 421, 429, 503) if method == "get" else declared(400, 403, 421, 429, 503)
-                operation["responses"] = {str(status): told for status, told in before.items()} | operation["responses"]
+                operation["responses"] = before | operation["responses"]
             for path, open_to_all in schema["paths"].items():
                 if not path.startswith("/api/"):
                     open_to_all["get"]["security"] = []

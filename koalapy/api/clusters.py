@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query
 
 from koalapy.api import fields
+from koalapy.api.access import Caller
 from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
@@ -20,10 +21,11 @@ Since = Annotated[float, Query(ge=MIN_SPAN, le=MAX_DURATION, allow_inf_nan=False
 
 
 class DrainOrder(Input):
-    """Why nothing more is to be placed on a cluster, and who says so."""
+    """Why nothing more is to be placed on a cluster; who says so is who is logged in, whatever ``by`` says."""
 
     reason: Reason = ""
     by: fields.Name = ""
+    """Not looked at: earlier versions sent it."""
 
 
 class ClusterUsage(Output):
@@ -201,10 +203,10 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
         operation_id="drain_cluster",
         responses=declared(400, 401, 404, 413, 422, 503),
     )
-    async def drain(name: Name, order: DrainOrder | None = None) -> Any:
+    async def drain(name: Name, caller: Caller, order: DrainOrder | None = None) -> Any:
         """Place nothing more on a cluster; its running jobs go on. Drained again, it has the newer order."""
         given = order or DrainOrder()
-        return await service.drain_cluster(name, given.by, given.reason)
+        return await service.drain_cluster(name, caller, given.reason)
 
     @router.post(
         "/clusters/{name}/resume",

@@ -6,8 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from koalapy.api.access import Id
 from koalapy.api.fields import as_json
-from koalapy.api.jobs import Id, TimelineView, job_view
+from koalapy.api.jobs import TimelineView, job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, StoreUnavailable

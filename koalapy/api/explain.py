@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from pydantic import BeforeValidator, Field
 
+from koalapy.api.access import Caller, Id
 from koalapy.api.fields import Moment, Output, as_json
-from koalapy.api.jobs import Id, job_view
+from koalapy.api.jobs import job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.submission import JobSubmission
@@ -125,8 +126,8 @@ def explain_router(service: Jobs) -> APIRouter:
         response_model_exclude_unset=True,
         responses=declared(400, 401, 413, 422, 429, 503),
     )
-    async def explain_submission(submission: JobSubmission) -> Any:
+    async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
-        return await service.explain_submission(submission.to_model())
+        return await service.explain_submission(submission.to_model(), caller)
 
     return router

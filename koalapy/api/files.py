@@ -10,9 +10,10 @@ from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BeforeValidator, Field
 from starlette.requests import ClientDisconnect
 
+from koalapy.api.access import Caller, Id
 from koalapy.api.agents import Tokens, refusal
 from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Output, Text
-from koalapy.api.jobs import MAX_PAGE_SIZE, Id
+from koalapy.api.jobs import MAX_PAGE_SIZE
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.replica import Replica, ReplicaState
@@ -190,11 +191,13 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
             **declared(400, 401, 408, 413, 422, 503, 507),
         },
     )
-    async def upload(request: Request, response: Response) -> Any:
-        """Keep an uncompressed tar of regular files and folders for jobs to come; its id is for their ``bundle``."""
+    async def upload(request: Request, response: Response, caller: Caller) -> Any:
+        """Keep an uncompressed tar of regular files and folders for the caller's jobs to come; its id is for their
+        ``bundle``."""
         length = request.headers.get("content-length", "")
         try:
-            bundle, created = await bundles.put(request.stream(), int(length[:20]) if length.isdecimal() else 0)
+            announced = int(length[:20]) if length.isdecimal() else 0
+            bundle, created = await bundles.put(request.stream(), announced, caller.user)
         except ClientDisconnect:
             return CUT()
         except TimeoutError:
@@ -205,13 +208,13 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
     @router.get(
         "/bundles/{bundle}", response_model=BundleView, operation_id="show_bundle", responses=declared(401, 404, 422)
     )
-    async def show(bundle: BundleId) -> Any:
-        """Whether the daemon has a bundle."""
-        return bundles.touch(bundle)
+    async def show(bundle: BundleId, caller: Caller) -> Any:
+        """Whether the daemon has a bundle of the caller's."""
+        return bundles.wanted_by(caller, bundle)
 
     @router.head("/bundles/{bundle}", operation_id="has_bundle", include_in_schema=False)
-    async def is_there(bundle: BundleId) -> Response:
-        bundles.touch(bundle)
+    async def is_there(bundle: BundleId, caller: Caller) -> Response:
+        bundles.wanted_by(caller, bundle)
         return Response()
 
 

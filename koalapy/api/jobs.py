@@ -6,20 +6,25 @@ from functools import cache
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from koalapy.api import fields
+from koalapy.api.access import Caller, Id
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Input, Moment, Output, Problem
 from koalapy.api.problems import declared, problem_of
 from koalapy.api.queries import refuse_unknown
+from koalapy.api.redaction import as_others_see
 from koalapy.api.submission import JobSubmission
+from koalapy.model.errors import ForbiddenError
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobFilter
 from koalapy.service.jobs import ActionResult, JobRecord, Jobs
+from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_SECONDS = 60.0
 MAX_PAGE_SIZE = 1000
@@ -30,9 +35,9 @@ Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=2
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="seconds to wait for the job to be over")]
 States = Annotated[list[JobState], Query(description="only jobs in one of these states")]
 Owner = Annotated[fields.Name, Query(description="only jobs of this owner")]
+Mine = Annotated[bool, Query(description="only the caller's own jobs")]
 Named = Annotated[fields.Name, Query(description="only jobs of this name")]
 Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
-Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
@@ -124,6 +129,8 @@ class AttemptComponentView(_StageView, _PlacedView):
 
 class TimelineView(Output):
     at: Moment
+    actor: str
+    """The user whose doing it was, if it was one's."""
     event: str
     state: JobState
     reason: str
@@ -145,6 +152,8 @@ class _Spans(Output):
 
 class _Head(Output):
     id: int
+    redacted: bool
+    """Whether it is somebody else's, so that most of it is left out."""
     state: JobState
     reason: str
     exit_code: int | None
@@ -219,8 +228,20 @@ class CancelledJobs(Output):
 
 
 def job_view(record: JobRecord) -> JobView:
+    """All of it, for those who may see that."""
     view: JobView = JobView.model_validate(_told_of(record))
     return view
+
+
+def seen_by(caller: Identity, record: JobRecord) -> JobView:
+    """As much of it as somebody may see."""
+    told = _told_of(record) if may_see_all_of(caller, record.job) else _told_of_others(record)
+    view: JobView = JobView.model_validate(told)
+    return view
+
+
+def _told_of_others(record: JobRecord) -> dict[str, Any]:
+    return _told_of(as_others_see(record)) | {"redacted": True}
 
 
 def _told_of(record: JobRecord) -> dict[str, Any]:
@@ -229,6 +250,7 @@ def _told_of(record: JobRecord) -> dict[str, Any]:
         _attributes(JobView, job.spec)
         | _attributes(JobView, job)
         | {
+            "redacted": False,
             "reason": record.reason,
             "components": attempt.gang if attempt else (),
             **_spans(job, job.placed_at, job.started_at, job.ended_at, attempt),
@@ -282,30 +304,38 @@ def jobs_router(service: Jobs) -> APIRouter:
             **declared(400, 401, 409, 413, 422, 429, 503),
         },
     )
-    async def submit(submission: JobSubmission, idempotency_key: Key = None) -> Response:
-        """Submit a job. With an Idempotency-Key a repeated submission returns the first job."""
-        record, created = await service.submit(submission.to_model(), idempotency_key)
+    async def submit(submission: JobSubmission, caller: Caller, idempotency_key: Key = None) -> Response:
+        """Submit a job, which is the caller's; operators may name another ``owner``. With an Idempotency-Key, which is
+        the caller's own, a repeated submission returns the first job."""
+        record, created = await service.submit(submission.to_model(), caller, idempotency_key)
         headers = {"Location": f"/api/v1/jobs/{record.job.id}"}
         body = job_view(record).model_dump_json(by_alias=True)
         return Response(body, 201 if created else 200, headers, "application/json")
 
     @router.get("", response_model=JobPage, operation_id="list_jobs", responses=declared(401, 422, 503))
     async def page(
+        caller: Caller,
         state: States = [],  # noqa: B006
         active: bool = False,
+        mine: Mine = False,
         owner: Owner = "",
         name: Named = "",
         cluster: Where = "",
         before: Before = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
-        """Jobs, newest first. ``active`` stands for every state that is not final."""
+        """Jobs, newest first. ``active`` stands for every state that is not final.
+
+        Of others' jobs users see what is large, where and since when (``redacted``), and no names: asked by name, they
+        are told of their own.
+        """
+        owner = _whose(caller, mine=mine, owner=owner, name=name)
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
         # One more than asked for tells whether there is another page.
         records = await service.list(replace(which, limit=limit + 1))
         following = _next_page(which, active, state, records[:limit]) if len(records) > limit else None
-        return JobPage(jobs=[job_view(record) for record in records[:limit]], next=following)
+        return JobPage(jobs=[seen_by(caller, record) for record in records[:limit]], next=following)
 
     _add_views(router, service)
     _add_actions(router, service)
@@ -316,9 +346,12 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
     @router.get(
         "/{job}", response_model=JobWithTimeline, operation_id="show_job", responses=declared(401, 404, 422, 503)
     )
-    async def show(job: Id, wait: Wait = 0.0) -> Any:
-        """One job with its timeline; with ``wait``, as soon as it is over or the time has passed."""
+    async def show(job: Id, caller: Caller, wait: Wait = 0.0) -> Any:
+        """One job with its timeline; with ``wait``, as soon as it is over or the time has passed. Of others' jobs users
+        see no timeline, and little else (``redacted``)."""
         record = await (service.wait(job, wait) if wait else service.get(job))
+        if not may_see_all_of(caller, record.job):
+            return JobWithTimeline.model_validate(_told_of_others(record) | {"timeline": []})
         return JobWithTimeline.model_validate(_told_of(record) | {"timeline": await service.timeline(job)})
 
     @router.get(
@@ -364,27 +397,43 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
     @router.post(
         "/cancel", response_model=CancelledJobs, operation_id="cancel_jobs", responses=declared(400, 401, 413, 422, 503)
     )
-    async def cancel_all(order: CancelOrder) -> Any:
+    async def cancel_all(order: CancelOrder, caller: Caller) -> Any:
         """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
 
         One that is cancelled already is told as such, so that the same request may be sent again.
         """
-        return {"jobs": [_cancelled(done) for done in await service.cancel_all(order.jobs, order.reason)]}
+        return {"jobs": [_cancelled(done) for done in await service.cancel_all(order.jobs, caller, order.reason)]}
 
     @router.post("/{job}/cancel", response_model=JobView, operation_id="cancel_job", responses=acted)
-    async def cancel(job: Id, why: Why | None = None) -> Any:
+    async def cancel(job: Id, caller: Caller, why: Why | None = None) -> Any:
         """End a job; it is ``cancelled`` when all its nodes are given back."""
-        return job_view(await service.cancel(job, why.reason if why else ""))
+        return job_view(await service.cancel(job, caller, why.reason if why else ""))
 
     @router.post("/{job}/hold", response_model=JobView, operation_id="hold_job", responses=acted)
-    async def hold(job: Id, why: Why | None = None) -> Any:
+    async def hold(job: Id, caller: Caller, why: Why | None = None) -> Any:
         """Keep a queued job from being placed."""
-        return job_view(await service.hold(job, why.reason if why else ""))
+        return job_view(await service.hold(job, caller, why.reason if why else ""))
 
     @router.post("/{job}/release", response_model=JobView, operation_id="release_job", responses=acted)
-    async def release(job: Id) -> Any:
+    async def release(job: Id, caller: Caller) -> Any:
         """Let a held job be placed again."""
-        return job_view(await service.release(job))
+        return job_view(await service.release(job, caller))
+
+
+def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
+    """Whose jobs are listed; everybody's when it is nobody's. Names of others tell users nothing, nor does a count."""
+    if mine:
+        owner = owner or caller.user
+    if caller.may(Role.OPERATOR):
+        return owner
+    if owner not in ("", caller.user):
+        raise ForbiddenError(
+            f"owner is {owner}, and you are {caller.user}",
+            field="owner",
+            value=owner,
+            hint="ask for your own (mine), or for all: others' are listed without their names",
+        )
+    return caller.user if name else owner
 
 
 def _cancelled(done: ActionResult) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def _services(
         needed=lambda: {job.spec.bundle.id for job in engine.queries.jobs() if job.spec.bundle},
     )
     files = Files(engine, stores.files, hub.questions, bundles)
-    jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve)
+    jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve, settings.high_priority)
     results = Results(
         stores.files,
         data_dir / "results",

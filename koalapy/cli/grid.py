@@ -6,7 +6,6 @@ from koalapy.cli import tables
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
-from koalapy.cli.submission import current_user
 from koalapy.model.wording import nodes
 
 Name = Annotated[str, Argument(help="the cluster")]
@@ -34,8 +33,7 @@ def drain(
     token: Token = None,
 ) -> None:
     """Place nothing more on a cluster; running jobs go on. Again: with the new reason."""
-    order = {"reason": reason, "by": current_user()}
-    cluster = Client(url, token).act_on_cluster(name, "drain", order)
+    cluster = Client(url, token).act_on_cluster(name, "drain", {"reason": reason})
     left = f"; jobs still have {nodes(cluster['used'])} there" if cluster["used"] else ""
     print(f"cluster {name} is drained{left}")
 

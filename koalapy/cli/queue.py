@@ -10,7 +10,6 @@ from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
-from koalapy.cli.submission import current_user
 from koalapy.model.job import JobState
 
 
@@ -39,8 +38,8 @@ def queue(
     A job is queued until clusters are chosen for it; then it is placed, claiming while these are asked for its nodes,
     and starting once it has all of them. It is unknown while one of its clusters is out of reach.
     """
-    owner = user or ("" if everyone else current_user())
-    query = {"owner": owner, "state": state, "name": name, "cluster": cluster}
+    mine = True if not user and not everyone else None
+    query = {"mine": mine, "owner": user, "state": state, "name": name, "cluster": cluster}
     client = Client(url, token)
     jobs, more = client.jobs(limit, active=None if state else True, **query)
     if not jobs and cluster:
@@ -56,7 +55,9 @@ def queue(
     else:
         print(tables.queue(jobs, wide=form is Format.WIDE))
         if not jobs:
-            print(f"koala: {printable(_none(owner, state, name, cluster))}", file=sys.stderr)
+            print(
+                f"koala: {printable(_none(user or ('yours' if mine else ''), state, name, cluster))}", file=sys.stderr
+            )
     if more:
         print(f"koala: only the newest {limit} are shown; --limit shows more", file=sys.stderr)
 

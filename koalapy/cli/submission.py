@@ -90,7 +90,6 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
             raise CliError(f"{field} of the job file is no object", Exit.USAGE, "give names and values")
         if given:
             body[field] = of_file | given
-    body.setdefault("owner", current_user())
     if options.get("workdir"):
         body.pop("workdir_optional", None)  # said of the file's
     if "workdir" not in body and not brings_files(body) and (here := _here()):

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
-from koalapy.cli.submission import current_user
 from koalapy.workload.daemon import Away, Busy, Refused
 from koalapy.workload.recipe import form_for
 from koalapy.workload.run import Progress
@@ -27,7 +26,7 @@ class RestDaemon:
 
     def __init__(self, client: Client, policy: str | None) -> None:
         """``policy`` is set in every job, with the kind of request that it serves."""
-        self._client, self._policy, self._owner = client, policy, current_user()
+        self._client, self._policy = client, policy
         self._owners: set[str] = set()
         """Of the jobs that were submitted: a workload may name them."""
 
@@ -45,7 +44,7 @@ class RestDaemon:
                 raise
 
     def submit(self, job: Json, key: str) -> Json:
-        body = {"owner": self._owner, **job}
+        body = dict(job)
         if self._policy:
             body |= {"policy": self._policy, "request": request_for(self._policy, job["request"])}
         try:

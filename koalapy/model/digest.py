@@ -40,6 +40,11 @@ FIELDS_OF_BEFORE = (
 )
 
 
+def key_of(user: str, key: str) -> str:
+    """What a user's key is kept as: nobody finds another's by it, whatever keys they use."""
+    return hashlib.sha256(f"{user}\n{key}".encode(errors="surrogatepass")).hexdigest()
+
+
 def digest_of(spec: JobSpec) -> str:
     """Of what was sent, without what is as it would be by itself: a field that a later version adds changes none."""
     text = json.dumps(_plain(spec), sort_keys=True)

@@ -261,7 +261,7 @@ class JobSpec:
     priority: Annotated[Priority, Field("default: low")] = Priority.LOW
     processes_per_node: Annotated[ProcessCount | None, Field("MPI processes on each node", "--ppn")] = None
     name: Annotated[Name, Field("a name for people")] = ""
-    owner: Name = ""
+    owner: Annotated[Name, Field("whose it is: operators may say another's")] = ""
     environment: Annotated[Environment, Field("NAME=VALUE, or NAME for its value here", "--env")] = ()
     launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
     walltime: Annotated[Duration | None, Field("seconds, 90m, 1:30:00")] = None

@@ -10,26 +10,33 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A checked, stored job; ``job.queue_seq`` is assigned by the scheduler."""
+    """A checked, stored job; ``job.queue_seq`` is assigned by the scheduler.
+
+    ``by`` is the user who acted, here and below: it changes nothing, and is told in the job's timeline.
+    """
 
     job: Job
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled:
     job: JobId
     reason: str = "cancelled"
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHeld:
     job: JobId
     reason: str = "held"
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobReleased:
     job: JobId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,19 +68,23 @@ class Ledger:
     def change(self, job: Job, **changes: Any) -> Job:
         return self.put(replace(job, **changes))
 
-    def move(self, job: Job, state: JobState, now: float, event: str, reason: str = "", **changes: Any) -> Job:
+    def move(
+        self, job: Job, state: JobState, now: float, event: str, reason: str = "", *, by: str = "", **changes: Any
+    ) -> Job:
         """Change the job's state, if the state machine allows it, with a timeline entry that says why."""
         if state not in TRANSITIONS[job.state]:
             raise ConflictError(f"job {job.id} cannot go from {job.state} to {state}")
         job = self.put(replace(job, state=state, reason=reason, **changes))
-        self.note(job, now, event, reason)
+        self.note(job, now, event, reason, by=by)
         return job
 
-    def note(self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None) -> None:
-        """Add a line to the job's timeline."""
+    def note(
+        self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None, *, by: str = ""
+    ) -> None:
+        """Add a line to the job's timeline; ``by`` is the user whose doing it was, if it was one's."""
         index, cluster = (component.index, component.cluster) if component else (None, None)
         self._effects.timeline.append(
-            TimelineEntry(job.id, now, event, job.state, reason, job.generation, index, cluster)
+            TimelineEntry(job.id, now, event, job.state, reason, job.generation, index, cluster, by)
         )
 
     def update_component(self, job: Job, index: int, **changes: Any) -> Job:

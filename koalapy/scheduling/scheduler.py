@@ -115,15 +115,16 @@ class Scheduler:
         match event:
             case ev.JobSubmitted():
                 job = replace(event.job, submitted_at=min(event.job.submitted_at, now))
-                self._ledger.note(job, now, "submitted")
+                self._ledger.note(job, now, "submitted", by=event.by)
                 self._queues.arrive(job)
             case ev.JobCancelled():
-                self._cancel(self._acted_on(event), event.reason, now)
+                self._cancel(self._acted_on(event), event, now)
             case ev.JobHeld():
                 job = self._queues.leave(self._acted_on(event))
-                self._ledger.move(job, JobState.HELD, now, "held", event.reason)
+                self._ledger.move(job, JobState.HELD, now, "held", event.reason, by=event.by)
             case ev.JobReleased():
-                self._queues.release(self._ledger.move(self._acted_on(event), JobState.QUEUED, now, "released"))
+                job = self._acted_on(event)
+                self._queues.release(self._ledger.move(job, JobState.QUEUED, now, "released", by=event.by))
             case ev.Reported():
                 self._reported(event.cluster, event.report, now)
             case ev.ClusterConfirmed():
@@ -251,14 +252,15 @@ class Scheduler:
             raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
         return job
 
-    def _cancel(self, job: Job, reason: str, now: float) -> None:
+    def _cancel(self, job: Job, event: ev.JobCancelled, now: float) -> None:
         if job.state.is_active:
             if job.ending is None or job.ending is JobState.QUEUED:
-                self._endings.settle_job(self._attempts.end(job, JobState.CANCELLED, reason, now), now)
+                ending = self._attempts.end(job, JobState.CANCELLED, event.reason, now, by=event.by)
+                self._endings.settle_job(ending, now)
             return
         if job.state is JobState.QUEUED:
             job = self._queues.leave(job)
-        self._ledger.move(job, JobState.CANCELLED, now, "cancelled", reason, ended_at=now)
+        self._ledger.move(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
 
     def _regroup_first_seen(self) -> None:
         """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""

@@ -51,9 +51,11 @@ class Advisor:
         self._experience = experience
         self._store = store
 
-    def applications(self) -> list[ApplicationRecord]:
-        """In order of name."""
-        return [self._application(name) for name in self._experience.applications()]
+    async def applications(self, owner: str | None = None) -> list[ApplicationRecord]:
+        """In order of name; of somebody, those that his jobs have run: what others run is not told."""
+        known = self._experience.applications()
+        theirs = known if owner is None else await query(self._store.applications_of, owner)
+        return [self._application(name) for name in known if name in theirs]
 
     def _application(self, name: str) -> ApplicationRecord:
         seen, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
@@ -73,9 +75,9 @@ class Advisor:
             {where: slowdowns.on(where) for where in several},
         )
 
-    async def record(self, application: str, limit: int) -> list[Advised]:
-        """What was advised, newest first; of all applications when none is named."""
-        return await query(self._store.record, application, limit)
+    async def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
+        """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
+        return await query(self._store.record, application, limit, owner)
 
 
 def verdict_on(slowdowns: Slowdowns, where: Where) -> Verdict:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from koalapy.model.errors import FullError, NotFoundError, UsageError
+from koalapy.model.identity import Identity, Role
 from koalapy.model.wording import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
@@ -49,8 +50,13 @@ class Bundles:
         self._quota = Quota("bundles_quota", limits.quota, used, self._free, why)
         discard(directory, self._known)
 
-    async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
-        """Keep an archive, of as many bytes as were announced if they were; False when it was there already."""
+    async def put(
+        self, content: AsyncIterator[bytes], announced: int = 0, owner: str = ""
+    ) -> tuple[StoredBundle, bool]:
+        """Keep a user's archive, of as many bytes as were announced if they were; False when he had sent it already.
+
+        Of several users' archives of the same bytes one is kept, of which none is told that there are others.
+        """
         # Nothing is to make way for what is refused in the end.
         check_size(announced, self._limit)
         with incoming(self._directory) as path, self._quota.hold() as hold:
@@ -62,8 +68,8 @@ class Bundles:
                 raise UsageError(said, field="body", value=odd, hint="rename that file, and send the archive again")
             async with self._changing:
                 if self._is_there(archive.digest):
-                    return self.touch(archive.digest), False
-                bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock())
+                    return await self._give_to(owner, archive.digest)
+                bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock(), (owner,))
                 with keeping():
                     path.rename(self._directory / bundle.id)
                 # Known only when that is written: after a restart nobody would know of it.
@@ -74,12 +80,26 @@ class Bundles:
                 self._tops[bundle.id] = _tops(archive.names)
         return bundle, True
 
+    async def _give_to(self, owner: str, bundle: str) -> tuple[StoredBundle, bool]:
+        """One that is there, and whether it is new to its sender."""
+        found = self.touch(bundle)
+        if owner in found.owners:
+            return found, False
+        found = replace(found, owners=(*found.owners, owner))
+        await asyncio.to_thread(self._store.save_bundles, [found])
+        self._known[bundle] = found
+        return found, True
+
+    def wanted_by(self, by: Identity, bundle: str) -> StoredBundle:
+        """``touch`` for somebody who may have it: to know its digest is not enough. ``NotFoundError`` as for none."""
+        if not by.may(Role.OPERATOR) and (bundle not in self._known or by.user not in self._known[bundle].owners):
+            raise _no_bundle(bundle)
+        return self.touch(bundle)
+
     def get(self, bundle: str) -> StoredBundle:
         """A bundle that is whole and there; ``NotFoundError`` otherwise."""
         if not self._is_there(bundle):
-            shown = bundle if re.fullmatch(r"[0-9a-f]{64}", bundle) else repr(bundle[:100])
-            hint = "upload it with POST /api/v1/bundles, or let koala submit --stage do that"
-            raise NotFoundError(f"there is no bundle {shown}", field="bundle", value=bundle, hint=hint)
+            raise _no_bundle(bundle)
         return self._known[bundle]
 
     def _is_there(self, bundle: str) -> bool:
@@ -141,6 +161,12 @@ class Bundles:
         self.path(bundle).unlink(missing_ok=True)
         self._quota.used -= size
         await asyncio.to_thread(self._store.remove_bundle, bundle)
+
+
+def _no_bundle(bundle: str) -> NotFoundError:
+    shown = bundle if re.fullmatch(r"[0-9a-f]{64}", bundle) else repr(bundle[:100])
+    hint = "upload it with POST /api/v1/bundles, or let koala submit --stage do that"
+    return NotFoundError(f"there is no bundle {shown}", field="bundle", value=bundle, hint=hint)
 
 
 def _tops(names: Iterable[str]) -> frozenset[str]:

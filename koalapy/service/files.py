@@ -10,6 +10,7 @@ import structlog
 
 from koalapy.model.application import name_application
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, SiteRejected, SiteUnavailable, UsageError
+from koalapy.model.identity import Identity
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
@@ -252,12 +253,12 @@ class Files:
 
     # What submissions need
 
-    async def resolve(self, spec: JobSpec) -> JobSpec:
+    async def resolve(self, spec: JobSpec, by: Identity) -> JobSpec:
         """A submission with what the catalogue says of its inputs; ``UsageError`` for what it does not know."""
         if spec.bundle is None:
             return self._fill_in(spec)
         try:
-            bundle = self._bundles.touch(spec.bundle.id)
+            bundle = self._bundles.wanted_by(by, spec.bundle.id)
         except NotFoundError as error:
             raise UsageError(f"bundle: {error.message}", field="bundle", value=error.value, hint=error.hint) from error
         tops = await self._bundles.tops(bundle.id)

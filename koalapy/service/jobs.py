@@ -1,13 +1,13 @@
 """What users may ask of the daemon about jobs and clusters, and have it do with them."""
 
 import asyncio
-import getpass
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from koalapy.model.digest import digest_of, has_digest
-from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, StoreUnavailable
+from koalapy.model.digest import digest_of, has_digest, key_of
+from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import DEFAULTS
@@ -28,6 +28,7 @@ from koalapy.service.database import query
 from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs
+from koalapy.validation.permissions import check_is_theirs, in_the_name_of, may_see_all_of
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
 
@@ -85,10 +86,13 @@ class Jobs:
         outputs: Outputs,
         next_job: JobId,
         describe: Callable[[str], ClusterRecord],
-        resolve: Callable[[JobSpec], Awaitable[JobSpec]] | None = None,
+        resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
+        high_priority: Role = Role.USER,
     ) -> None:
+        """``high_priority``: who may ask for more than low priority."""
         self._engine = engine
         self._resolve = resolve or _as_it_is
+        self._high_priority = high_priority
         self._store = store
         self._outputs = outputs
         self._next_job = next_job
@@ -98,24 +102,27 @@ class Jobs:
 
     # Submitting and acting
 
-    async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+    async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         """Check, store and try a job; False with the first job when the key was used before for the same spec.
 
-        The same key with another spec is a ``ConflictError``.
+        The same key with another spec is a ``ConflictError``; keys are each user's own. ``ForbiddenError`` for what the
+        user may not ask for.
         """
+        spec = in_the_name_of(spec, by, self._high_priority)
         if idempotency_key is None:
-            return await self._engine.database.await_outcome(self._store_new(spec, None), UNKNOWN_JOB), True
+            return await self._engine.database.await_outcome(self._store_new(spec, by, None), UNKNOWN_JOB), True
         # It goes on when its client goes away: the next one with its key must find what becomes of it.
-        submitting = asyncio.create_task(self._submit_once(spec, idempotency_key))
+        submitting = asyncio.create_task(self._submit_once(spec, by, idempotency_key))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
         return await self._engine.database.await_outcome(submitting, UNKNOWN_JOB_OF_KEY)
 
-    async def _submit_once(self, spec: JobSpec, key: str) -> tuple[JobRecord, bool]:
-        async with self._keys.lock(key):
-            first = await self._keys.find(key)
+    async def _submit_once(self, spec: JobSpec, by: Identity, key: str) -> tuple[JobRecord, bool]:
+        own = key_of(by.user, key)
+        async with self._keys.lock(own):
+            first = await self._keys.find(own)
             if first is None:
-                return await self._store_new(spec, (key, digest_of(spec))), True
+                return await self._store_new(spec, by, (own, digest_of(spec))), True
             if not has_digest(spec, first.digest):
                 raise ConflictError(
                     f"the Idempotency-Key was used for job {first.job}, which is not the same job",
@@ -123,16 +130,16 @@ class Jobs:
                     value=key,
                     hint="use a new key for a new job",
                 )
-            return await self.get(first.job), False
+            return await self.theirs(first.job, by), False
 
-    async def _store_new(self, spec: JobSpec, key: tuple[str, str] | None) -> JobRecord:
+    async def _store_new(self, spec: JobSpec, by: Identity, key: tuple[str, str] | None) -> JobRecord:
         engine = self._engine
-        spec = await self._checked(replace(spec, owner=spec.owner or getpass.getuser()))
+        spec = await self._checked(spec, by)
         ident, self._next_job = self._next_job, self._next_job + 1
 
         def prepare() -> tuple[Event, ...]:
             engine.queries.admit()
-            return (JobSubmitted(Job(ident, spec, engine.clock())),)
+            return (JobSubmitted(Job(ident, spec, engine.clock()), by.user),)
 
         submitted = Submitted(key[0], ident, key[1]) if key else None
         await engine.commit(WorkItem(prepare=prepare, submitted=submitted))
@@ -148,31 +155,31 @@ class Jobs:
     async def _commit(self, item: WorkItem) -> None:
         await self._engine.database.await_outcome(self._engine.commit(item))
 
-    async def _checked(self, spec: JobSpec) -> JobSpec:
+    async def _checked(self, spec: JobSpec, by: Identity) -> JobSpec:
         """With its policy's name, and what the catalogue says of its inputs; ``UsageError`` for what can never work."""
         queries = self._engine.queries
         check_size(spec, queries.limits())
-        spec = await self._resolve(spec)
+        spec = await self._resolve(spec, by)
         check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
-    async def cancel(self, job: JobId, reason: str) -> JobRecord:
-        return await self._act(job, JobCancelled(job, reason or "cancelled"))
+    async def cancel(self, job: JobId, by: Identity, reason: str) -> JobRecord:
+        return await self._act(job, by, JobCancelled(job, reason or f"cancelled by {by.user}", by.user))
 
-    async def hold(self, job: JobId, reason: str) -> JobRecord:
-        return await self._act(job, JobHeld(job, reason or "held"))
+    async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
+        return await self._act(job, by, JobHeld(job, reason or f"held by {by.user}", by.user))
 
-    async def release(self, job: JobId) -> JobRecord:
-        return await self._act(job, JobReleased(job))
+    async def release(self, job: JobId, by: Identity) -> JobRecord:
+        return await self._act(job, by, JobReleased(job, by.user))
 
-    async def _act(self, job: JobId, event: Event) -> JobRecord:
+    async def _act(self, job: JobId, by: Identity, event: Event) -> JobRecord:
+        known = await self.theirs(job, by)
         if self._engine.queries.job(job) is None:
-            over = (await self.get(job)).job
-            raise _over_already(over)
+            raise _over_already(known.job)
         await self._commit(WorkItem(events=(event,)))
         return await self.get(job)
 
-    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[ActionResult]:
+    async def cancel_all(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
         """End several in one transaction, each once, in their order; what stands against one keeps no other from it.
 
         One that is cancelled already is as it should be.
@@ -180,25 +187,30 @@ class Jobs:
         wanted = list(dict.fromkeys(jobs))
         queries = self._engine.queries
 
-        def prepare() -> tuple[Event, ...]:
-            return tuple(JobCancelled(job, reason or "cancelled") for job in wanted if queries.job(job) is not None)
+        def may_end(job: JobId) -> bool:
+            known = queries.job(job)
+            return known is not None and may_see_all_of(by, known)
 
-        if any(queries.job(job) is not None for job in wanted):
+        def prepare() -> tuple[Event, ...]:
+            why = reason or f"cancelled by {by.user}"
+            return tuple(JobCancelled(job, why, by.user) for job in wanted if may_end(job))
+
+        if any(may_end(job) for job in wanted):
             await self._commit(WorkItem(prepare=prepare))
         known = {job: self._record(found) for job in wanted if (found := queries.job(job)) is not None}
         over = tuple(job for job in wanted if job not in known)
         if over:
             known |= {found.job.id: found for found in await self.list(JobFilter(limit=len(over), ids=over))}
-        return [_cancelled(job, known.get(job)) for job in wanted]
+        return [_cancelled(job, known.get(job), by) for job in wanted]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self.cluster(cluster)
         await self._commit(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
-    async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
+    async def drain_cluster(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
         self.cluster(cluster)
-        await self._commit(WorkItem(events=(ClusterDrained(cluster, by, reason),)))
+        await self._commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -223,6 +235,12 @@ class Jobs:
         if found is None:
             raise _no_job(job)
         return self._record(found)
+
+    async def theirs(self, job: JobId, by: Identity) -> JobRecord:
+        """A job of which somebody may see and do all; ``ForbiddenError`` for others'."""
+        record = await self.get(job)
+        check_is_theirs(by, record.job)
+        return record
 
     async def list(self, which: JobFilter) -> Sequence[JobRecord]:
         return [self._record(job) for job in await query(self._store.jobs, which)]
@@ -258,9 +276,9 @@ class Jobs:
         queries = self._engine.queries
         return explain(queries, queries.job(job) or known, timeline, self._engine.clock())
 
-    async def explain_submission(self, spec: JobSpec) -> Explanation:
+    async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
-        spec = await self._checked(spec)
+        spec = await self._checked(in_the_name_of(spec, by, self._high_priority), by)
         self._engine.queries.admit()
         return explain_submission(self._engine.queries, spec, self._engine.clock())
 
@@ -363,13 +381,17 @@ def _over_already(job: Job) -> ConflictError:
     return ConflictError(f"job {job.id} is {job.state} already", field="job", value=job.id)
 
 
-def _cancelled(job: JobId, now: JobRecord | None) -> ActionResult:
+def _cancelled(job: JobId, now: JobRecord | None, by: Identity) -> ActionResult:
     if now is None:
         return ActionResult(job, error=_no_job(job))
+    try:
+        check_is_theirs(by, now.job)
+    except ForbiddenError as error:
+        return ActionResult(job, error=error)
     if now.job.state in (JobState.SUCCEEDED, JobState.FAILED):
         return ActionResult(job, error=_over_already(now.job))
     return ActionResult(job, now)
 
 
-async def _as_it_is(spec: JobSpec) -> JobSpec:
+async def _as_it_is(spec: JobSpec, _: Identity) -> JobSpec:
     return spec

@@ -12,6 +12,7 @@ import structlog
 from koalapy.model.application import NO_APPLICATION
 from koalapy.model.cluster import ClusterPair, ClusterState, Link, check_cluster, pair_of
 from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.measurement import Measurement, MeasurementKind, Measuring
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
@@ -26,6 +27,7 @@ from koalapy.service.links import Knowledge, LinkState, LinkTable
 log = structlog.get_logger()
 
 OWNER = "koala"
+ITSELF = Identity(OWNER, Role.ADMIN, "the daemon itself")
 NAME = "network"
 WALLTIME = 120.0
 """Seconds that a ping-pong may take, on the slowest of links."""
@@ -225,7 +227,8 @@ class Network:
         """What the measurement's job found; None when this daemon ends before that."""
         try:
             if under_way.job is None:
-                under_way.job = (await self._jobs.submit(spec_of(pair, self._how.command, self._owner(pair))))[0].job.id
+                spec = spec_of(pair, self._how.command, self._owner(pair))
+                under_way.job = (await self._jobs.submit(spec, ITSELF))[0].job.id
             reason = await self._follow(under_way.job)
             job = (await self._jobs.get(under_way.job)).job
             if not reason and not job.state.is_final:
@@ -256,7 +259,7 @@ class Network:
 
     async def _cancel(self, job: JobId, reason: str) -> None:
         try:
-            await self._jobs.cancel(job, reason)
+            await self._jobs.cancel(job, ITSELF, reason)
         except KoalaError as error:  # it has just ended
             log.info("not cancelled", action="measure", job=job, error=error.message)
 

@@ -25,11 +25,17 @@ class SqlAdvice:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, application: str, limit: int) -> list[Advised]:
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
         query = select(tables.advice).order_by(_advice.job_id.desc(), _advice.generation.desc()).limit(limit)
         if application:
             query = query.where(_advice.application == application)
+        if owner is not None:
+            query = query.join(tables.jobs, _jobs.id == _advice.job_id).where(_jobs.owner == owner)
         return [_advised(row) for row in self._database.rows(query)]
+
+    def applications_of(self, owner: str) -> set[str]:
+        query = select(_jobs.application).where(_jobs.owner == owner, _jobs.application != "").distinct()
+        return {row["application"] for row in self._database.rows(query)}
 
     def runs(self, limit: int) -> list[Run]:
         """What the last jobs have taught whose application is known, from the oldest to the newest; see ``run_of``.

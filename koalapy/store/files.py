@@ -39,7 +39,8 @@ class SqlFiles:
     # Bundles
 
     def bundles(self) -> list[StoredBundle]:
-        return [StoredBundle(**row) for row in self._database.rows(select(tables.bundles))]
+        rows = self._database.rows(select(tables.bundles))
+        return [StoredBundle(**{**row, "owners": tuple(row["owners"])}) for row in rows]
 
     def save_bundles(self, bundles: Sequence[StoredBundle]) -> None:
         with self._database.writing() as connection:

@@ -10,6 +10,7 @@ from itertools import count, islice
 from statistics import fmean
 
 from koalapy.model.advice import Advised, Run, run_of
+from koalapy.model.application import application_of
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
@@ -198,10 +199,15 @@ class MemoryStore:
 
     # The advisor's
 
-    def record(self, application: str, limit: int) -> list[Advised]:
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
         with self._reading() as memory:
             newest = (given for _, given in sorted(memory.advised.items(), reverse=True))
-            return list(islice((given for given in newest if application in ("", given.application)), limit))
+            wanted = (given for given in newest if owner is None or memory.jobs[given.job].spec.owner == owner)
+            return list(islice((given for given in wanted if application in ("", given.application)), limit))
+
+    def applications_of(self, owner: str) -> set[str]:
+        with self._reading() as memory:
+            return {application_of(job.spec) for job in memory.jobs.values() if job.spec.owner == owner} - {""}
 
     def runs(self, limit: int) -> list[Run]:
         with self._reading() as memory:

@@ -296,7 +296,7 @@ bundles = Table(
     Column("size", BigInteger, nullable=False),
     Column("files", Integer, nullable=False),
     Column("used_at", Float, nullable=False),
-    Column("owner", Plain(200), nullable=False, server_default=""),
+    Column("owners", JSON, nullable=False, server_default="[]"),
 )
 
 results = Table(

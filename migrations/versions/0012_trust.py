@@ -4,6 +4,8 @@ Revision: 0012
 Revises: 0011
 """
 
+import hashlib
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -16,7 +18,6 @@ depends_on = None
 def upgrade() -> None:
     big_id = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     op.add_column("timeline", sa.Column("actor", sa.String(200), nullable=False, server_default=""))
-    op.add_column("bundles", sa.Column("owner", sa.String(200), nullable=False, server_default=""))
     op.create_table(
         "tokens",
         sa.Column("id", big_id, nullable=False, autoincrement=False),
@@ -51,10 +52,26 @@ def upgrade() -> None:
     )
     op.create_index("ix_audit_at", "audit", ["at"])
     op.create_index("ix_audit_actor_at", "audit", ["actor", "at"])
+    # Of bundles from before nobody knows whose they are: who needs one sends it again.
+    op.add_column("bundles", sa.Column("owners", sa.JSON, nullable=False, server_default="[]"))
+    _give_keys_to_their_users()
+
+
+def _give_keys_to_their_users() -> None:
+    """Each user has keys of their own: what one was used for is found by both, of which a hash is kept."""
+    connection = op.get_bind()
+    used = sa.text("select submissions.key, jobs.owner from submissions join jobs on jobs.id = submissions.job_id")
+    keys = [{"key": key, "own": _key_of(owner, key)} for key, owner in connection.execute(used)]
+    if keys:
+        connection.execute(sa.text("update submissions set key = :own where key = :key"), keys)
+
+
+def _key_of(user: str, key: str) -> str:
+    return hashlib.sha256(f"{user}\n{key}".encode(errors="surrogatepass")).hexdigest()
 
 
 def downgrade() -> None:
+    op.drop_column("bundles", "owners")
     op.drop_table("audit")
     op.drop_table("tokens")
-    op.drop_column("bundles", "owner")
     op.drop_column("timeline", "actor")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from koalapy.api.network import network_router
 from koalapy.model.advice import Run, Size
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
+from koalapy.model.identity import Identity, Role
 from koalapy.model.measurement import Measuring
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
@@ -31,6 +32,7 @@ from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
 from koalapy.service.files import Files
 from koalapy.service.health import HealthMonitor
+from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkTable
 from koalapy.service.network import Network
@@ -65,7 +67,13 @@ LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5
 
 @asynccontextmanager
 async def serving(
-    path: Path, tokens: list[str], rules: Rules, sites: Sites | None = None
+    path: Path,
+    tokens: list[str],
+    rules: Rules,
+    sites: Sites | None = None,
+    *,
+    people: Mapping[str, Identity] | None = None,
+    high_priority: Role = Role.USER,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     migrate(tables := make_engine(f"sqlite:///{path}"))
     database = Database(tables, 0.0)
@@ -109,7 +117,7 @@ async def serving(
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
     outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
-    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve)
+    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve, high_priority)
     results = Results(
         file_store,
         path.parent / "results",
@@ -125,13 +133,10 @@ async def serving(
         agent_files_router(bundles, results, AGENT_TOKENS),
         advisor_router(Advisor(experience, SqlAdvice(database))),
     ]
-    app = create_app(
-        jobs,
-        HealthMonitor(engine, {}, DiskLimits()),
-        administrators(*(tokens or [TOKEN]), store=SqlTokens(database)),
-        routers,
-    )
-    shown = NO_PAGE | ({} if tokens else {"Authorization": f"Bearer {TOKEN}"})
+    shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
+    kept = SqlTokens(database)
+    identities = Identities(people, kept) if people else administrators(*(tokens or [TOKEN]), store=kept)
+    app = create_app(jobs, HealthMonitor(engine, {}, DiskLimits()), identities, routers)
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
         yield client

@@ -10,13 +10,13 @@ async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_
     assert (await api.get("/api/v1/clusters/north")).json()["drained"] is None
     answer = await api.post("/api/v1/clusters/north/drain", json={"reason": "new switches", "by": "ops"})
     drained = answer.json()
-    assert (answer.status_code, drained["state"], drained["reason"]) == (200, "drained", "by ops: new switches")
-    assert drained["drained"]["by"] == "ops"
+    assert (answer.status_code, drained["state"], drained["reason"]) == (200, "drained", "by ada: new switches")
+    assert drained["drained"]["by"] == "ada", "who is logged in, whatever is said"
     assert drained["drained"]["at"].endswith("Z")
     again = (await api.post("/api/v1/clusters/north/drain")).json()["drained"]
     assert again == drained["drained"], "a drain without a reason takes none away"
     other = (await api.post("/api/v1/clusters/north/drain", json={"reason": "new cables"})).json()["drained"]
-    assert (other["by"], other["reason"]) == ("", "new cables")
+    assert (other["by"], other["reason"]) == ("ada", "new cables")
     again = other
     assert (await api.get("/api/v1/clusters/north")).json()["drained"] == again
     assert (await api.get("/api/v1/clusters/south")).json()["drained"] is None

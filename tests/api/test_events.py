@@ -15,7 +15,7 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.service.jobs import JobChange
 from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
-from tests.identities import administrators
+from tests.identities import ADA, administrators
 
 Event = tuple[str | None, str, dict[str, Any]]
 
@@ -74,7 +74,7 @@ async def test_a_stream_ends_when_the_database_does_not_answer_or_the_job_is_not
             raise error
 
     service = Failing()
-    await service.submit(JobSpec(FlexibleRequest(1), ("true",)))
+    await service.submit(JobSpec(FlexibleRequest(1), ("true",)), ADA)
     app = create_app(service, service, administrators(TOKEN))
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:

@@ -132,7 +132,7 @@ async def test_many_are_cancelled_in_one_request_each_by_itself(open_api: Open, 
     assert missing == [(None, 404, "there is no job 999"), (None, 404, "there is no job -1")]
     assert (await api.post("/api/v1/jobs/cancel", json=order)).json()["jobs"] == done
     reasons = [(await api.get(f"/api/v1/jobs/{job}")).json()["reason"] for job in (1, 2, 200)]
-    assert reasons == ["no more", "cancelled", "no more"]
+    assert reasons == ["no more", "cancelled by ada", "no more"]
 
 
 async def test_how_many_are_cancelled_at_once_has_bounds(open_api: Open) -> None:

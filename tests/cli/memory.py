@@ -8,6 +8,7 @@ from dataclasses import replace
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import builtin
@@ -15,6 +16,7 @@ from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.service.health import HealthReport
 from koalapy.service.jobs import ActionResult, JobChange, JobRecord, Metrics
 from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.permissions import check_is_theirs, in_the_name_of
 from koalapy.validation.submission import check
 
 LIMITS = Limits([ClusterLimits("north", 4), ClusterLimits("south", 4)], builtin())
@@ -44,11 +46,12 @@ class MemoryService:
         self.followed = threading.Event()
         """Set once somebody has the output of such a job."""
 
-    async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+    async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key in self.keys:
             return self._record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
+        spec = in_the_name_of(spec, by, Role.USER)
         check(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
@@ -76,16 +79,16 @@ class MemoryService:
             self.changed.notify_all()
         return await self.get(job)
 
-    async def cancel(self, job: JobId, reason: str) -> JobRecord:
+    async def cancel(self, job: JobId, by: Identity, reason: str) -> JobRecord:
         if (await self.get(job)).job.state.is_final:
             raise ConflictError(f"job {job} is over already", field="job", value=job)
         return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
 
-    async def cancel_all(self, jobs: Sequence[JobId], reason: str) -> Sequence[ActionResult]:
+    async def cancel_all(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
         done = []
         for job in dict.fromkeys(jobs):
             try:
-                done.append(ActionResult(job, await self.cancel(job, reason)))
+                done.append(ActionResult(job, await self.cancel(job, by, reason)))
             except ConflictError as error:
                 known = self._record(job)
                 done.append(
@@ -97,11 +100,11 @@ class MemoryService:
                 done.append(ActionResult(job, error=error))
         return done
 
-    async def hold(self, job: JobId, reason: str) -> JobRecord:
+    async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
         await self.get(job)
         return await self._change(job, state=JobState.HELD, reason=reason)
 
-    async def release(self, job: JobId) -> JobRecord:
+    async def release(self, job: JobId, by: Identity) -> JobRecord:
         await self.get(job)
         return await self._change(job, state=JobState.QUEUED)
 
@@ -115,10 +118,10 @@ class MemoryService:
         self.south = replace(self.south, state="usable", errors=0, reason="")
         return self.south
 
-    async def drain_cluster(self, cluster: ClusterName, by: str, reason: str) -> ClusterRecord:
+    async def drain_cluster(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
         self.cluster(cluster)
         if reason or self.south.drained is None:
-            self.south = replace(self.south, state="drained", drained=Drain(1000.0, by, reason), used=2)
+            self.south = replace(self.south, state="drained", drained=Drain(1000.0, by.user, reason), used=2)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -135,6 +138,11 @@ class MemoryService:
         if job not in self.records:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
         return self._record(job)
+
+    async def theirs(self, job: JobId, by: Identity) -> JobRecord:
+        record = await self.get(job)
+        check_is_theirs(by, record.job)
+        return record
 
     def _record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
@@ -155,7 +163,7 @@ class MemoryService:
         explanation = self.explanation or Explanation(None, found.state, found.reason or str(found.state))
         return replace(explanation, job=job)
 
-    async def explain_submission(self, spec: JobSpec) -> Explanation:
+    async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         check(replace(spec, policy="", policy_options=()), LIMITS)
         self.asked = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")

@@ -13,8 +13,11 @@ class MemoryAdvisor:
         self.advised: list[Advised] = []
         self.advisor = Advisor(self.experience, self)
 
-    def record(self, application: str, limit: int) -> list[Advised]:
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
         return [given for given in self.advised if application in ("", given.application)][:limit]
+
+    def applications_of(self, owner: str) -> set[str]:
+        raise AssertionError("for users only")
 
     def runs(self, limit: int) -> list[Run]:
         return []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.identity import Identity
 from koalapy.model.replica import Replica, ReplicaState
 from koalapy.model.request import ClusterName
 from koalapy.ports import StoredBundle, StoredResult
@@ -56,7 +57,9 @@ class MemoryBundles:
         self.kept: dict[str, bytes] = {}
         self.uploads = 0
 
-    async def put(self, content: AsyncIterator[bytes], announced: int = 0) -> tuple[StoredBundle, bool]:
+    async def put(
+        self, content: AsyncIterator[bytes], announced: int = 0, owner: str = ""
+    ) -> tuple[StoredBundle, bool]:
         data = b"".join([piece async for piece in content])
         ident = hashlib.sha256(data).hexdigest()
         self.uploads += 1
@@ -68,7 +71,8 @@ class MemoryBundles:
             raise NotFoundError(f"there is no bundle {bundle}", field="bundle")
         return StoredBundle(bundle, len(self.kept[bundle]), 1, 0.0)
 
-    touch = get
+    def wanted_by(self, by: Identity, bundle: str) -> StoredBundle:
+        return self.get(bundle)
 
     def path(self, bundle: str) -> Path:
         raise AssertionError("for agents only")

@@ -262,7 +262,7 @@ def test_the_queue(koala: Koala) -> None:
 
 
 def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala) -> None:
-    assert koala("queue").err == "koala: there are no jobs of ada that are not over\n"
+    assert koala("queue").err == "koala: there are no jobs of yours that are not over\n"
     found = koala("queue", "--user", "nobody", "--state", "FAILED", "--name", "x")
     assert found.err == "koala: there are no jobs of nobody named x in the state failed\n"
     assert (found.code, len(found.out.splitlines())) == (0, 1)

@@ -9,6 +9,7 @@ from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
 from koalapy.service.agent_memory import MAX_EPOCHS_AHEAD, MAX_JOBS_AHEAD
 from koalapy.service.jobs import Jobs
+from tests.identities import ADA
 from tests.service.test_hub import Agent, Daemon, report, running, until
 from tests.service.test_jobs import SPEC
 from tests.service.test_trust import ON_NORTH, Grid, heard, when
@@ -90,7 +91,7 @@ async def test_jobs_are_numbered_above_all_that_agents_know(tmp_path: Path) -> N
         for cluster, job, following in (("north", 4, 5), ("south", 2, 6), ("north", 9, 7)):
             async with daemon.agent_of(cluster, known(0, job=job)) as agent:
                 assert await welcomed(agent)
-                record, _ = await jobs.submit(SPEC)
+                record, _ = await jobs.submit(SPEC, ADA)
                 assert record.job.id == following, "later on it can know of none that are news to us"
 
 
@@ -102,7 +103,7 @@ async def test_a_number_far_above_all_is_not_believed(tmp_path: Path) -> None:
             assert agent.closed.startswith(
                 f"the agent of north tells of job {MAX_JOBS_AHEAD + 1}, far above any of ours: "
             )
-        assert (await jobs.submit(SPEC))[0].job.id == 1
+        assert (await jobs.submit(SPEC, ADA))[0].job.id == 1
 
 
 async def test_what_nobody_knows_is_gone_before_anything_new_is_submitted(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from koalapy.service.results import Results
 from koalapy.service.retention import Housekeeping, Retention, RetentionTimes
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
+from tests.identities import DIRECTOR
 from tests.service.archives import GOOD, archive, archive_of, pieces, special, unpacked
 from tests.service.sites import Sites, sha
 from tests.service.test_hub import DEADLINE, Daemon, running
@@ -295,7 +296,7 @@ async def test_submissions_are_filled_in(world: World) -> None:
     await world.files.add("m", "north", "/m")
     bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
     spec = JobSpec(FlexibleRequest(1), ("wave",), inputs=(InputFile("m"),), bundle=Bundle(bundle.id, 0, 0))
-    resolved = await world.files.resolve(spec)
+    resolved = await world.files.resolve(spec, DIRECTOR)
     assert resolved.inputs == (InputFile("m", 4, ("north",)),)
     assert resolved.bundle == Bundle(bundle.id, bundle.size, 3)
     assert resolved.application == "wave"

@@ -12,6 +12,7 @@ from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.ports import Batch
 from koalapy.service import health as service_health
 from koalapy.service.health import HealthMonitor
+from tests.identities import ADA
 from tests.service.test_hub import DEADLINE, until
 from tests.service.test_jobs import SPEC, job_when, north_and_jobs
 
@@ -64,20 +65,20 @@ async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
             return health.report().queued, health.report().active
 
         for ident, wanted in enumerate([(0, 1), (0, 2), (1, 2)], 1):
-            await jobs.submit(SPEC)
+            await jobs.submit(SPEC, ADA)
             assert counts() == wanted, ident
-        await jobs.hold(3, "")
+        await jobs.hold(3, ADA, "")
         assert counts() == (0, 2)
-        await jobs.release(3)
+        await jobs.release(3, ADA)
         assert counts() == (1, 2)
-        await jobs.cancel(3, "")
+        await jobs.cancel(3, ADA, "")
         assert counts() == (0, 2)
 
 
 async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         health = HealthMonitor(daemon.engine, {}, DiskLimits())
-        await jobs.submit(SPEC)
+        await jobs.submit(SPEC, ADA)
         assert health.report().queued == 0
         assert health.report().active == 1
         await job_when(jobs, JobState.CLAIMING, 1)

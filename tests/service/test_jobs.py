@@ -14,6 +14,7 @@ from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
 from koalapy.service.engine import WorkItem
 from koalapy.service.jobs import JobRecord, Jobs
+from tests.identities import ADA
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
 SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
@@ -36,7 +37,7 @@ async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:
 
 async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
-        await jobs.submit(SPEC)
+        await jobs.submit(SPEC, ADA)
         job = await job_when(jobs, JobState.CLAIMING, 1)
         record, attempts = await jobs.attempts(1)
         assert (record.job, attempts) == (job, [job.attempt])
@@ -64,7 +65,7 @@ async def test_output_is_followed_though_the_database_is_away_for_a_while(
 ) -> None:
     monkeypatch.setattr("koalapy.service.jobs.RETRY_PAUSE", 0.01)
     async with north_and_jobs(tmp_path) as (_, _, jobs):
-        await jobs.submit(SPEC)
+        await jobs.submit(SPEC, ADA)
         answers, away = jobs.get, 0
 
         async def get(job: int) -> JobRecord:
@@ -90,7 +91,7 @@ async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_e
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with north_and_jobs(tmp_path) as (_, _, jobs):
-        await jobs.submit(SPEC)
+        await jobs.submit(SPEC, ADA)
         answers, asked = jobs.get, 0
 
         async def get(job: int) -> JobRecord:
@@ -106,7 +107,7 @@ async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_e
 
 async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
-        await jobs.submit(SPEC)
+        await jobs.submit(SPEC, ADA)
         await job_when(jobs, JobState.CLAIMING, 1)
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
@@ -136,11 +137,11 @@ async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
 ) -> None:
     monkeypatch.setattr("koalapy.service.jobs.TIMELINE_PAGE", 10)
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):
-        others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4))))[0].job.id
-        waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4))))[0].job.id
+        others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
+        waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
         for _ in range(12):
-            await jobs.hold(waits, "later")
-            await jobs.release(waits)
+            await jobs.hold(waits, ADA, "later")
+            await jobs.release(waits, ADA)
         read: list[int] = []
         timeline = daemon.store.timeline
 
@@ -153,7 +154,7 @@ async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
         async with asyncio.timeout(DEADLINE):
             following = jobs.changes(waits, after=3)
             seen = [line for _ in range(3) for line in (await anext(following)).timeline]
-            await jobs.cancel(waits, "enough")
+            await jobs.cancel(waits, ADA, "enough")
             seen += [line async for change in following for line in change.timeline]
         assert [number for number, _ in seen] == list(range(4, len(timeline(waits)) + 1))
         assert [entry for _, entry in seen] == timeline(waits)[3:]

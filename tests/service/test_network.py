@@ -26,6 +26,7 @@ from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkState, LinkTable
 from koalapy.service.network import Network, spec_of
 from koalapy.store.measurements import SqlMeasurements
+from tests.identities import DIRECTOR
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
 NORTH, BOTH, SOUTH = ("north", "north"), ("north", "south"), ("south", "south")
@@ -275,7 +276,7 @@ async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World)
     world.network.measure(pairs=[BOTH])
     await world.job(1, JobState.CLAIMING)
     await world.network.stop()
-    twice = await world.jobs.submit((await world.jobs.get(1)).job.spec)
+    twice = await world.jobs.submit((await world.jobs.get(1)).job.spec, DIRECTOR)
     another = world.new_network()
     another.start()
     assert [each.job for each in another.measure(pairs=[BOTH])] == [1], "it is under way"
@@ -289,7 +290,7 @@ async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World)
 async def test_a_job_that_is_only_called_like_a_measurement_is_none(world: World) -> None:
     spec = replace(spec_of(BOTH, ("python", "-m", "mine")), owner="koala")
     world.sites["south"].deaf = True
-    await world.jobs.submit(spec)
+    await world.jobs.submit(spec, DIRECTOR)
     world.network.start()
     assert not any(link.under_way for link in world.network.links())
     world.sites["south"].deaf = False

@@ -139,7 +139,9 @@ def test_what_a_revision_left_is_read_as_it_was_written(url: str, tmp_path: Path
         pieces = output.read(token_of(job, generation, component, ""), 0, to_the_end=True)
         assert b"".join(piece.data for piece in pieces) == text
     if revision >= 3:
-        for key, used in migrated.jobs.submitted(KEYS).items():
+        known = migrated.jobs.submitted(KEYS)
+        assert len(known) == len(KEYS)
+        for key, used in known.items():
             job = migrated.jobs.job(used.job)
             assert job is not None
             assert has_digest(job.spec, used.digest), f"{key} is not known again"

@@ -86,7 +86,9 @@ class Attempts:
 
     # The end
 
-    def end(self, job: Job, becomes: JobState, reason: str, now: float, *, exit_code: int | None = None) -> Job:
+    def end(
+        self, job: Job, becomes: JobState, reason: str, now: float, *, exit_code: int | None = None, by: str = ""
+    ) -> Job:
         """The attempt is over; the job becomes ``becomes`` when every component has ended.
 
         After a success the components end by themselves and are told so only when they linger; else at once.
@@ -95,7 +97,7 @@ class Attempts:
         if attempt.ended_at is None:
             attempt = replace(attempt, ended_at=now)
         job = self._ledger.change(job, attempt=attempt, ending=becomes, reason=reason)
-        self._ledger.note(job, now, "ending", reason)
+        self._ledger.note(job, now, "ending", reason, by=by)
         if becomes is JobState.SUCCEEDED:
             self.set_deadline(job, Deadline.STOP, now + END_GRACE)
             return job

@@ -1,0 +1,46 @@
+"""What somebody may do with jobs: their own, others', and in whose name."""
+
+from dataclasses import replace
+
+from koalapy.model.errors import ForbiddenError
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import Job, JobSpec, Priority
+
+
+def may_see_all_of(by: Identity, job: Job) -> bool:
+    """Users their own jobs, operators everybody's; the daemon's own are no user's, whatever they are called."""
+    return by.may(Role.OPERATOR) or (job.spec.owner == by.user and not job.spec.internal)
+
+
+def check_is_theirs(by: Identity, job: Job) -> None:
+    """``ForbiddenError`` for a job of somebody else's."""
+    if not may_see_all_of(by, job):
+        raise ForbiddenError(
+            f"job {job.id} is not yours",
+            field="job",
+            value=job.id,
+            hint="ask its owner or an operator of the grid; koala queue tells what everybody may see of it",
+        )
+
+
+def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role) -> JobSpec:
+    """A submission with its owner, who is who submits it: ``ForbiddenError`` when only an operator may ask for that.
+
+    ``high_priority`` is the least role that may ask for more than low priority.
+    """
+    owner = spec.owner or by.user
+    if owner != by.user and not by.may(Role.OPERATOR):
+        raise ForbiddenError(
+            f"owner is {owner}, and you are {by.user}",
+            field="owner",
+            value=owner,
+            hint="leave it out: a job is whose who submits it; operators may submit for others",
+        )
+    if spec.priority is not Priority.LOW and not by.may(high_priority):
+        raise ForbiddenError(
+            f"priority is {spec.priority}, which only an operator may ask for here",
+            field="priority",
+            value=spec.priority,
+            hint="submit with priority low, or ask an operator of the grid to submit it for you",
+        )
+    return replace(spec, owner=owner)
