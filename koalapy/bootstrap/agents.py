@@ -225,9 +225,10 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
 
 
 def check(
-    cluster: str, url: str, config: Path | None, directory: Path, token: str, ca_file: Path | None
+    cluster: str, url: str, config: Path | None, directory: Path, token: str, ca_file: Path | None, user: str = ""
 ) -> list[Finding]:
-    """What the agent of a cluster would find here, in order; a wrong configuration is a ``UsageError``."""
+    """What the agent of a cluster would find here, in order; a wrong configuration is a ``UsageError``. ``user``: whose
+    jobs are tried, where they run as several accounts."""
     # Imported here: nobody else needs an HTTP client.
     from koalapy.agents.check.cluster import Expected, check_cluster
 
@@ -245,4 +246,4 @@ def check(
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    return asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own)))
+    return asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own), user=user))

@@ -73,6 +73,7 @@ def check(
     directory: Annotated[Path | None, Option(help="the agent's; default: in the data")] = None,
     config: Config = None,
     ca_file: CaFile = None,
+    user: Annotated[str, Option(help="an account to try, where jobs run as their owners'")] = "",
     as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,
 ) -> int:
     """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
@@ -81,7 +82,7 @@ def check(
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        findings = bootstrap.check(cluster, url, config, where, os.environ.pop("KOALA_AGENT_TOKEN", ""), ca_file)
+        findings = bootstrap.check(cluster, url, config, where, os.environ.pop("KOALA_AGENT_TOKEN", ""), ca_file, user)
     except KoalaError as error:
         raise of_koala(error) from error
     well = all(finding.ok for finding in findings)

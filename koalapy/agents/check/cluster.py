@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
+from koalapy.agents.check.accounts import check_accounts
 from koalapy.agents.check.daemon import check_daemon
 from koalapy.agents.check.files import check_files, shared_folder
 from koalapy.agents.check.node import check_runner
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.lrm.script import MODULES
@@ -32,9 +34,20 @@ class Expected:
     """Whether the daemon starts the agent itself, with a token of its own making."""
 
 
-async def check_cluster(settings: AgentSettings, expected: Expected, make_lrm: Callable[[], Lrm]) -> list[Finding]:
-    """Everything that was looked at, in order; ``make_lrm`` may raise ``SiteError``."""
-    findings, on_nodes = await _check_lrm(settings, make_lrm)
+async def check_cluster(
+    settings: AgentSettings,
+    expected: Expected,
+    make_lrm: Callable[[], Lrm],
+    folders: JobFolders | None = None,
+    user: str = "",
+) -> list[Finding]:
+    """Everything that was looked at, in order; ``make_lrm`` may raise ``SiteError``. ``user``: as whom jobs are tried,
+    where they run as several accounts."""
+    folders = folders or JobFolders.of(settings)
+    accounts = await check_accounts(settings, folders, user)
+    may_try = all(finding.ok for finding in accounts) and bool(user) == folders.are_many
+    findings, on_nodes = await _check_lrm(settings, make_lrm, folders, user if may_try else None)
+    findings = [*accounts, *findings]
     findings += [await _check_mpi(settings, expected), on_nodes]
     findings.append(_check_directory(settings))
     findings.append(await _check_address(settings))
@@ -43,12 +56,16 @@ async def check_cluster(settings: AgentSettings, expected: Expected, make_lrm: C
     return findings + await check_daemon(settings, own_token=expected.own_token)
 
 
-async def _check_lrm(settings: AgentSettings, make_lrm: Callable[[], Lrm]) -> tuple[list[Finding], Finding]:
-    """Findings about the resource manager; and one about the runner on its nodes, where it lets us try."""
+async def _check_lrm(
+    settings: AgentSettings, make_lrm: Callable[[], Lrm], folders: JobFolders, user: str | None
+) -> tuple[list[Finding], Finding]:
+    """Findings about the resource manager; and one about the runner on its nodes, where it lets us try as somebody."""
     try:
         lrm = make_lrm()
     except SiteError as error:
-        return [Finding("resource manager", False, error.message, error.hint)], await check_runner(settings, None)
+        return [Finding("resource manager", False, error.message, error.hint)], await check_runner(
+            settings, None, folders
+        )
     try:
         fault: SiteError | None = None
         try:
@@ -60,7 +77,7 @@ async def _check_lrm(settings: AgentSettings, make_lrm: Callable[[], Lrm]) -> tu
             findings.append(Finding("resource manager", False, fault.message, fault.hint))
         # An embedded cluster's nodes are this host.
         usable = not settings.lrm.on_this_host and all(finding.ok for finding in findings)
-        return findings, await check_runner(settings, lrm if usable else None)
+        return findings, await check_runner(settings, lrm if usable and user is not None else None, folders, user or "")
     finally:
         await lrm.close()
 

@@ -1,6 +1,7 @@
 """Whether the runner runs on a node, and under which Python: tried there, as a job of one node."""
 
 import asyncio
+import contextlib
 import re
 import secrets
 import shutil
@@ -9,9 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.agents.settings import RUNNER, AgentSettings
+from koalapy.agents.spool import RUNNER_LOG, Folder
 from koalapy.model.errors import SiteError
 
 CHECKED = "Python on the nodes"
@@ -19,6 +22,7 @@ MIN_PYTHON = (3, 9)
 CODE = """\
 import sys
 sys.stdout.write("koala-python %d.%d.%d\\n" % sys.version_info[:3])
+sys.stdout.write("koala-uid %d\\n" % __import__("os").getuid())
 sys.stdout.flush()
 sys.argv = [sys.argv[1], "check"]
 own = {"__name__": "__main__", "__file__": sys.argv[0], "__package__": None}
@@ -42,13 +46,17 @@ class TrialOutput:
     ran: bool = True
 
 
-async def check_runner(settings: AgentSettings, lrm: Lrm | None) -> Finding:
-    """Tried on a node through ``lrm``; without one, or where no node is free, on this host, which it says."""
+async def check_runner(settings: AgentSettings, lrm: Lrm | None, folders: JobFolders, user: str = "") -> Finding:
+    """Tried on a node through ``lrm``, as ``user`` if one is named; without one, or where no node is free, on this
+    host, which it says."""
     hint = f"set clusters.{settings.cluster}.python to a Python {_version(MIN_PYTHON)} or newer that the nodes have"
     try:
         if lrm is None:
             return _judge(settings, await _try_here(settings), "this host", hint)
-        tried = await _try_there(settings, lrm)
+        tried = await _try_there(settings, lrm, folders, user)
+        if tried.ran and user and (problem := await _not_the_same(tried, folders, user)):
+            hint = "give the account the same number on the head and on all nodes"
+            return Finding(CHECKED, False, f"{problem} on {tried.node or 'a node'}", hint)
         if tried.ran:
             return _judge(settings, tried, tried.node or "a node", hint)
         here = _judge(settings, await _try_here(settings), "this host", hint)
@@ -91,25 +99,38 @@ async def _try_here(settings: AgentSettings) -> TrialOutput:
     return TrialOutput(answer.output.decode(errors="replace") + answer.errors)
 
 
-async def _try_there(settings: AgentSettings, lrm: Lrm) -> TrialOutput:
+async def _not_the_same(tried: TrialOutput, folders: JobFolders, user: str) -> str:
+    """Whom a job of somebody's ran as instead, in words."""
+    account, found = await folders.run_as.accounts.find(user), re.search(r"koala-uid (\d+)", tried.output)
+    if found is None or int(found[1]) == account.uid:
+        return ""
+    return f"{user} is uid {account.uid} here, and a job of that account runs as uid {found[1]}"
+
+
+async def _try_there(settings: AgentSettings, lrm: Lrm, folders: JobFolders, user: str) -> TrialOutput:
     """``SiteError`` when the resource manager does not take the job."""
     directory = settings.directory.absolute()
     shared = next(parent for parent in (directory, *directory.parents) if parent.exists())
     folder = Path(tempfile.mkdtemp(prefix=".koala-check-", dir=shared))
-    output = folder / "output"
     name = f"koala-check-{secrets.token_hex(4)}"
+    work = folders.folder(user, f"work-{name}") if user else folder
+    output = work / RUNNER_LOG
+    own = (settings.environment, work, output, WALLTIME, settings.modules, user)
     try:
-        job = await lrm.submit(
-            LrmSubmission(name, 1, _command(settings), settings.environment, folder, output, WALLTIME, settings.modules)
-        )
+        job = await lrm.submit(LrmSubmission(name, 1, _command(settings), *own))
         try:
             node = await _wait_for_end(lrm, job)
         finally:
-            await lrm.cancel(job, name)
+            await lrm.cancel(job, name, user)
         if node is None:
             return TrialOutput("", ran=False)
+        if user:
+            return TrialOutput(await _fetched(folders, user, work, folder), node)
         return TrialOutput(await _wait_for_output(output), node)
     finally:
+        if user:
+            with contextlib.suppress(SiteError):
+                await folders.remove(user, work)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -124,6 +145,16 @@ async def _wait_for_end(lrm: Lrm, job: str) -> str | None:
             return node
         await asyncio.sleep(POLL_INTERVAL)
     return None
+
+
+async def _fetched(folders: JobFolders, user: str, work: Path, into: Path) -> str:
+    give_up = time.monotonic() + OUTPUT_TIMEOUT
+    while True:
+        await folders.fetch(user, work, Folder(into), 1, 0)
+        text = _text(into / RUNNER_LOG)
+        if "koala-runner" in text or time.monotonic() > give_up:
+            return text
+        await asyncio.sleep(POLL_INTERVAL)
 
 
 async def _wait_for_output(output: Path) -> str:
