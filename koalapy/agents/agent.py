@@ -17,6 +17,7 @@ from koalapy.agents.daemons import Daemons
 from koalapy.agents.disks import DiskWatch
 from koalapy.agents.expired_daemons import ExpiredDaemons
 from koalapy.agents.files.service import FileService
+from koalapy.agents.impostors import Impostors
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.login import LoginServer
@@ -101,7 +102,8 @@ class Agent:
         self._jobs = LrmJobs(
             lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
         )
-        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, INITIAL_LEASE)
+        self._impostors = Impostors(self._reporter)
+        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, INITIAL_LEASE)
         background = Background(lrm, settings.kind, settings.directory / "background")
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
@@ -278,6 +280,7 @@ class Agent:
         self._reporter.instance = message.instance
         self._output_limit = message.output_limit
         self._logins.welcomed(message)
+        self._impostors.is_daemon_told = message.impostors
         self._expired.heard()
         self._greeting = asyncio.create_task(self._take_stock())
 

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from koalapy.agents.component import Component, Node
+from koalapy.agents.impostors import Impostors
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runner_secrets import RunnerSecrets
@@ -38,8 +39,10 @@ def _digest(life: str) -> str:
 class Barrier:
     """Where runners wait and are let go; deals with all they say."""
 
-    def __init__(self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, lease: float) -> None:
-        self._reporter, self._jobs, self._secrets = reporter, jobs, secrets
+    def __init__(
+        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: Impostors, lease: float
+    ) -> None:
+        self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
         self.lease = lease
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes whose runners should be there and are not: they have a while to come back."""
@@ -111,19 +114,17 @@ class Barrier:
         return Session(secret, component.name, index, nonces, is_agent=True), nonces[1]
 
     def forged(self, runner: RunnerConnection) -> None:
-        log.warning(
-            "somebody says what a runner did not",
-            action="refuse",
-            component=runner.component,
-            node=runner.node,
-            address=runner.address,
-        )
+        if component := self._reporter.components.get(runner.component):
+            self._impostors.seen(component, runner.node, "forged", runner.address)
 
     def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         component = self._reporter.components.get(hello["component"])
         secret = component.old_secret.encode() if component else b""
         if component is None or not secret or not hmac.compare_digest(secret, hello["secret"].encode()):
-            log.warning("authentication failed", action="refuse", component=hello["component"])
+            if component is None:
+                log.warning("a runner of nobody", action="refuse", component=hello["component"], node=hello["node"])
+            else:
+                self._impostors.seen(component, hello["node"], "forged", runner.address)
             return False
         if hello["node"] >= component.size:
             log.warning(
@@ -148,14 +149,7 @@ class Barrier:
         index = runner.node
         node, lrm_job = component.nodes[index], hello["lrm_job"]
         if self._is_another(node, hello):
-            log.warning(
-                "a second runner of a node",
-                action="refuse",
-                token=component.token,
-                node=index,
-                lrm_job=lrm_job,
-                connected=node.lrm_job,
-            )
+            self._impostors.seen(component, index, "second", runner.address, lrm_job)
             runner.send({"t": "refused"})
             self._jobs.polls.soon()
             return False

@@ -145,6 +145,23 @@ class Vouch(Message):
     uid: Number
 
 
+class Impostor(Message):
+    """Somebody claimed to be the runner of a node, and was refused; so many times since that was told last.
+
+    ``forged``: without its secret. ``second``: with it, though its runner is another process.
+    """
+
+    type: Literal["impostor"] = "impostor"
+    token: Name
+    node: Nodes
+    how: Literal["forged", "second"]
+    address: Name = ""
+    """Where it came from."""
+    lrm_job: Name = ""
+    """The job of the resource manager in which it claimed to be."""
+    times: Count = 1
+
+
 class FoundPart(Message):
     """One entry of a folder."""
 
@@ -182,6 +199,8 @@ class Welcome(Message):
     """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
     vouches: bool = False
     """Whether it takes ``Vouch``: one of an earlier version would hang up."""
+    impostors: bool = False
+    """Whether it takes ``Impostor``: one of an earlier version would hang up."""
     users_url: Path = ""
     """Where users reach it, if not where the agent does."""
 
@@ -365,7 +384,8 @@ FromAgent = Annotated[
     | Ask
     | Answer
     | Confirmed
-    | Vouch,
+    | Vouch
+    | Impostor,
     Field(discriminator="type"),
 ]
 FromDaemon = Annotated[

@@ -18,6 +18,7 @@ from koalapy.protocol.messages import (
     Ask,
     Confirmed,
     FromAgent,
+    Impostor,
     Output,
     OutputAck,
     Relay,
@@ -82,6 +83,8 @@ class AgentMessages:
         self._engine, self._outputs, self._sessions = engine, outputs, sessions
         self.feedback: TransferFeedback | None = None
         self.logins: Logins | None = None
+        self.impostors: Callable[[ClusterName, Job, Impostor], None] | None = None
+        """Who writes down that somebody claimed to be a job's runner."""
         self._logging_in: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._inventory,
@@ -92,6 +95,7 @@ class AgentMessages:
             Relay: self._relay,
             Confirmed: self._confirmed,
             Vouch: self._vouch,
+            Impostor: self._impostor,
             Ask: lambda session, message: questions.asked(session.cluster, message),
             Answer: lambda session, message: questions.answered(session.cluster, message),
         }
@@ -124,6 +128,24 @@ class AgentMessages:
     def _confirmed(self, session: Session, message: Confirmed) -> None:
         if (as_of := session.confirmed(message.sequence)) is not None:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
+
+    def _impostor(self, session: Session, message: Impostor) -> None:
+        found = self._engine.queries.find(message.token)
+        if found is None or found[1].cluster != session.cluster:
+            log.warning("an impostor in another's job", action="reject", cluster=session.cluster, token=message.token)
+            return
+        log.warning(
+            "somebody claimed to be a job's runner, and was refused",
+            action="impostor",
+            cluster=session.cluster,
+            job=found[0].id,
+            node=message.node,
+            how=message.how,
+            address=message.address,
+            times=message.times,
+        )
+        if self.impostors is not None:
+            self.impostors(session.cluster, found[0], message)
 
     def _vouch(self, session: Session, message: Vouch) -> None:
         """Not waited for: a database that is slow holds up nothing else that the agent says."""

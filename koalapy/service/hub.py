@@ -9,9 +9,9 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
-from koalapy.model.job import JobId
+from koalapy.model.job import Job, JobId
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Welcome, from_agent
+from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Impostor, Welcome, from_agent
 from koalapy.scheduling.events import ClusterDisconnected
 from koalapy.service.agent_memory import AgentMemory
 from koalapy.service.agent_messages import AgentMessages, TransferFeedback
@@ -38,6 +38,8 @@ class Terms:
     output_limit: int
     vouches: bool = False
     """Whether logins are given out to those for whom agents vouch."""
+    impostors: bool = True
+    """Whether agents may tell of those who claimed to be runners."""
     users_url: str = ""
 
 
@@ -59,6 +61,10 @@ class Hub:
     def log_in_with(self, logins: Logins) -> None:
         """Have agents vouch for the users of their head nodes."""
         self._messages.logins = logins
+
+    def note_impostors(self, note: Callable[[ClusterName, Job, Impostor], None]) -> None:
+        """Have it written down that somebody claimed to be a job's runner."""
+        self._messages.impostors = note
 
     def learn_from_transfers(self, feedback: TransferFeedback) -> None:
         """Have others learn from what agents report of transfers."""

@@ -36,7 +36,7 @@ class FakeDaemon:
         self.instance, self.life = "test", ""
         self.lease = 60.0
         self.output_limit = 64 * 1024**2
-        self.takes_output = True
+        self.takes_output = self.takes_impostors = True
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
@@ -138,7 +138,7 @@ class FakeDaemon:
 
     def _welcome(self) -> dict[str, Any]:
         own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "lease": self.lease}
-        return {"type": "welcome", "output_limit": self.output_limit, **own}
+        return {"type": "welcome", "output_limit": self.output_limit, "impostors": self.takes_impostors, **own}
 
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None

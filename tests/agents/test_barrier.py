@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from koalapy.agents.barrier import OPEN_BATCH_SIZE, Barrier
 from koalapy.agents.component import Component
+from koalapy.agents.impostors import Impostors
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runner_secrets import RunnerSecrets
@@ -42,7 +43,9 @@ def waiting(component: Component, barrier: Barrier) -> list[Wire]:
 async def test_a_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
     """A thousand runners of a job of a thousand nodes were told 82 MB, each byte of it encoded for each of them."""
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
-    barrier = Barrier(Reporter(uplink), cast(LrmJobs, None), RunnerSecrets(MemoryLrm(), "north", ""), 60.0)
+    reporter = Reporter(uplink)
+    secrets = RunnerSecrets(MemoryLrm(), "north", "")
+    barrier = Barrier(reporter, cast(LrmJobs, None), secrets, Impostors(reporter), 60.0)
     component = Component("i", "7.1.0", Spool(tmp_path).make("i", "7.1.0"), NODES)
     wires = waiting(component, barrier)
     plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}

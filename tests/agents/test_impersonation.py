@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents import impostors
 from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.agents.settings import RUNNER
 from koalapy.agents.spool import Spool
@@ -42,6 +43,8 @@ async def test_who_does_not_know_the_nodes_own_secret_has_no_say(port: Port, sec
     true.send(t="out", offset=0, data="aGk=")
     assert (await true.hears("output"))["offset"] == 2
     assert port.daemon.status(TOKEN)["program_exit"] is None
+    told = await port.impostor()
+    assert (told["token"], told["node"], told["how"], told["address"]) == (TOKEN, 0, "forged", "127.0.0.1")
 
 
 async def test_what_was_recorded_is_worth_nothing(port: Port) -> None:
@@ -90,6 +93,7 @@ async def test_who_has_the_secret_comes_too_late_once_its_runner_is_there(port: 
     await thief.greet(NAME, secret_of(NAME))
     assert await thief.read() == {"t": "refused"}
     assert await thief.read() == {}
+    assert (await port.impostor())["how"] == "second"
     true.send(t="out", offset=0, data="aGk=")
     assert (await true.hears("output"))["offset"] == 2
 
@@ -124,6 +128,36 @@ async def test_the_first_runner_of_a_node_has_the_place_after_a_restart_of_the_a
         runner = await port.connect()
         await runner.greet(NAME, secret_of(NAME), life="mine")
         await runner.hears("welcome")
+
+
+async def test_who_tries_often_is_told_of_once_in_a_while(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(impostors, "MIN_INTERVAL", 0.5)
+    await port.runner(TOKEN)
+    for _ in range(20):
+        liar = await port.connect()
+        with pytest.raises(ValueError, match="not from the other side"):
+            await liar.meet(NAME, b"guess")
+        liar.send(t="here", life="x", **HERE)
+        assert await liar.read() == {}
+    said = port.daemon.said
+    await port.daemon.until(lambda: sum(told["times"] for told in said("impostor")) == 20)
+    assert len(said("impostor")) < 20
+
+
+async def test_a_daemon_of_before_is_not_told(port: Port) -> None:
+    """It would hang up."""
+    port.daemon.takes_impostors = False
+    await port.daemon.leave()
+    port.daemon.inventories.clear()
+    await port.daemon.listen()
+    await port.daemon.until(lambda: bool(port.daemon.inventories))
+    await port.runner(TOKEN)
+    thief = await port.connect()
+    await thief.greet(NAME, secret_of(NAME))
+    assert await thief.read() == {"t": "refused"}
+    await port.daemon.submit("1.2.0.bb")
+    await port.daemon.reaches("1.2.0.bb", "waiting")
+    assert not port.daemon.said("impostor")
 
 
 # An agent of before

@@ -44,6 +44,11 @@ class Port:
         assert "lease" in await made.hears("welcome")
         return made
 
+    async def impostor(self) -> dict[str, Any]:
+        """The last that the daemon is told of."""
+        await self.daemon.until(lambda: bool(self.daemon.said("impostor")))
+        return self.daemon.said("impostor")[-1]
+
     def close(self) -> None:
         for runner in self._open:
             runner.writer.transport.abort()

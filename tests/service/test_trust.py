@@ -109,6 +109,19 @@ async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path:
         assert [m["payload"]["command"] for m in heard(grid.south, "relay")] == ["true"]
 
 
+async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        noted: list[tuple[str, int, str, int]] = []
+        grid.daemon.hub.note_impostors(lambda cluster, job, m: noted.append((cluster, job.id, m.token, m.times)))
+        for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
+            grid.north.says(wire.Impostor(token=token, node=0, how="second"))
+        grid.north.says(wire.Impostor(token=head, node=0, how="forged", address="10.0.0.9", times=7))
+        await when(lambda: noted)
+        await grid.all_taken_in(grid.north)
+        assert noted == [("north", 1, head, 7)]
+
+
 async def test_nobody_writes_another_clusters_output_or_keeps_it_away(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
