@@ -62,7 +62,8 @@ INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 """What a daemon may be called: its folder is, too."""
 INITIAL_LEASE = 300.0
 """Seconds, until a daemon has said another."""
-MAX_PING_INTERVAL = 10.0
+MIN_PING_INTERVAL, MAX_PING_INTERVAL = 0.01, 10.0
+"""Seconds, whatever lease a daemon says."""
 FIRST_SNAPSHOT_TIMEOUT = 10.0
 """Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
 components count as lost else, though their runners are heard."""
@@ -176,7 +177,7 @@ class Agent:
 
     async def _ping(self) -> None:
         while True:
-            await asyncio.sleep(min(MAX_PING_INTERVAL, self._barrier.lease / 10))
+            await asyncio.sleep(max(MIN_PING_INTERVAL, min(MAX_PING_INTERVAL, self._barrier.lease / 10)))
             self._runners.send_all({"t": "ping"})
 
     async def _tend(self) -> None:

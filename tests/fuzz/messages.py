@@ -5,11 +5,12 @@ import json
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval, MaxLen
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from koalapy.model import bounds
 
@@ -123,7 +124,7 @@ def _is_record(kind: Any) -> bool:
 
 def _is_many(kind: Any) -> bool:
     inner = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    return get_origin(inner) in (list, tuple, frozenset, dict)
+    return get_origin(inner) in (list, tuple, frozenset)
 
 
 def _plain(kind: Any) -> st.SearchStrategy[Any]:

@@ -1,0 +1,96 @@
+"""A real agent over a resource manager in memory, between a daemon and a home folder that are both a test's."""
+
+import asyncio
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from koalapy.agents import uplink
+from koalapy.agents.agent import run_agent
+from koalapy.agents.lrm.port import LrmSubmission
+from koalapy.agents.settings import RUNNER, AgentSettings
+from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_lrm import MemoryLrm
+from tests.fuzz.daemon import DEADLINE
+
+
+class Recorded(MemoryLrm):
+    """Keeps what it was handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submissions: list[LrmSubmission] = []
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        self.submissions.append(submission)
+        return await super().submit(submission)
+
+
+class Site:
+    """The folders of a head node: those of the agent, its replicas, and what is none of its business."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.home, self.replicas, self.own = directory / "home", directory / "replicas", directory / "agent"
+        for folder in (self.home, self.replicas / "folder"):
+            folder.mkdir(parents=True)
+        (self.home / "thesis").write_text("years of work")
+        (self.replicas / "mesh").write_text("mesh")
+        (self.replicas / "folder" / "part").write_text("part")
+        (self.replicas / "out").symlink_to(self.home)
+        self.lrm = Recorded()
+
+    def settings(self, url: str) -> AgentSettings:
+        return AgentSettings(
+            "north", url, "s3cret", self.own, replica_directories=[self.replicas], poll_interval=1000.0
+        )
+
+    @asynccontextmanager
+    async def serving(self, daemon: FakeDaemon) -> AsyncIterator["asyncio.Task[None]"]:
+        """The agent, which must live until the end of the block."""
+        settings = self.settings(f"http://127.0.0.1:{daemon.port}")
+        with patch.multiple(uplink, MIN_RECONNECT_PAUSE=0.001, MAX_RECONNECT_PAUSE=0.01):
+            agent = asyncio.create_task(run_agent(settings, self.lrm))
+            try:
+                yield agent
+                if agent.done():
+                    agent.result()
+                assert not agent.done()
+            finally:
+                agent.cancel()
+                await asyncio.gather(agent, return_exceptions=True)
+
+    def outside(self) -> dict[str, tuple[int, int, bytes]]:
+        """Whatever there is that is none of the agent's: what it is, whether it was changed, and what is in it."""
+        own = (self.own, self.own.with_name(f"{self.own.name}-stages"))
+        found = {}
+        for folder, folders, files in os.walk(self.directory):
+            folders[:] = [name for name in folders if Path(folder, name) not in own]
+            for name in (*folders, *files):
+                path = Path(folder, name)
+                seen = path.lstat()
+                content = path.read_bytes() if stat.S_ISREG(seen.st_mode) else b""
+                found[str(path)] = seen.st_mode, seen.st_mtime_ns, content
+        return found
+
+    def check_submissions(self) -> None:
+        """Nothing was started but our own runner, in folders of the agent's."""
+        for submission in self.lrm.submissions:
+            background = submission.argv[0] == "/bin/sleep"
+            assert background or submission.argv[-2:] == (str(RUNNER), "node"), submission.argv
+            for path in (submission.workdir, submission.output):
+                assert Path(os.path.realpath(path)).is_relative_to(self.own), path
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory)
+
+
+async def settled(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
