@@ -5,10 +5,13 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.confined import HEADERS
 
 SERIES_4 = Path("/usr")
 """With Open MPI 4 below, where Debian has it."""
@@ -59,6 +62,13 @@ def _has_ipv6() -> bool:
     return True
 
 
+def _has_namespaces() -> bool:
+    """Of mounts, and whether memory can be kept from being written and run."""
+    deny = "import ctypes; raise SystemExit(ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) != 0)"
+    asked = ["unshare", "--mount", sys.executable, "-c", deny]
+    return shutil.which("unshare") is not None and subprocess.run(asked, capture_output=True).returncode == 0
+
+
 def _has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
@@ -95,6 +105,13 @@ RELEASE_TOOLS = Need(
     "make release",
     "packages and their list of parts are not made",
 )
+SYSTEMD = Need("systemd-analyze", shutil.which("systemd-analyze") is not None, "apt-get install systemd")
+CONFINEMENT = Need(
+    "confinement",
+    os.geteuid() == 0 and SYSTEMD.is_met and HEADERS.exists() and _has_namespaces(),
+    "apt-get install systemd linux-libc-dev, and root with the capability SYS_ADMIN, on x86-64 with Linux 6.3",
+    "the daemon is not run under what its unit takes away",
+)
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
 NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
 """Found out by the tests themselves."""
@@ -109,6 +126,8 @@ ALL = (
     DRMAA,
     IPV6,
     RELEASE_TOOLS,
+    SYSTEMD,
+    CONFINEMENT,
     ROOT,
     NAMESPACES,
 )

@@ -1,0 +1,134 @@
+"""The units take away what they say, and what they run lives with that."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.needs import CONFINEMENT, SYSTEMD, needs
+
+UNITS = Path(__file__).parents[1] / "deploy" / "systemd"
+SERVE = UNITS / "koala-serve.service"
+AGENT = UNITS / "koala-agent@.service"
+PYTHON = sys.executable
+PROBE = """
+import json, mmap, os, socket, sys
+import httptools, psycopg, sqlalchemy, uvloop
+import koalapy.bootstrap.assembly
+from koalapy.concealment import conceal
+conceal()
+def refused(attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno
+told = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+print(json.dumps({
+    "written": [refused(lambda: open(path, "w").close()) for path in ("/etc/x", "/mnt/x", "/tmp/x")],
+    "left": {name: told[name].strip() for name in ("CapBnd", "CapEff", "NoNewPrivs", "Seccomp")},
+    "refused": [refused(f) for f in (
+        lambda: os.setuid(12), lambda: os.chown("/mnt/x", 1, 1), lambda: os.sched_setaffinity(0, {0}),
+        lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW), lambda: mmap.mmap(-1, 4096, prot=7),
+    )],
+}))
+"""
+
+
+def confine(data: Path, *command: str, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [PYTHON, "-m", "tests.confined", str(SERVE), str(data), *command],
+        env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "XDG_STATE_HOME": "/mnt/state", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=UNITS.parents[1],
+    )
+
+
+def exposure(unit: Path) -> float:
+    told = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", told.stdout)
+    assert found, told.stderr
+    return float(found[1])
+
+
+@needs(SYSTEMD)
+def test_little_is_left_to_the_daemon_and_not_much_to_an_agent(tmp_path: Path) -> None:
+    assert exposure(SERVE) <= 1.5
+    # What is left to agents that act for many is told in each drop-in.
+    for drop_in, limit in ((None, 2.5), ("mapped-setuid.conf", 3.5), ("mapped-sudo.conf", 6.0)):
+        unit = tmp_path / "koala-agent@.service"
+        unit.write_text(
+            AGENT.read_text().partition("[Install]")[0] + ((UNITS / drop_in).read_text() if drop_in else "")
+        )
+        assert exposure(unit) <= limit, drop_in
+
+
+@needs(SYSTEMD)
+@pytest.mark.parametrize("name", sorted(path.name for path in UNITS.iterdir()))
+def test_systemd_knows_every_word(name: str, tmp_path: Path) -> None:
+    base = {"embedded.conf": SERVE}.get(name, AGENT) if name.endswith(".conf") else UNITS / name
+    text = re.sub(r"^ExecStart=.*", "ExecStart=/bin/true", base.read_text(), flags=re.MULTILINE)
+    more = (UNITS / name).read_text() if name.endswith(".conf") else ""
+    unit = tmp_path / base.name
+    unit.write_text(text.partition("[Install]")[0] + more)
+    said = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    assert not re.findall(r".*koala.*", said.stderr), said.stderr
+
+
+@needs(CONFINEMENT)
+def test_the_daemons_parts_live_with_what_its_unit_leaves(tmp_path: Path) -> None:
+    probe = confine(tmp_path, PYTHON, "-c", PROBE)
+    out, errors = probe.communicate(timeout=120)
+    assert probe.returncode == 0, errors
+    found: dict[str, Any] = json.loads(out)
+    assert found["written"] == [30, None, None]  # EROFS
+    assert found["left"] == {"CapBnd": "0" * 16, "CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
+    assert found["refused"] == [1, 1, 1, 97, 13]  # EPERM, EAFNOSUPPORT, EACCES
+
+
+@needs(CONFINEMENT)
+def test_a_daemon_serves_under_what_its_unit_leaves(tmp_path: Path) -> None:
+    configuration = {"clusters": {"north": {"kind": "slurm", "token": "the-token-of-the-agent-of-north"}}}
+    (tmp_path / "koala.yaml").write_text(json.dumps(configuration))
+    serve = [PYTHON, "-m", "koalapy.cli.main", "serve", "--port", "0", "--data-dir", "/mnt/data"]
+    daemon = confine(tmp_path, *serve, KOALA_CONFIG="/mnt/koala.yaml")
+    try:
+        assert daemon.stdout is not None
+        line = daemon.stdout.readline()
+        assert line.startswith("koala serves "), daemon.communicate(timeout=60)[1]
+        status = Path(f"/proc/{daemon.pid}/status").read_text()
+        assert re.search(r"^NoNewPrivs:\s1$", status, re.MULTILINE)
+        assert re.search(r"^Seccomp:\s2$", status, re.MULTILINE)
+        token = (tmp_path / "data" / "token").read_text().strip()
+        shown = {"Authorization": f"Bearer {token}"}
+        with httpx2.Client(base_url=line.split()[2], headers=shown, timeout=60) as api:
+            body = {"request": {"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "command": ["true"]}
+            made = api.post("/api/v1/jobs", json=body)
+            assert made.status_code == 201, made.text
+            assert api.get("/healthz").json()["problems"] == []
+            assert api.get(f"/api/v1/jobs/{made.json()['id']}/timeline").status_code == 200
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        _, errors = daemon.communicate(timeout=60)
+    assert daemon.returncode == 0, errors
+    assert not re.findall(r".*(?:denied|not permitted|Read-only|not supported).*", errors)
+
+
+def test_every_drop_in_is_told_of() -> None:
+    docs = (UNITS.parents[1] / "docs" / "security.md").read_text()
+    assert [path.name for path in UNITS.iterdir() if f"`{path.name}`" not in docs] == []
