@@ -49,7 +49,7 @@ def sockets() -> list[Path]:
     if given := os.environ.get(VARIABLE):
         return [Path(given).absolute()]
     found: list[Path] = []
-    for folder, pattern in ((DIRECTORY, "*.sock"), (Path(OWN_AGENTS).expanduser(), f"*/{NAME}")):
+    for folder, pattern in ((DIRECTORY, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{NAME}")):
         with suppress(OSError):
             found += sorted(folder.glob(pattern))
     return found

@@ -25,10 +25,13 @@ pytestmark = pytest.mark.grid
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 TOKENS = {"north": "the-agent-of-north-may-come", "south": "the-agent-of-south-may-come"}
+WEST = "the-agent-of-west-may-come-but-never-does"
 CONFIGURATION = {
     "clusters": {
         "north": {"embedded": False, "nodes": 2, "network": "127.0.81", "token": TOKENS["north"]},
-        "south": {"embedded": False, "nodes": 2, "network": "127.0.82", "token": TOKENS["south"], "identity": "mapped"},
+        "south": {"embedded": False, "nodes": 2, "network": "127.0.82", "token": TOKENS["south"]},
+        "west": {"embedded": False, "nodes": 2, "token": WEST, "identity": "mapped"},
+        "mine": {"nodes": 1, "network": "127.0.83", "identity": "own", "user": "me"},
     },
     "users": {
         "me": {"accounts": {"north": ME}, "role": "admin"},
@@ -54,7 +57,9 @@ class Site:
 
     def __init__(self, grid: Embedded, folder: Path, cluster: str) -> None:
         self.grid, self.cluster, self.socket = grid, cluster, folder / "run" / f"{cluster}.sock"
-        self._homes = folder
+        self.homes = folder
+        if cluster not in TOKENS:
+            return  # the daemon starts its agent
         environment = grid.environment | {"KOALA_AGENT_TOKEN": TOKENS[cluster]}
         directory = str(grid.directory.parent / f"agent-{cluster}")
         command = [*grid.koala, "agent", cluster, "--url", grid.url, "--directory", directory]
@@ -63,7 +68,7 @@ class Site:
 
     def koala(self, account: str, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
         """A command of an account of this host, which was told nothing but where the agent's socket is."""
-        home = self._homes / f"{account}-on-{self.cluster}"
+        home = self.homes / f"{account}-on-{self.cluster}"
         uid = pwd.getpwnam(account).pw_uid
         if not home.exists():
             home.mkdir(mode=0o700)
@@ -76,14 +81,9 @@ class Site:
             command, env=environment, cwd="/", capture_output=True, text=True, timeout=90, check=False
         )
 
-    def file(self, text: str) -> str:
-        path = self._homes / "job.yaml"
-        path.write_text(text)
-        return str(path)
-
     def login_of(self, account: str) -> dict[str, Any]:
         """What the account keeps."""
-        (kept,) = (self._homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/*")
+        (kept,) = (self.homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/*")
         assert (kept.stat().st_mode & 0o777, kept.stat().st_uid) == (0o600, pwd.getpwnam(account).pw_uid)
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
@@ -120,6 +120,8 @@ def test_a_user_on_a_head_node_never_sees_a_token(sites: tuple[Site, Site]) -> N
     login = north.login_of(ME)
     who = north.koala(ME, "whoami")
     assert who.stdout.startswith(f"me, user, known by {ME} on north, until 2"), who.stderr
+    (job,) = json.loads(north.koala(ME, "queue", "--state", "succeeded", "--json").stdout)["jobs"]
+    assert job["owner"] == "me"
     for said in (run, who):
         assert login["token"] not in said.stdout + said.stderr
     assert (login["url"], login["user"], login["role"]) == (north.grid.url, "me", "user"), "no agent makes an admin"
@@ -149,14 +151,13 @@ def shown(login: dict[str, Any]) -> dict[str, str]:
 
 def test_where_the_owner_has_no_account_nothing_runs(sites: tuple[Site, Site]) -> None:
     north, _ = sites
-    mine = north.file("owner: me\nlauncher: processes\n")
-    submit = ("submit", "-f", mine, "--fixed", "south:1")
+    submit = ("submit", "--launcher", "processes", "--fixed", "west:1")
     for more in ((), ("--dry-run",)):
         refused = north.koala(ME, *submit, *more, "--", "true")
         assert refused.returncode == 2
-        assert "is south, but me has no account on south; name north, or" in refused.stderr
-    told = north.koala(ME, "submit", "-f", mine, "--flexible", "3", "--dry-run", "--", "true")
-    assert "its owner may not use south" in told.stderr + told.stdout
+        assert "is west, but me has no account on west; name mine or north or south, or" in refused.stderr
+    told = north.koala(ME, "submit", "--launcher", "processes", "--flexible", "6", "--dry-run", "--", "true")
+    assert "its owner may not use west" in told.stderr + told.stdout
 
 
 @needs(ROOT)
@@ -168,6 +169,10 @@ def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Si
         "games", "submit", "--fixed", "north:1", "--launcher", "processes", "--wait", "--", "echo", "done"
     )
     assert (run.returncode, "done" in run.stdout) == (0, True), run.stderr
+    job = str(json.loads(north.koala("games", "queue", "--state", "succeeded", "--json").stdout)["jobs"][0]["id"])
+    assert "alice" not in south.koala("daemon", "show", job).stdout
+    assert south.koala("daemon", "logs", job).returncode != 0
+    assert south.koala("daemon", "cancel", job).returncode != 0
     refused = {
         ("games", south): "the account games of south (uid 5) is an account of the system",
         ("daemon", north): "daemon of north (uid 1) is an account of the system",
@@ -180,9 +185,48 @@ def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Si
         assert why.removeprefix("the account ") in answer.stderr
         assert "ask the grid's administrators for users.NAME.accounts" in answer.stderr
     # What one keeps, another cannot read, nor use as his own.
-    kept = next((north._homes / "games-on-north").glob(".local/state/koala/logins-*"))
+    kept = next((north.homes / "games-on-north").glob(".local/state/koala/logins-*"))
     stolen = north.koala("daemon", "whoami", XDG_STATE_HOME=str(kept.parents[1]))
     assert (stolen.returncode, stolen.stdout) == (4, "")
+
+
+def test_on_a_cluster_of_ones_own_one_is_alone(sites: tuple[Site, Site]) -> None:
+    north, _ = sites
+    mine = Site(north.grid, north.homes, "mine")
+    until(lambda: mine.grid.cluster("mine")["state"] == "usable", "the agent that the daemon has started")
+    assert mine.koala(ME, "whoami").stdout.startswith(f"me, user, known by {ME} on mine, until")
+    submit = ("submit", "--launcher", "processes", "--fixed", "mine:1", "--wait", "--")
+    run = mine.koala(ME, *submit, "id", "-un")
+    assert (run.returncode, run.stdout.split()[-1]) == (0, ME), run.stderr
+    error = north.grid.http.post("/api/v1/jobs", json={**TO_MINE, "owner": "alice"}).json()
+    assert error["detail"] == "request.components[0].cluster is mine, but mine is me's own"
+    answer = asyncio.run(vouched_by_hand(mine))
+    assert answer["user"] == "me"
+
+
+@needs(ROOT)
+def test_the_agent_of_ones_own_vouches_for_nobody_else(sites: tuple[Site, Site]) -> None:
+    mine = Site(sites[0].grid, sites[0].homes, "mine")
+    refused = mine.koala("games", "login")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert f"the agent of mine is {ME}'s own: it vouches for nobody else" in refused.stderr
+
+
+async def vouched_by_hand(site: Site) -> dict[str, Any]:
+    """What the socket answers, to whoever asks as anybody else: the kernel knows better."""
+    reader, writer = await asyncio.open_unix_connection(str(site.socket))
+    writer.write(b'{"ask": "login", "account": "games", "user": "alice", "uid": 5}\n')
+    async with asyncio.timeout(60):
+        said: list[dict[str, Any]] = [json.loads(line) async for line in reader]
+    writer.close()
+    return said[1]
+
+
+TO_MINE = {
+    "request": {"type": "fixed", "components": [{"cluster": "mine", "size": 1}]},
+    "command": ["true"],
+    "launcher": "processes",
+}
 
 
 async def say(site: Site, *messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -225,25 +269,25 @@ def test_an_agent_vouches_for_its_own_site_only(sites: tuple[Site, Site]) -> Non
     assert north.grid.http.get("/api/v1/whoami", headers=headers).json()["role"] == "user"
     assert north.grid.http.post("/api/v1/clusters/north/drain", json={}, headers=headers).status_code == 403
     # The agent that comes next, and the commands there, are none the worse.
-    again = Site(north.grid, north._homes, "north")
+    again = Site(north.grid, north.homes, "north")
     north.agent = again.agent
     until(lambda: north.koala(ME, "login").returncode == 0, "the agent to be back")
 
 
 def test_an_agent_that_would_run_jobs_as_others_than_the_daemon_thinks_is_not_let_in(sites: tuple[Site, Site]) -> None:
     """One configuration says that jobs run as their owners, the other that they run as the agent's account."""
-    _, south = sites
+    grid = sites[0].grid
 
     async def reason() -> str:
-        url = f"{south.grid.url.replace('http', 'ws', 1)}/api/v1/agents/south/connect"
-        async with connect(url, additional_headers={"Authorization": f"Bearer {TOKENS['south']}"}) as socket:
+        url = f"{grid.url.replace('http', 'ws', 1)}/api/v1/agents/west/connect"
+        async with connect(url, additional_headers={"Authorization": f"Bearer {WEST}"}) as socket:
             hello = {"type": "hello", "cluster": "x", "protocol": 3, "version": "1", "lrm": "l", "host": "h", "pid": 1}
             await socket.send(json.dumps([hello]))
             async with asyncio.timeout(60):
                 await socket.wait_closed()
             return socket.close_reason or ""
 
-    assert "clusters.south.identity is mapped for the daemon and service for its agent" in asyncio.run(reason())
+    assert "clusters.west.identity is mapped for the daemon and service for its agent" in asyncio.run(reason())
 
 
 def test_an_agent_that_hangs_is_told_within_seconds(sites: tuple[Site, Site]) -> None:
