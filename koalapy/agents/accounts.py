@@ -53,6 +53,11 @@ class Accounts:
         """Whether jobs run as accounts other than the agent's own."""
         return self._identity == "mapped"
 
+    @property
+    def acts_as_root(self) -> bool:
+        """Whether what the agent ran for itself would be root's, where jobs are others'."""
+        return self.are_many and self.own_uid == 0
+
     def acting(self, local_user: str) -> str:
         """As whom somebody's job is to be handled; empty for the agent's own account. To be admitted before it runs."""
         if self._identity == "service":

@@ -105,7 +105,9 @@ class Agent:
         )
         self._impostors = Impostors(self._reporter)
         self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, INITIAL_LEASE)
-        background = Background(lrm, settings.kind, settings.directory / "background")
+        background = Background(
+            lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root
+        )
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._logins = LoginServer(settings, self._uplink)

@@ -45,8 +45,10 @@ class BackgroundJob:
 class Background:
     """Answers the questions ``background`` and ``background-stop``. Both raise ``SiteError``."""
 
-    def __init__(self, lrm: Lrm, kind: str, directory: Path) -> None:
-        """``kind``, by name, of the resource manager; ``directory`` is where its jobs have their folders."""
+    def __init__(self, lrm: Lrm, kind: str, directory: Path, *, refused: bool = False) -> None:
+        """``kind``, by name, of the resource manager; ``directory`` is where its jobs have their folders; ``refused``
+        where they would be root's."""
+        self._refused = refused
         self._lrm, self._kind, self._directory = lrm, kind, directory
         self._started: dict[str, BackgroundJob] = {}
         self._submitting = asyncio.Lock()
@@ -59,6 +61,11 @@ class Background:
             raise SiteRejected(
                 f"a cluster of the kind {self._kind} does not tell of local users' load",
                 hint=f"use the kind {' or '.join(seeing)}",
+            )
+        if self._refused:
+            raise SiteRejected(
+                "this cluster's agent is root, and runs no jobs of its own",
+                hint="run it as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
             )
         nodes, seconds = _nodes(payload.get("nodes")), _seconds(payload.get("seconds"))
         async with self._submitting:

@@ -91,6 +91,13 @@ def _program(name: str) -> str:
     return shutil.which(name) or f"/usr/bin/{name}"
 
 
+def plain(*argv: str) -> list[str]:
+    """A command without what this agent may beyond its account: for what speaks with other sites."""
+    if os.geteuid() == 0 or not _may_change_account():
+        return [*argv]
+    return [_program("setpriv"), "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
+
+
 def environment_of(account: Account, given: Mapping[str, str]) -> dict[str, str]:
     """What is inherited, with what is the account's own in place of what is the agent's."""
     kept = {name: value for name, value in given.items() if name not in LEFT_OUT}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents import run_as
 from koalapy.agents.accounts import Account, Accounts, own_name
 from koalapy.agents.run_as import RunAs, Way, environment_of
 from koalapy.agents.settings import AgentSettings, SiteSettings
@@ -127,6 +128,14 @@ def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
     }
 
 
+def test_what_speaks_with_other_sites_has_none_of_the_agents_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1503)
+    monkeypatch.setattr(run_as, "_may_change_account", lambda: True)
+    assert run_as.plain("rsync", "-x")[1:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "rsync", "-x"]
+    monkeypatch.setattr(run_as, "_may_change_account", lambda: False)
+    assert run_as.plain("rsync", "-x") == ["rsync", "-x"]
+
+
 async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sudo = tmp_path / "sudo"
     sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
@@ -135,9 +144,9 @@ async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatc
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    run_as = RunAs(accounts(alice=ALICE), Way.SUDO)
+    asking = RunAs(accounts(alice=ALICE), Way.SUDO)
     with pytest.raises(SiteRejected, match="does not let this agent run sbatch as alice: a password") as refused:
-        await run_as.run("alice", "sbatch", environment=dict(os.environ))
+        await asking.run("alice", "sbatch", environment=dict(os.environ))
     assert refused.value.fault == "site"
     assert "Whose processes" in refused.value.hint
 

@@ -18,6 +18,7 @@ import structlog
 from pydantic import BaseModel, Field
 
 from koalapy.agents.files.replicas import Replicas, Wanted
+from koalapy.agents.run_as import plain
 from koalapy.model.errors import SiteRejected
 
 log = structlog.get_logger()
@@ -245,9 +246,7 @@ class Exports:
             connection.setblocking(True)
             try:
                 process = await asyncio.create_subprocess_exec(
-                    RSYNC,
-                    "--daemon",
-                    f"--config={self._directory / 'rsyncd.conf'}",
+                    *plain(RSYNC, "--daemon", f"--config={self._directory / 'rsyncd.conf'}"),
                     cwd="/",
                     stdin=connection.fileno(),
                     stdout=connection.fileno(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agents.files.exports import RSYNC, Route
+from koalapy.agents.run_as import plain
 
 IO_TIMEOUT = 30
 """Seconds without a byte after which a transfer counts as cut."""
@@ -74,7 +75,7 @@ async def pull(route: Route, name: str, folder: Path, tick: Callable[[], bool]) 
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
     try:
         process = await asyncio.create_subprocess_exec(
-            *command(route, folder),
+            *plain(*command(route, folder)),
             env=environment,
             cwd="/",
             start_new_session=True,

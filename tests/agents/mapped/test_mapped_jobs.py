@@ -231,3 +231,8 @@ async def test_a_helper_that_lies_gets_nothing_written(
     monkeypatch.undo()
     await daemon.command("stop", "7.1.0", reason="enough")
     await daemon.reaches("7.1.0", "ended")
+
+
+async def test_an_agent_that_is_root_runs_nothing_of_its_own(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    answer = await daemon.ask("north", "background", nodes=1, seconds=1)
+    assert "is root, and runs no jobs of its own" in answer["error"]
