@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from koalapy.model.advice import Advised, Run
 from koalapy.model.cluster import Drain
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
+from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import Measurement
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
@@ -349,17 +350,19 @@ class FileStore(Protocol):
         """Of one attempt, in order of rank."""
         ...
 
-    def results_size(self) -> int:
-        """Bytes of all that are kept."""
+    def results_sizes(self) -> dict[str, int]:
+        """Bytes of all that are kept, by the owners of their jobs."""
         ...
 
     def save_result(self, result: StoredResult) -> int:
         """In place of what the component brought before, and of all earlier attempts; how many bytes these were."""
         ...
 
-    def remove_results(self, before: float, enough: int | None = None) -> dict[JobId, int]:
-        """Those of jobs that ended before a moment are not kept any more, the oldest first until ``enough`` bytes are
-        gone; the jobs, and how many bytes theirs were.
+    def remove_results(
+        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
+    ) -> dict[JobId, int]:
+        """Those of jobs (of these owners) that ended before a moment are not kept any more, the oldest first until
+        ``enough`` bytes are gone; the jobs, and how many bytes theirs were.
         """
         ...
 
@@ -370,6 +373,10 @@ class FileStore(Protocol):
 
 class HistoryStore(Protocol):
     """The books of jobs that are over. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def node_use(self, since: float) -> list[NodeUse]:
+        """Nodes that users' jobs had in attempts that are over and ended since a moment, component by component."""
+        ...
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         """Jobs that ended before a moment, those that ended first: users', or the daemon's own."""

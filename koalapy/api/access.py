@@ -56,6 +56,7 @@ ACCESS: Mapping[str, Access] = {
     "show_bundle": Role.USER,
     "show_cluster": Role.USER,
     "show_job": Role.USER,
+    "show_limits": Role.USER,
     "show_link_history": Role.USER,
     "show_metrics": Role.USER,
     "show_network": Role.USER,

@@ -124,7 +124,7 @@ def explain_router(service: Jobs) -> APIRouter:
         response_model=ExplanationView,
         operation_id="explain_submission",
         response_model_exclude_unset=True,
-        responses=declared(400, 401, 413, 422, 429, 503),
+        responses=declared(400, 401, 403, 409, 413, 422, 429, 503),
     )
     async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""

@@ -188,7 +188,7 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         openapi_extra=BODY,
         responses={
             200: {"model": BundleView, "description": "it was there already"},
-            **declared(400, 401, 408, 413, 422, 503, 507),
+            **declared(400, 401, 403, 408, 409, 413, 422, 503, 507),
         },
     )
     async def upload(request: Request, response: Response, caller: Caller) -> Any:

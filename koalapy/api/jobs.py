@@ -301,7 +301,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         responses={
             200: {"model": JobView, "description": "the first job of this Idempotency-Key"},
             201: {"description": "the new job", "headers": LOCATION},
-            **declared(400, 401, 409, 413, 422, 429, 503),
+            **declared(400, 401, 403, 409, 413, 422, 429, 503),
         },
     )
     async def submit(submission: JobSubmission, caller: Caller, idempotency_key: Key = None) -> Response:

@@ -17,13 +17,13 @@ from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.hosts import Hosts
+from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
-from koalapy.bootstrap.people import known_identities, logins, openid_provider, own_access, token_duties
+from koalapy.bootstrap.people import known_identities, known_use, logins, openid_provider, own_access, token_duties
 from koalapy.model.errors import UsageError
-from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
@@ -47,6 +47,7 @@ from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
 from koalapy.service.jobs import Jobs
+from koalapy.service.limits import LimitsInUse
 from koalapy.service.links import LinkTable
 from koalapy.service.network import DUE_CHECK_INTERVAL, Network
 from koalapy.service.outbox import Outbox
@@ -76,6 +77,7 @@ class Services:
     advisor: Advisor
     health: HealthMonitor
     retention: Retention
+    limits: LimitsInUse
 
 
 async def run(
@@ -112,7 +114,6 @@ async def run(
     }
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
-    limits = Limits(settings.limits, settings.known_users().groups_of, settings.limits_contact)
     with own_access(data_dir, listener, certificate) as own:
         provider = openid_provider(settings)
         identities = known_identities(settings, own, stores, engine.clock, provider)
@@ -121,9 +122,8 @@ async def run(
         hub.log_in_with(vouched)
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
-        app = create_app(
-            services.jobs, services.health, identities, routers, hosts, connections.max_requests, Pace(limits)
-        )
+        most, pace = connections.max_requests, Pace(services.limits.limits)
+        app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace)
         services.network.start()
         try:
             await services.health.look_at_disks()
@@ -161,7 +161,8 @@ def _scheduler(
     experience = Experience(speeds, stores.advice.runs(MAX_LEARNED_RUNS))
     saved = stores.saved
     statuses, accounts = _cluster_statuses(settings, saved), settings.known_accounts()
-    state = SchedulerState(settings.rules, policies, statuses, links.links(), experience, accounts)
+    use = known_use(settings, stores, time.time())
+    state = SchedulerState(settings.rules, policies, statuses, links.links(), experience, accounts, use)
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
     state.grid.set_replicas({name: catalogue.sites(name) for name in names})
@@ -251,13 +252,14 @@ def _services(
     describe: Describe,
     data_dir: Path,
 ) -> Services:
-    clock = engine.clock
+    clock, owners = engine.clock, engine.queries.owner_use.limits
     bundles = Bundles(
         stores.files,
         data_dir / "bundles",
         StorageLimits(settings.bundle_limit, settings.bundles_quota),
         clock=clock,
         needed=lambda: {job.spec.bundle.id for job in engine.queries.jobs() if job.spec.bundle},
+        owners=owners,
     )
     files = Files(engine, stores.files, hub.questions, bundles)
     jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve, settings.high_priority)
@@ -267,6 +269,7 @@ def _services(
         StorageLimits(settings.collect_limit, settings.results_quota),
         clock=clock,
         attempts=jobs.attempts,
+        owners=owners,
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
     folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
@@ -274,7 +277,8 @@ def _services(
     advisor = Advisor(engine.queries.experience, stores.advice)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
-    return Services(jobs, bundles, files, results, network, advisor, health, retention)
+    limits = LimitsInUse(engine, bundles, results)
+    return Services(jobs, bundles, files, results, network, advisor, health, retention, limits)
 
 
 def _duties(settings: Settings, services: Services, engine: Engine, certificate: Certificate | None) -> list[Duty]:
@@ -298,6 +302,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -
         agent_files_router(bundles, results, tokens),
         network_router(services.network),
         advisor_router(services.advisor),
+        limits_router(services.limits),
     ]
 
 

@@ -32,6 +32,7 @@ KOALA = Group(
             "logout": "login:logout",
             "whoami": "login:whoami",
             "token": "token:token_group",
+            "limits": "limits:limits",
             "serve": "processes:serve",
             "agent": "processes:agent",
             "check": "processes:check",

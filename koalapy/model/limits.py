@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt
 
 from koalapy.model.errors import LimitReached, NeverAllowed
 from koalapy.model.measurement import Finite
+from koalapy.model.quantities import bytes_text
 
 DAY = 86400.0
 MAX_REMEMBERED_USERS = 10_000
@@ -75,12 +76,18 @@ class Excess:
 
     @property
     def text(self) -> str:
-        have = f"{self.used:g} {'is' if self.used == 1 else 'are'} in use and {self.asked:g} more asked for"
-        return f"the limit {self.name} of {self.scope.who} is {self.limit:g}: {have}"
+        limit, used, asked = (_amount(self.name, value) for value in (self.limit, self.used, self.asked))
+        have = f"{used} {'is' if self.used == 1 else 'are'} in use and {asked} more asked for"
+        return f"the limit {self.name} of {self.scope.who} is {limit}: {have}"
 
     @property
     def hint(self) -> str:
         return self.contact or WAY_OUT
+
+    @property
+    def said(self) -> str:
+        """Of a job that waits for it."""
+        return f"{self.text}; {self.hint}"
 
     @property
     def value(self) -> dict[str, float]:
@@ -90,6 +97,20 @@ class Excess:
         """``NeverAllowed`` where that alone is more than the limit, else ``LimitReached``."""
         kind = NeverAllowed if self.asked > self.limit else LimitReached
         raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """Nodes that somebody had for a while, in seconds since the epoch."""
+
+    owner: str
+    nodes: int
+    start: float
+    end: float
+
+
+def _amount(name: str, value: float) -> str:
+    return bytes_text(int(value)) if name.endswith("_bytes") else f"{value:.12g}"
 
 
 class Limits:
@@ -134,6 +155,16 @@ class Limits:
             if group in settings.groups
         ]
         return [scope for scope in found if scope.limits != UNLIMITED]
+
+    def has(self, scope: Scope, user: str) -> bool:
+        """Whether what a user has counts there."""
+        return scope.key[1] == user if scope.key[0] == "user" else scope.key[1] in self._groups_of(user)
+
+    def check(self, user: str, name: str, asked: float) -> None:
+        """``NeverAllowed`` for what is more by itself than somebody may ever have."""
+        for scope in self.scopes(user):
+            if excess := self.excess(scope, name, 0, asked):
+                excess.refuse()
 
     def excess(self, scope: Scope, name: str, used: float, asked: float) -> Excess | None:
         """None where there is room for what is asked for."""

@@ -19,13 +19,16 @@ from koalapy.model.job import (
     parse_token,
 )
 from koalapy.scheduling.effects import Command, Effects
+from koalapy.scheduling.owner_use import OwnerUse
 
 
 class Ledger:
     """Jobs that are not final, and the effects gathered since they were last taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, use: OwnerUse) -> None:
+        """``use`` is told what owners have."""
         self.jobs: dict[JobId, Job] = {}
+        self._use = use if use.counts else None
         self._effects = Effects()
 
     def take(self) -> Effects:
@@ -53,11 +56,19 @@ class Ledger:
         component = component_of(job, token) if job is not None else None
         return (job, component) if job is not None and component is not None else None
 
+    def restore(self, job: Job) -> None:
+        """Take up a job of an earlier life."""
+        self.jobs[job.id] = job
+        if self._use is not None:
+            self._use.changed(None, job)
+
     def put(self, job: Job) -> Job:
         """Keep a job as it is now; a final one leaves the ledger."""
         before = self.jobs.get(job.id)
         if before is not None and before.attempt is not None and before.generation != job.generation:
             self._effects.attempts.append((job.id, before.attempt))
+        if self._use is not None:
+            self._use.changed(before, job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
         else:

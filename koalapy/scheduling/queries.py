@@ -3,6 +3,7 @@
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import BusyError, NotFoundError
 from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
+from koalapy.model.limits import Excess
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
@@ -26,6 +27,7 @@ class Queries:
         )
         self.accounts = state.accounts
         """Where jobs of an owner may run, and as which account."""
+        self.owner_use, self._state = state.owner_use, state
         self.lrm_waits = state.lrm_waits
         """What components wait for in their resource managers."""
         self._ledger, self._queues, self._scanner, self._evaluator = state.ledger, queues, scanner, evaluator
@@ -54,14 +56,22 @@ class Queries:
     def queued(self) -> int:
         return len(self._queues)
 
-    def admit(self) -> None:
-        """Refuse a submission while the placement queues are full; nothing is kept of it."""
+    def admit(self, spec: JobSpec) -> None:
+        """Refuse a submission while the placement queues are full, and what its owner may not have; nothing is kept.
+
+        ``BusyError``, ``LimitReached``, ``NeverAllowed``.
+        """
+        self.owner_use.check(spec)
         if self.queued >= self.rules.placement_queue_limit:
             raise BusyError(
                 f"{self.queued} jobs wait already, and placement_queue_limit is {self.rules.placement_queue_limit}",
                 retry_after=self.rules.scan_interval,
                 hint="submit again later",
             )
+
+    def over_limit(self, spec: JobSpec) -> Excess | None:
+        """The limit of its owner that would keep a job from being placed now."""
+        return self.owner_use.of(spec, self._state.now)
 
     def position(self, job: JobId) -> int | None:
         """A queued job's place in its queue, counted from 1."""

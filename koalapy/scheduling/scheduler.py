@@ -86,7 +86,7 @@ class Scheduler:
         """Take up the jobs of an earlier life, and how often its queues had been scanned; clusters count as out of
         reach until they are heard of."""
         for job in sorted(jobs, key=lambda job: job.queue_seq):
-            self._ledger.jobs[job.id] = job
+            self._ledger.restore(job)
             if (after := corrected(job, now, self._state.rules.restart_pause_max)) != job:
                 self._ledger.put(after)
         restored = list(self._ledger.jobs.values())

@@ -9,6 +9,7 @@ from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus, Links
 from koalapy.scheduling.ledger import Ledger
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
+from koalapy.scheduling.owner_use import OwnerUse
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.timers import Timers
 
@@ -24,12 +25,14 @@ class SchedulerState:
         links: Links | None = None,
         experience: Experience | None = None,
         accounts: Accounts | None = None,
+        owner_use: OwnerUse | None = None,
     ) -> None:
         self.rules = rules
         self.policies = policies
         self.accounts = accounts or Accounts()
         self.grid = GridStatus(clusters, links)
-        self.ledger = Ledger()
+        self.owner_use = owner_use or OwnerUse()
+        self.ledger = Ledger(self.owner_use)
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})

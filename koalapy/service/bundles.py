@@ -9,6 +9,7 @@ from pathlib import Path
 
 from koalapy.model.errors import FullError, NotFoundError, UsageError
 from koalapy.model.identity import Identity, Role
+from koalapy.model.limits import Limits, Scope
 from koalapy.model.wording import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
@@ -30,7 +31,9 @@ class Bundles:
         limits: StorageLimits,
         clock: Callable[[], float],
         needed: Callable[[], Collection[str]],
+        owners: Limits | None = None,
     ) -> None:
+        self._owners = owners or Limits()
         self._store = store
         self._directory = directory
         self._limit = limits.archive
@@ -56,9 +59,11 @@ class Bundles:
         """Keep a user's archive, of as many bytes as were announced if they were; False when he had sent it already.
 
         Of several users' archives of the same bytes one is kept, of which none is told that there are others.
+        ``LimitReached`` and ``NeverAllowed`` when ``owner`` may not have so much.
         """
         # Nothing is to make way for what is refused in the end.
         check_size(announced, self._limit)
+        self._owners.check(owner, "bundle_bytes", announced)
         with incoming(self._directory) as path, self._quota.hold() as hold:
             archive = await receive(content, path, self._limit, hold)
             if not archive.files:
@@ -69,6 +74,7 @@ class Bundles:
             async with self._changing:
                 if self._is_there(archive.digest):
                     return await self._give_to(owner, archive.digest)
+                await self._make_room_of(owner, archive.size)
                 bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock(), (owner,))
                 with keeping():
                     path.rename(self._directory / bundle.id)
@@ -85,10 +91,34 @@ class Bundles:
         found = self.touch(bundle)
         if owner in found.owners:
             return found, False
+        await self._make_room_of(owner, found.size)
         found = replace(found, owners=(*found.owners, owner))
         await asyncio.to_thread(self._store.save_bundles, [found])
         self._known[bundle] = found
         return found, True
+
+    def size_of(self, scope: Scope) -> int:
+        """Bytes that are kept of a user, or of a group's members."""
+        return sum(bundle.size for bundle in self._known.values() if self._is_of(scope, any, bundle))
+
+    def _is_of(self, scope: Scope, how: Callable[[Iterable[bool]], bool], bundle: StoredBundle) -> bool:
+        return how(self._owners.has(scope, owner) for owner in bundle.owners)
+
+    async def _make_room_of(self, owner: str, size: int) -> None:
+        """What an owner has too much of goes, as far as nobody else sent it and no job needs it; else no more comes."""
+        for scope in self._owners.scopes(owner):
+            if scope.limits.bundle_bytes is None:
+                continue
+            used, before, needed = self.size_of(scope), self._clock() - MIN_RETENTION, self._needed()
+            for bundle in sorted(self._known.values(), key=lambda bundle: bundle.used_at):
+                if used + size <= scope.limits.bundle_bytes:
+                    break
+                is_theirs = bool(bundle.owners) and self._is_of(scope, all, bundle)
+                if is_theirs and bundle.id not in needed and self._is_old(bundle.id, before):
+                    await self._remove(bundle.id)
+                    used -= bundle.size
+            if excess := self._owners.excess(scope, "bundle_bytes", used, size):
+                excess.refuse()
 
     def wanted_by(self, by: Identity, bundle: str) -> StoredBundle:
         """``touch`` for somebody who may have it: to know its digest is not enough. ``NotFoundError`` as for none."""

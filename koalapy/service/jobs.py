@@ -138,7 +138,7 @@ class Jobs:
         ident, self._next_job = self._next_job, self._next_job + 1
 
         def prepare() -> tuple[Event, ...]:
-            engine.queries.admit()
+            engine.queries.admit(spec)
             return (JobSubmitted(Job(ident, spec, engine.clock()), by.user),)
 
         submitted = Submitted(key[0], ident, key[1]) if key else None
@@ -279,7 +279,7 @@ class Jobs:
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
         spec = await self._checked(in_the_name_of(spec, by, self._high_priority), by)
-        self._engine.queries.admit()
+        self._engine.queries.admit(spec)
         return explain_submission(self._engine.queries, spec, self._engine.clock())
 
     async def metrics(self, since: float) -> Metrics:

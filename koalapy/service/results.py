@@ -3,16 +3,18 @@
 import asyncio
 import shutil
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
 from koalapy.model.errors import ConflictError, FullError, NotFoundError
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
+from koalapy.model.limits import Limits, Scope
 from koalapy.model.request import ClusterName
 from koalapy.ports import FileStore, StoredResult
 from koalapy.service.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
+from koalapy.service.database import query
 from koalapy.service.jobs import JobRecord
 from koalapy.service.quota import Excess, Quota, StorageLimits
 
@@ -28,8 +30,16 @@ class Results:
     """Takes the archives of components, and puts them together."""
 
     def __init__(
-        self, store: FileStore, directory: Path, limits: StorageLimits, clock: Callable[[], float], attempts: Attempts
+        self,
+        store: FileStore,
+        directory: Path,
+        limits: StorageLimits,
+        clock: Callable[[], float],
+        attempts: Attempts,
+        owners: Limits | None = None,
     ) -> None:
+        """``owners``: what each may have."""
+        self._owners = owners or Limits()
         self._store = store
         self._directory = directory
         self._limit = limits.archive
@@ -38,23 +48,43 @@ class Results:
         self._changing = asyncio.Lock()
         """Held while a result comes or goes."""
         why = "all it has is of jobs that are not over, or ended within the last day"
-        self._quota = Quota("results_quota", limits.quota, store.results_size(), self._free, why)
+        self._quota = Quota("results_quota", limits.quota, sum(store.results_sizes().values()), self._free, why)
         discard(directory, ())
 
     async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         """Keep what a component brought, in place of what it brought before; ``token`` is that of its stage."""
-        job, generation, rank = await self._component(cluster, token)
+        job, generation, rank, owner = await self._component(cluster, token)
         with incoming(self._directory) as path, self._quota.hold() as hold:
             archive = await receive(content, path, self._limit, hold)
             result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
             async with self._changing:
+                await self._make_room_of(owner, archive.size)
                 # Written down first: a file that nobody knows of would stay for ever.
                 hold.keep(instead_of=await asyncio.to_thread(self._store.save_result, result))
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
-    async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int]:
-        """The job, generation and rank of a stage on this very cluster from which files are collected."""
+    async def size_of(self, scope: Scope) -> int:
+        """Bytes that are kept of a user, or of a group's members."""
+        sizes = await query(self._store.results_sizes)
+        return sum(size for owner, size in sizes.items() if self._owners.has(scope, owner))
+
+    async def _make_room_of(self, owner: str, size: int) -> None:
+        """What an owner has too much of goes, that of jobs that ended first; ``FullError`` where that is not enough."""
+        for scope in self._owners.scopes(owner):
+            most = scope.limits.result_bytes
+            if most is None:
+                continue
+            sizes = await asyncio.to_thread(self._store.results_sizes)
+            theirs = {one: kept for one, kept in sizes.items() if self._owners.has(scope, one)}
+            over = sum(theirs.values()) + size - most
+            if over > 0:
+                over -= sum((await self._remove(self._clock() - MIN_RETENTION, over, list(theirs))).values())
+            if excess := self._owners.excess(scope, "result_bytes", most + over - size, size):
+                raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
+
+    async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:
+        """The job, generation and rank of a stage on this very cluster from which files are collected; whose it is."""
         try:
             job, generation, rank, nonce = parse_token(token)
         except ValueError:
@@ -66,7 +96,7 @@ class Results:
             raise NotFoundError(f"{token} is no component on {cluster}", field="token", value=token)
         if not record.job.spec.collect:
             raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
-        return job, generation, rank
+        return job, generation, rank, record.job.spec.owner
 
     async def archive(self, job: JobId) -> Iterator[bytes]:
         """One archive of all that the last attempt brought: a folder ``RANK-CLUSTER`` for each component.
@@ -100,7 +130,7 @@ class Results:
         gone: list[JobId] = []
         if before is not None:
             async with self._changing:
-                gone = await self._remove(before)
+                gone = list(await self._remove(before))
         with suppress(FullError):
             await self._quota.make_room()
         return gone
@@ -118,12 +148,14 @@ class Results:
             if (enough := excess()) > 0:
                 await self._remove(self._clock() - MIN_RETENTION, enough)
 
-    async def _remove(self, before: float, enough: int | None = None) -> list[JobId]:
-        old = await asyncio.to_thread(self._store.remove_results, before, enough)
+    async def _remove(
+        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
+    ) -> dict[JobId, int]:
+        old = await asyncio.to_thread(self._store.remove_results, before, enough, owners)
         self._quota.used -= sum(old.values())
         for job in old:
             await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
-        return list(old)
+        return old
 
 
 def _keep(path: Path, place: Path, generation: int) -> None:

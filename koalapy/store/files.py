@@ -1,6 +1,6 @@
 """The replica catalogue, the submitters' bundles and the collected results in SQL, beside the jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -57,9 +57,11 @@ class SqlFiles:
         query = select(tables.results).where(results.job_id == job, results.generation == generation)
         return [_result(row) for row in self._database.rows(query.order_by(results.rank))]
 
-    def results_size(self) -> int:
-        (row,) = self._database.rows(select(func.coalesce(func.sum(tables.results.c.size), 0).label("size")))
-        return int(row["size"])
+    def results_sizes(self) -> dict[str, int]:
+        results, jobs = tables.results.c, tables.jobs.c
+        size = func.sum(results.size).label("size")
+        query = select(jobs.owner, size).join(tables.jobs, jobs.id == results.job_id).group_by(jobs.owner)
+        return {row["owner"]: int(row["size"]) for row in self._database.rows(query) if row["size"]}
 
     def save_result(self, result: StoredResult) -> int:
         results = tables.results.c
@@ -73,10 +75,14 @@ class SqlFiles:
             connection.execute(insert(tables.results).values(row))
         return int(size)
 
-    def remove_results(self, before: float, enough: int | None = None) -> dict[JobId, int]:
+    def remove_results(
+        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
+    ) -> dict[JobId, int]:
         results, jobs = tables.results.c, tables.jobs.c
         old = select(results.job_id, func.sum(results.size).label("size")).join(tables.jobs, jobs.id == results.job_id)
         old = old.where(jobs.ended_at < before, results.size > 0).group_by(results.job_id, jobs.ended_at)
+        if owners is not None:
+            old = old.where(jobs.owner.in_(owners))
         removed: dict[JobId, int] = {}
         with self._database.writing() as connection:
             for row in connection.execute(old.order_by(jobs.ended_at, results.job_id)).all():

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, false, select, update
 
-from koalapy.model.job import FINAL_STATES, JobId
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
+from koalapy.model.limits import NodeUse
 from koalapy.store import tables
 from koalapy.store.advice import retain_runs
 from koalapy.store.database import Database
@@ -13,7 +14,7 @@ from koalapy.store.sql import jobs_of
 MAX_FREED_PAGES = 1000
 """Of SQLite's pages that are not used any more, given back to the disk in one step."""
 
-_jobs, _lease = tables.jobs.c, tables.lease.c
+_jobs, _parts, _lease = tables.jobs.c, tables.components.c, tables.lease.c
 
 
 class SqlHistory:
@@ -21,6 +22,16 @@ class SqlHistory:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def node_use(self, since: float) -> list[NodeUse]:
+        active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
+        under_way = active & (_parts.generation == _jobs.generation)
+        query = select(_jobs.owner, _parts.size, _parts.claimed_at, _parts.ended_at)
+        query = query.join(tables.jobs, _jobs.id == _parts.job_id).where(
+            _parts.ended_at > since, _parts.claimed_at < _parts.ended_at, _jobs.internal == false(), ~under_way
+        )
+        rows = self._database.rows(query)
+        return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         final = _jobs.state.in_([state.value for state in FINAL_STATES])

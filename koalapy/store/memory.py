@@ -13,6 +13,7 @@ from koalapy.model.advice import Advised, Run, run_of
 from koalapy.model.application import application_of
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
+from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
@@ -245,9 +246,12 @@ class MemoryStore:
         with self._reading() as memory:
             return [result for key, result in sorted(memory.results.items()) if key[:2] == (job, generation)]
 
-    def results_size(self) -> int:
+    def results_sizes(self) -> dict[str, int]:
+        sizes: Counter[str] = Counter()
         with self._reading() as memory:
-            return sum(result.size for result in memory.results.values())
+            for result in memory.results.values():
+                sizes[memory.jobs[result.job].spec.owner] += result.size
+        return {owner: size for owner, size in sizes.items() if size}
 
     def save_result(self, result: StoredResult) -> int:
         key = result.job, result.generation, result.rank
@@ -257,13 +261,16 @@ class MemoryStore:
             memory.results[key] = result
             return size
 
-    def remove_results(self, before: float, enough: int | None = None) -> dict[JobId, int]:
+    def remove_results(
+        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
+    ) -> dict[JobId, int]:
         removed: dict[JobId, int] = {}
         with self._writing() as memory:
             sizes: dict[JobId, int] = defaultdict(int)
             for result in memory.results.values():
                 sizes[result.job] += result.size
-            ended = [(memory.jobs[job].ended_at, job) for job, size in sizes.items() if size]
+            jobs = [memory.jobs[job] for job, size in sizes.items() if size]
+            ended = [(job.ended_at, job.id) for job in jobs if owners is None or job.spec.owner in owners]
             for _, job in sorted((at, job) for at, job in ended if at is not None and at < before):
                 if enough is not None and sum(removed.values()) >= enough:
                     break
@@ -292,6 +299,19 @@ class MemoryStore:
             memory.tokens = {number: token for number, token in memory.tokens.items() if number not in tokens}
 
     # Jobs that are over
+
+    def node_use(self, since: float) -> list[NodeUse]:
+        with self._reading() as memory:
+            return [
+                NodeUse(job.spec.owner, part.size, part.claimed_at, part.ended_at)
+                for job in memory.jobs.values()
+                if not job.spec.internal
+                for attempt in memory.attempts[job.id].values()
+                if not (job.state.is_active and attempt.generation == job.generation)
+                for part in attempt.components
+                if part.claimed_at is not None and part.ended_at is not None and part.ended_at > since
+                if part.claimed_at < part.ended_at
+            ]
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         with self._reading() as memory:

@@ -14,16 +14,19 @@ import pytest_asyncio
 from koalapy.api.advisor import advisor_router
 from koalapy.api.app import create_app
 from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.model.advice import Run, Size
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.identity import Identity, Role
+from koalapy.model.limits import Limits
 from koalapy.model.measurement import Measuring
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.owner_use import OwnerUse
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
@@ -34,6 +37,7 @@ from koalapy.service.files import Files
 from koalapy.service.health import HealthMonitor
 from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
+from koalapy.service.limits import LimitsInUse
 from koalapy.service.links import LinkTable
 from koalapy.service.network import Network
 from koalapy.service.outbox import Outbox
@@ -74,6 +78,7 @@ async def serving(
     *,
     people: Mapping[str, Identity] | None = None,
     high_priority: Role = Role.USER,
+    limits: Limits | None = None,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     migrate(tables := make_engine(f"sqlite:///{path}"))
     database = Database(tables, 0.0)
@@ -82,7 +87,9 @@ async def serving(
     for cluster in clusters:
         cluster.total = 4
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
-    scheduler = Scheduler(SchedulerState(rules, builtin(), clusters, experience=experience), nonces=str)
+    scheduler = Scheduler(
+        SchedulerState(rules, builtin(), clusters, experience=experience, owner_use=OwnerUse(limits)), nonces=str
+    )
     saved = store.load()
     scheduler.restore(saved.jobs, time.time(), saved.scans)
 
@@ -114,6 +121,7 @@ async def serving(
         StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
         clock=engine.clock,
         needed=list,
+        owners=limits,
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
     outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
@@ -124,6 +132,7 @@ async def serving(
         StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
         clock=engine.clock,
         attempts=jobs.attempts,
+        owners=limits,
     )
     measurements = SqlMeasurements(database)
     network = Network(engine, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
@@ -132,6 +141,7 @@ async def serving(
         files_router(files, bundles, results),
         agent_files_router(bundles, results, AGENT_TOKENS),
         advisor_router(Advisor(experience, SqlAdvice(database))),
+        limits_router(LimitsInUse(engine, bundles, results)),
     ]
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
     kept = SqlTokens(database)
@@ -152,9 +162,9 @@ async def open_api(tmp_path: Path) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            tokens: list[str] | None = None, sites: Sites | None = None, **rules: Any
+            tokens: list[str] | None = None, sites: Sites | None = None, limits: Limits | None = None, **rules: Any
         ) -> httpx2.AsyncClient:
-            serve = serving(tmp_path / "koala.db", tokens or [], Rules(**rules), sites)
+            serve = serving(tmp_path / "koala.db", tokens or [], Rules(**rules), sites, limits=limits)
             return await stack.enter_async_context(serve)
 
         yield start

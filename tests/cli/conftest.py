@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import uvicorn
@@ -14,6 +15,7 @@ from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
+from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.cli.main import main
 from koalapy.service.identities import Identities
@@ -50,6 +52,8 @@ class Server:
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     advisor: MemoryAdvisor = field(default_factory=MemoryAdvisor)
     tokens: tuple[str, ...] = (TOKEN,)
+    limits: Any = None
+    """What is told of limits, if anything is."""
     identities: Identities | None = None
     """Who may come in; by default as administrators who shows one of the tokens."""
     agents: dict[str, str | None] = field(default_factory=dict)
@@ -68,6 +72,7 @@ class Server:
             network_router(self.network),
             advisor_router(self.advisor.advisor),
             files_router(self.files, self.bundles, self.results),
+            *([limits_router(self.limits)] if self.limits else []),
         ]
         app = create_app(self.service, self.service, self.identities or administrators(*self.tokens), routers)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)

@@ -232,9 +232,12 @@ def check_waiting(world: "World") -> None:
 
 
 def _whose_turn_it_is(world: "World") -> Iterator[Job]:
-    """All who wait; in the modes head and fcfs the first of each queue. Whom nodes are kept for is always tried."""
+    """All whom no limit keeps waiting; in the modes head and fcfs the first of each queue.
+
+    Whom nodes are kept for is always tried.
+    """
     narrowest = world.rules.queue_order == "narrowest-first"
-    everybody = [job for job in world.queries.jobs() if job.waits]
+    everybody = [job for job in world.queries.jobs() if job.waits and world.queries.over_limit(job.spec) is None]
     for priority in Priority:
         waiting = [job for job in everybody if job.spec.priority is priority]
         waiting.sort(key=lambda job: (job.spec.request.total_size if narrowest else 0, job.queue_seq))

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority, TimelineEntry, Token, parse_token
+from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.model.users import Accounts
@@ -35,6 +36,7 @@ from koalapy.scheduling.events import (
     PeriodicScan,
 )
 from koalapy.scheduling.grid import Links
+from koalapy.scheduling.owner_use import OwnerUse
 from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -76,6 +78,7 @@ class World:
         speeds: Mapping[str, float] | None = None,
         nonces: Callable[[], str] = str,
         accounts: Accounts | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """``nonces`` are empty by default, which keeps tokens short."""
         self.now = now
@@ -90,10 +93,8 @@ class World:
         self.links = links
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
-        self.accounts = accounts
-        self.scheduler = Scheduler(
-            SchedulerState(self.rules, self.policies, clusters, links, accounts=accounts), nonces
-        )
+        self.accounts, self.limits = accounts, limits
+        self.scheduler = Scheduler(self._state(clusters), nonces)
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
@@ -139,10 +140,11 @@ class World:
         **spec: Any,
     ) -> JobId:
         """Submit a job whose program will do as told; returns its id."""
-        self.queries.admit()
         spec |= {"priority": priority, "launcher": launcher}
         program = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
-        return self.submit_together([JobSpec(request, command, **spec)], program)[0]
+        wanted = JobSpec(request, command, **spec)
+        self.queries.admit(wanted)
+        return self.submit_together([wanted], program)[0]
 
     def submit_together(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[JobId]:
         """Submit jobs in one transaction; their programs do as told."""
@@ -253,9 +255,13 @@ class World:
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
-        self.scheduler = Scheduler(SchedulerState(self.rules, self.policies, clusters, self.links), self.nonces)
+        self.scheduler = Scheduler(self._state(clusters), self.nonces)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
         self.step()
+
+    def _state(self, clusters: Sequence[ClusterStatus]) -> SchedulerState:
+        use = OwnerUse(self.limits)
+        return SchedulerState(self.rules, self.policies, clusters, self.links, accounts=self.accounts, owner_use=use)
 
     def _cluster(self, name: str) -> ClusterStatus:
         """What of a cluster's status outlives the daemon is as it was."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.model.errors import FullError, NotFoundError, StoreUnavailable, TooLargeError
+from koalapy.model.errors import FullError, LimitReached, NeverAllowed, NotFoundError, StoreUnavailable, TooLargeError
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
+from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.service import bundles, results
@@ -46,8 +47,12 @@ class World:
         self.now = 1000.0
         self.needed: set[str] = set()
         spec = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
+        owners = ("alice", "alice", "alice", "bob", "carl")
         attempt = Attempt(2, (Component(0, "north", 1),), 1.0)
-        self._jobs = {i: Job(i, spec, 1.0, JobState.RUNNING, generation=2, attempt=attempt) for i in range(1, 6)}
+        self._jobs = {
+            i: Job(i, replace(spec, owner=owner), 1.0, JobState.RUNNING, generation=2, attempt=attempt)
+            for i, owner in enumerate(owners, 1)
+        }
         self.jobs.write(Batch(1.0, self.jobs.epoch, dict(self._jobs)))
 
     def end(self, job: int) -> None:
@@ -60,22 +65,24 @@ class World:
         assert attempt is not None
         return JobRecord(self._jobs[job], ""), [replace(attempt, generation=1), attempt]
 
-    def bundles(self, quota: int) -> Bundles:
+    def bundles(self, quota: int, owners: Limits | None = None) -> Bundles:
         return Bundles(
             self.store,
             self.path / "bundles",
             StorageLimits(10**6, quota),
             clock=lambda: self.now,
             needed=lambda: self.needed,
+            owners=owners,
         )
 
-    def results(self, quota: int) -> Results:
+    def results(self, quota: int, owners: Limits | None = None) -> Results:
         return Results(
             self.store,
             self.path / "results",
             StorageLimits(10**6, quota),
             clock=lambda: self.now,
             attempts=self._attempts,
+            owners=owners,
         )
 
     def there(self, what: str) -> list[str]:
@@ -231,7 +238,7 @@ async def test_what_a_component_brings_again_takes_its_room_once(world: World) -
     await kept.put("north", "1.1.0", pieces(named("a")))
     for _ in range(3):
         await kept.put("north", "1.2.0", pieces(named("a")))
-    assert (world.there("results"), world.store.results_size()) == (["1/2.0.tar"], SIZE)
+    assert (world.there("results"), sum(world.store.results_sizes().values())) == (["1/2.0.tar"], SIZE)
     await kept.put("north", "2.2.0", pieces(named("a")))
     with pytest.raises(FullError):
         await world.results(2 * SIZE).put("north", "3.2.0", pieces(named("a")))
@@ -261,3 +268,86 @@ async def test_a_crash_leaves_nothing_that_nobody_knows_of(
         await kept.put("north", f"{job}.2.0", pieces(named("a")))
     with pytest.raises(FullError):
         await kept.put("north", "3.2.0", pieces(named("a")))
+
+
+# Of one user, or group
+
+FULL = "is 20.5 KB: 20.5 KB are in use and 10.2 KB more asked for"
+
+
+def limits(settings: LimitSettings) -> Limits:
+    return Limits(settings, lambda user: ("physics",) if user in ("bob", "carl") else (), "write to grid@example.org")
+
+
+async def test_a_user_s_bundles_make_way_for_his_own_only_and_else_no_more_come(world: World) -> None:
+    owners = limits(LimitSettings(UserLimits(bundle_bytes=2 * SIZE)))
+    kept = world.bundles(100 * SIZE, owners)
+    of_bob = (await kept.put(pieces(named("z")), owner="bob"))[0].id
+    a, b = [(await kept.put(pieces(named(name)), owner="alice"))[0].id for name in "ab"]
+    with pytest.raises(LimitReached) as refused:
+        await kept.put(pieces(named("c")), owner="alice")
+    assert (
+        refused.value.message
+        == "the limit bundle_bytes of alice is 20.5 KB: 20.5 KB are in use and 10.2 KB more asked for"
+    )
+    assert (refused.value.field, refused.value.hint) == ("limits.bundle_bytes", "write to grid@example.org")
+    world.now += HOUR + 1
+    world.needed = {a}
+    c = (await kept.put(pieces(named("c")), owner="alice"))[0].id
+    assert world.there("bundles") == sorted([of_bob, a, c])
+    with pytest.raises(NotFoundError):
+        kept.get(b)
+    assert (await kept.put(pieces(named("c")), owner="bob"))[0].owners == ("alice", "bob")
+    # It counts for both, also for the next daemon, and makes way for neither alone.
+    for owner in ("alice", "bob"):
+        (scope,) = owners.scopes(owner)
+        assert world.bundles(100 * SIZE, owners).size_of(scope) == 2 * SIZE
+    world.needed, world.now = {a, of_bob}, world.now + HOUR + 1
+    for owner in ("alice", "bob"):
+        with pytest.raises(LimitReached):
+            await kept.put(pieces(named("d")), owner=owner)
+    with pytest.raises(LimitReached):
+        await kept.put(pieces(named("z")), owner="alice")
+
+
+async def test_what_nobody_may_ever_have_is_not_even_received(world: World) -> None:
+    kept = world.bundles(100 * SIZE, limits(LimitSettings(UserLimits(bundle_bytes=SIZE - 1))))
+
+    async def nothing() -> AsyncIterator[bytes]:
+        raise AssertionError("it is read")
+        yield b""
+
+    with pytest.raises(NeverAllowed, match=r"bundle_bytes of alice is 10\.2 KB"):
+        await kept.put(nothing(), SIZE, "alice")
+    with pytest.raises(NeverAllowed):
+        await kept.put(pieces(named("a")), owner="alice")
+    assert world.there("bundles") == []
+
+
+async def test_a_group_shares_its_room_for_bundles(world: World) -> None:
+    kept = world.bundles(100 * SIZE, limits(LimitSettings(groups={"physics": UserLimits(bundle_bytes=2 * SIZE)})))
+    for name, owner in (("a", "bob"), ("b", "carl"), ("c", "alice"), ("d", "alice"), ("e", "alice")):
+        await kept.put(pieces(named(name)), owner=owner)
+    with pytest.raises(LimitReached, match=r"bundle_bytes of the group physics is 20\.5 KB"):
+        await kept.put(pieces(named("f")), owner="bob")
+
+
+async def test_a_user_s_results_make_way_for_his_own_only_and_else_no_more_come(world: World) -> None:
+    owners = limits(LimitSettings(UserLimits(result_bytes=2 * SIZE)))
+    kept = world.results(100 * SIZE, owners)
+    for job in (1, 2, 4):
+        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        world.end(job)
+        world.now += 1
+    with pytest.raises(FullError) as refused:
+        await kept.put("north", "3.2.0", pieces(named("a")))
+    assert (
+        refused.value.message
+        == "the limit result_bytes of alice is 20.5 KB: 20.5 KB are in use and 10.2 KB more asked for"
+    )
+    assert refused.value.hint == "write to grid@example.org"
+    world.now += DAY
+    await kept.put("north", "3.2.0", pieces(named("a")))
+    assert world.there("results") == ["2/2.0.tar", "3/2.0.tar", "4/2.0.tar"]
+    (scope,) = owners.scopes("alice")
+    assert await kept.size_of(scope) == 2 * SIZE

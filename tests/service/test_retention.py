@@ -99,7 +99,7 @@ async def test_exactly_those_go_whose_time_is_over(
         tidying._batch_size = at_once
         assert await tidying.tidy() == len(jobs) - len(stay)
         assert world.there() == dict.fromkeys(("books", "output", "results"), stay)
-        assert world.results._quota.used == world.files.results_size()
+        assert world.results._quota.used == sum(world.files.results_sizes().values())
         assert await tidying.tidy() == 0
         assert world.store.load().next_job == len(jobs) + 1
 

@@ -53,12 +53,12 @@ def test_results_are_those_of_one_attempt(open_stores: OpenAll) -> None:
     stores.jobs.write(Batch(1.0, stores.jobs.epoch, jobs))
     first = StoredResult(1, 2, 0, "north", 10, 1, 9.0)
     earlier = [files.save_result(replace(first, generation=1, rank=rank, size=7)) for rank in (0, 1)]
-    assert (earlier, files.results_size()) == ([0, 0], 14)
+    assert (earlier, sum(files.results_sizes().values())) == ([0, 0], 14)
     assert [files.save_result(result) for result in (replace(first, rank=1), first)] == [14, 0]
     assert files.save_result(replace(first, job=2, size=2**40)) == 0
     assert files.save_result(replace(first, size=20, files=5)) == 10
     assert files.results(1, 2) == [replace(first, size=20, files=5), replace(first, rank=1)]
-    assert (files.results(1, 1), files.results_size()) == ([], 30 + 2**40)
+    assert (files.results(1, 1), sum(files.results_sizes().values())) == ([], 30 + 2**40)
 
 
 def test_results_go_by_the_age_of_their_jobs(open_stores: OpenAll) -> None:
@@ -77,4 +77,20 @@ def test_results_go_by_the_age_of_their_jobs(open_stores: OpenAll) -> None:
     assert [result.size for result in files.results(2, 1)] == [0, 0], "it is known that there were some"
     assert files.remove_results(40.0, 1000) == {1: 20}
     assert files.remove_results(1e9) == {4: 20}, "of one that is not over they stay"
-    assert files.results_size() == 20
+    assert sum(files.results_sizes().values()) == 20
+
+
+def test_results_are_their_jobs_owners(open_stores: OpenAll) -> None:
+    stores = open_stores()
+    files, owners = stores.files, ("alice", "bob", "alice", "alice")
+    jobs = {
+        i: Job(i, JobSpec(FlexibleRequest(2), ("true",), owner=owner), 1.0, JobState.SUCCEEDED, ended_at=float(i))
+        for i, owner in enumerate(owners, 1)
+    }
+    stores.jobs.write(Batch(1.0, stores.jobs.epoch, jobs))
+    for job in jobs:
+        files.save_result(StoredResult(job, 1, 0, "north", 10, 1, 9.0))
+    assert files.results_sizes() == {"alice": 30, "bob": 10}
+    assert files.remove_results(3.5, 100, ["alice", "carl"]) == {1: 10, 3: 10}
+    assert files.results_sizes() == {"alice": 10, "bob": 10}
+    assert files.remove_results(1e9, None, []) == {}

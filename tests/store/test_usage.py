@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, Priority
+from koalapy.model.limits import NodeUse
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, Usage
 from koalapy.store.opening import Stores
@@ -118,3 +119,25 @@ def test_two_spans_together_use_what_the_whole_uses(
     held = [(s, c, 100.0 if e is None else e) for s, c, e in found if c is not None and (e is None or e >= c)]
     assert used(0.0, 100.0) == pytest.approx(sum(size * (end - start) for size, start, end in held))
     assert used(0.0, cut) + used(cut, 100.0) == pytest.approx(used(0.0, 100.0))
+
+
+def test_who_had_nodes_in_attempts_that_are_over(stores: Stores) -> None:
+    """What is under way is told by the jobs that are not over; a measurement of the daemon's own is nobody's."""
+
+    def part(index: int, claimed: float | None, ended: float | None) -> Component:
+        return Component(index, "north", 2, ComponentState.ENDED, claimed_at=claimed, ended_at=ended)
+
+    def job(ident: int, state: JobState, *parts: Component, owner: str = "alice", internal: bool = False) -> Job:
+        return with_attempt(Job(ident, replace(LOW, owner=owner, internal=internal), 0.0, state), *parts)
+
+    ended = job(1, JobState.SUCCEEDED, part(0, 10.0, 20.0), part(1, None, 20.0), part(2, 20.0, None), part(3, 5.0, 9.0))
+    own = job(2, JobState.SUCCEEDED, part(0, 10.0, 20.0), owner="koala", internal=True)
+    tried = job(3, JobState.RUNNING, part(0, 11.0, 21.0), owner="bob")
+    write(stores, ended, own, tried)
+    again = with_attempt(tried, part(0, 30.0, 31.0))
+    assert tried.attempt is not None
+    stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: again}, attempts=[(3, tried.attempt)]))
+    found = sorted(stores.history.node_use(9.5), key=lambda use: use.owner)
+    assert found == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
+    assert len(stores.history.node_use(8.5)) == 3
+    assert stores.history.node_use(100.0) == []

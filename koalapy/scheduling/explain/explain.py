@@ -41,13 +41,15 @@ def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanati
     """Where a job would go if it were submitted now, and why not elsewhere; or why it would wait."""
     dry_run = DryRun(queries)
     answer = dry_run.answer(spec)
-    tried = dry_run.is_tried_at_once(spec.priority)
-    if isinstance(answer, Placement) and tried:
+    tried, excess = dry_run.is_tried_at_once(spec.priority), queries.over_limit(spec)
+    if isinstance(answer, Placement) and tried and excess is None:
         clusters, notes = _clusters(dry_run, spec, answer, now)
         others = ", where it would preempt others" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
-    if not tried:
+    if excess is not None:
+        headline = excess.said
+    elif not tried:
         headline = f"would wait behind job {_head(queries, spec.priority)}"
     elif _is_reservation_in_the_way(dry_run, spec):
         headline = f"nodes are kept for job {queries.reservation}, which has waited longer"
@@ -83,7 +85,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     elif isinstance(answer, Refusal) and answer.summary != headline:
         notes = (answer.summary, *notes)
     suffices = []
-    if placement is None:
+    if placement is None and queries.over_limit(spec) is None:
         suffices = [*enough_idle(clusters), *_enough_if_usable(dry_run, spec)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
@@ -142,7 +144,9 @@ def _queued(queries: Queries, priority: Priority) -> Iterator[Job]:
 def _head(queries: Queries, priority: Priority) -> JobId | None:
     narrowest = queries.rules.queue_order == "narrowest-first"
     queued = [
-        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id) for job in _queued(queries, priority)
+        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id)
+        for job in _queued(queries, priority)
+        if queries.over_limit(job.spec) is None
     ]
     return min(queued)[2] if queued else None
 

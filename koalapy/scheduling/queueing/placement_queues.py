@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
+from koalapy.scheduling.owner_use import Ask
 from koalapy.scheduling.queueing.eligibility import Eligibility
 from koalapy.scheduling.queueing.queue import ANY_CLUSTER, PlacementQueue, Shape
 from koalapy.scheduling.queueing.reservation import Reservation
@@ -23,7 +24,9 @@ class PlacementQueues:
     def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._eligibility = eligibility
-        self._queues = {priority: PlacementQueue(state.rules.queue_order) for priority in Priority}
+        self._use = state.owner_use
+        order = state.rules.queue_order
+        self._queues = {priority: PlacementQueue(order, self._has_too_much) for priority in Priority}
         self.reservation = Reservation(state, self._queues)
         self._last_seq = 0
         self._pausing: set[JobId] = set()
@@ -48,7 +51,13 @@ class PlacementQueues:
         """What a policy's answer to a job depends on, beside the grid."""
         learned = self._state.experience.shape(spec) if self._state.policies.capabilities(spec.policy).learns else ()
         own = ("internal",) if spec.internal else ()
-        return (spec.policy, *shape_of(spec.request), *self._eligibility.demands(spec), *spec.inputs, *learned, *own)
+        # Whom a limit keeps from being placed keeps nobody else from it.
+        asked = () if (ask := self._use.ask(spec)) is None else (ask,)
+        demands = self._eligibility.demands(spec)
+        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked)
+
+    def _has_too_much(self, ask: Ask) -> bool:
+        return self._use.excess(ask, self._state.now) is not None
 
     def requests(self) -> Iterator[Request]:
         """In the order of the queues, that of high priority first."""
@@ -115,7 +124,8 @@ class PlacementQueues:
             self.due.add(job.spec.priority)
 
     def _push(self, job: Job) -> None:
-        self._queues[job.spec.priority].push(job.id, job.queue_seq, self.shape(job.spec), job.spec.request)
+        shape, ask = self.shape(job.spec), self._use.ask(job.spec)
+        self._queues[job.spec.priority].push(job.id, job.queue_seq, shape, job.spec.request, ask)
         self.record_tries(job)
         if self.tries(job) >= self._rules.aging_tries:
             self.reservation.invalidate()

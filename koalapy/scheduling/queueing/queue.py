@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName, Request
+from koalapy.scheduling.owner_use import Ask
 from koalapy.scheduling.queueing.feasibility import Needs, needs_of
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
@@ -25,6 +26,8 @@ class Group:
     shape: Shape
     needs: Needs
     number: int
+    ask: Ask | None = None
+    """What each of its jobs would add to its owner's use; None where that is not limited."""
     entries: "list[Entry]" = field(default_factory=list)
     refused_on: int = 0
     """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
@@ -54,7 +57,9 @@ class PlacementQueue:
     It keeps nothing of jobs that have left it.
     """
 
-    def __init__(self, order: QueueOrder = "fcfs") -> None:
+    def __init__(self, order: QueueOrder = "fcfs", has_too_much: Callable[[Ask], bool] = lambda _: False) -> None:
+        """``has_too_much``: whether an owner may not have what a job asks for just now; it is in nobody's way then."""
+        self._has_too_much = has_too_much
         self._narrowest_first = order == "narrowest-first"
         self._groups: dict[Shape, Group] = {}
         self._entries: dict[JobId, Entry] = {}
@@ -78,12 +83,13 @@ class PlacementQueue:
         """Jobs from head to tail."""
         return iter(sorted(self._entries, key=lambda job: self._entries[job].key))
 
-    def push(self, job: JobId, seq: int, shape: Shape, request: Request) -> None:
-        """Put a job to the place that its ``seq`` gives it, the smaller the nearer to the head."""
+    def push(self, job: JobId, seq: int, shape: Shape, request: Request, ask: Ask | None = None) -> None:
+        """Put a job to the place that its ``seq`` gives it, the smaller the nearer to the head; ``ask`` is one of the
+        shape."""
         group = self._groups.get(shape)
         if group is None:
             self._groups_made += 1
-            group = self._groups[shape] = Group(shape, needs_of(request), self._groups_made)
+            group = self._groups[shape] = Group(shape, needs_of(request), self._groups_made, ask)
             self._awaited.update(group.clusters)
         if self._came is not None:
             self._came.add(job)
@@ -143,9 +149,13 @@ class PlacementQueue:
         return sum(_place(group, key) for group in self._groups.values())
 
     def head(self) -> JobId | None:
-        """The first job."""
-        first = min(self._groups.values(), key=lambda group: group.entries[0].key, default=None)
+        """The first job that may be placed as far as its owner's limits go."""
+        groups = (group for group in self._groups.values() if not self._is_barred(group))
+        first = min(groups, key=lambda group: group.entries[0].key, default=None)
         return first.entries[0].job if first else None
+
+    def _is_barred(self, group: Group) -> bool:
+        return group.ask is not None and self._has_too_much(group.ask)
 
     def in_order(self) -> Iterator[JobId]:
         """Jobs from head to tail, for those who look at the first few only."""
@@ -153,10 +163,13 @@ class PlacementQueue:
         return (entry.job for entry in heapq.merge(*groups, key=lambda entry: entry.key))
 
     def oldest_of_each_shape(self, tries: int) -> list[Entry]:
-        """The job of each shape that has been here longest, if it was tried that often; the oldest first."""
+        """The job of each shape that has been here longest, if it was tried that often; the oldest first.
+
+        None of an owner who may not have it just now: nodes that are kept for it would be of no use.
+        """
         latest = self.scans - tries
         first = [group.entries[0] for group in self._groups.values() if group.entries[0].tried_since <= latest]
-        return sorted(first, key=lambda entry: entry.key[1])
+        return sorted((entry for entry in first if not self._is_barred(entry.group)), key=lambda entry: entry.key[1])
 
     def scan(self, place: Callable[[JobId], bool], mode: QueueMode, fits: Callable[[Needs], bool]) -> None:
         """Offer jobs from head to tail to ``place``, which takes those it can out of the queue, and says so.
@@ -179,6 +192,8 @@ class PlacementQueue:
             key, _, group = heapq.heappop(heap)
             entry = self._first(group)
             if entry is not None and entry.key == key:
+                if self._is_barred(group):
+                    continue
                 if not (fits(group.needs) and place(entry.job)):
                     if mode != "scan":
                         return

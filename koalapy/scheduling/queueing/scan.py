@@ -71,6 +71,7 @@ class Scanner:
         endings: AttemptEndings,
     ) -> None:
         self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
+        self._owner_use, self._state = state.owner_use, state
         self._queues, self._evaluator, self._preemption = queues, evaluator, preemption
         self._claiming, self._endings = claiming, endings
         self._high_scans = 0
@@ -90,7 +91,7 @@ class Scanner:
         capacity_gained, departures = self._grid.take_capacity_gained(), self._grid.take_departures()
         if self._ledger.changed_clusters:
             self._queues.reservation.invalidate()
-        if capacity_gained or self._ledger.changed_clusters:
+        if capacity_gained or self._ledger.changed_clusters or self._owner_use.take_freed():
             self._queues.due.update(Priority)
         elif departures:
             self._queues.due.add(Priority.HIGH)  # which may be placed on nodes that are about to be free
@@ -174,6 +175,8 @@ class Scanner:
         if job_id in self._queues.bounced:
             return False
         job = self._ledger.jobs[job_id]
+        if self._owner_use.of(job.spec, self._state.now) is not None:
+            return False
         answer = self._evaluator.evaluate(job.spec, offer.view)
         if isinstance(answer, Refusal) and offer.with_preemption is not None:
             answer = self._evaluator.evaluate(job.spec, offer.with_preemption)
@@ -220,6 +223,8 @@ class Scanner:
         if job.retry_at is not None:
             failures = "a failed attempt" if job.restarts == 1 else f"{job.restarts} failed attempts"
             return f"is tried again at {clock(job.retry_at, job.retry_at, exact=True)}, after {failures}"
+        if (excess := self._owner_use.of(job.spec, self._state.now)) is not None:
+            return excess.said
         queue = self._queues[job.spec.priority]
         if self._rules.queue != "scan" and (head := queue.head()) is not None and head != job.id:
             return f"waits behind job {head}"

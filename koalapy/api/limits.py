@@ -1,0 +1,58 @@
+"""The route of limits: what a user may have, and has."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+
+from koalapy.api import fields
+from koalapy.api.access import Caller
+from koalapy.api.fields import Output
+from koalapy.api.problems import declared
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.errors import ForbiddenError
+from koalapy.model.identity import Role
+from koalapy.service.limits import LimitsInUse
+
+Of = Annotated[fields.Name | None, Query(min_length=1, description="of this user; by default of who asks")]
+
+
+class LimitView(Output):
+    """Bytes, nodes, node-hours, jobs, or requests in a second, by its name."""
+
+    name: str
+    limit: float
+    used: float | None
+    """Null of what is not added up, as requests."""
+
+
+class ScopeView(Output):
+    """Limits of a user, or of a group, all of whose members share them."""
+
+    kind: Literal["user", "group"]
+    name: str
+    limits: list[LimitView]
+
+
+class LimitsView(Output):
+    user: str
+    scopes: list[ScopeView]
+    """None where nothing is limited."""
+    contact: str
+    """Where more is asked for."""
+
+
+def limits_router(limits: LimitsInUse) -> APIRouter:
+    """What a user may have, and has."""
+    router = APIRouter(prefix="/api/v1/limits", tags=["tokens"], dependencies=[Depends(refuse_unknown)])
+
+    @router.get("", response_model=LimitsView, operation_id="show_limits", responses=declared(401, 403, 422, 503))
+    async def show(caller: Caller, user: Of = None) -> Any:
+        """The limits of who asks, and how much of each is used; operators may ask for anybody's."""
+        wanted = user or caller.user
+        if wanted != caller.user and not caller.may(Role.OPERATOR):
+            raise ForbiddenError(
+                "the limits of others are for operators", field="user", value=user, hint="leave it out"
+            )
+        return {"user": wanted, "scopes": await limits.of(wanted), "contact": limits.limits.contact}
+
+    return router

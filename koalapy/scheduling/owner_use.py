@@ -1,0 +1,146 @@
+"""What owners of jobs have of what is limited: jobs that wait, nodes, and node-hours of the last day."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from math import floor
+from typing import NamedTuple
+
+from koalapy.model.job import Attempt, Job, JobSpec, JobState
+from koalapy.model.limits import DAY, Excess, Limits, NodeUse, Scope, ScopeKey
+
+HOUR = 3600.0
+NODES, HOURS, QUEUED = "nodes", "node_hours_per_day", "queued_jobs"
+
+
+class Ask(NamedTuple):
+    """What a job would add to the use of an owner who is limited; jobs that ask for the same are refused alike."""
+
+    owner: str
+    nodes: int
+    hours: float
+    """Node-hours that it may use within a day; 0 where these are not limited."""
+
+
+class OwnerUse:
+    """Counts as jobs come and go; where nothing is limited, nothing is counted."""
+
+    def __init__(self, limits: Limits | None = None, past: Iterable[NodeUse] = ()) -> None:
+        """``past`` is the use within the last day of attempts that have ended."""
+        self.limits = limits or Limits()
+        self._counts_nodes = self.limits.limits(NODES, HOURS)
+        self.counts = self._counts_nodes or self.limits.limits(QUEUED)
+        """Whether it is to be told of changes at all."""
+        self._counts_hours = self.limits.limits(HOURS)
+        self._waiting: Counter[ScopeKey] = Counter()
+        self._nodes: Counter[ScopeKey] = Counter()
+        self._promised: defaultdict[ScopeKey, float] = defaultdict(float)
+        """Node-hours that active jobs may use within a day."""
+        self._past: defaultdict[ScopeKey, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        """Node-hours of attempts that have ended, by the hour in which they were used."""
+        self._freed = False
+        for use in past:
+            self._spend(use)
+
+    def take_freed(self) -> bool:
+        """Whether somebody who is limited has less than when this was last called."""
+        freed, self._freed = self._freed, False
+        return freed
+
+    # What jobs do
+
+    def changed(self, before: Job | None, now: Job) -> None:
+        """A job is in another state than before, or new."""
+        if now.spec.internal:
+            return
+        was, state = (before.state if before is not None else None), now.state
+        if was is state or not (scopes := self.limits.scopes(now.spec.owner)):
+            return
+        self._add(scopes, now.spec, state, 1)
+        if before is not None and was is not None:
+            self._add(scopes, now.spec, was, -1)
+            self._freed = self._freed or (was.is_active and not state.is_active)
+            if was.is_active and not state.is_active and self._counts_hours:
+                for use in _used(now.spec.owner, before.attempt, now.ended_at):
+                    self._spend(use)
+
+    def _add(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:
+        size = spec.request.total_size
+        for scope in scopes:
+            if state in (JobState.QUEUED, JobState.HELD):
+                self._waiting[scope.key] += sign
+            elif state.is_active:
+                self._nodes[scope.key] += sign * size
+                self._promised[scope.key] += sign * _hours(spec)
+
+    def _spend(self, use: NodeUse) -> None:
+        for scope in self.limits.scopes(use.owner):
+            hours = self._past[scope.key]
+            for hour in range(floor(max(use.start, use.end - DAY) / HOUR), floor(use.end / HOUR) + 1):
+                within = min(use.end, (hour + 1) * HOUR) - max(use.start, hour * HOUR)
+                hours[hour] += max(0.0, within) * use.nodes / HOUR
+
+    # What is asked for
+
+    def ask(self, spec: JobSpec) -> Ask | None:
+        """What a job adds to what its owner has while it runs; None where that is not limited."""
+        if not self._counts_nodes or spec.internal:
+            return None
+        limited = [scope.limits for scope in self.limits.scopes(spec.owner)]
+        hours = any(each.node_hours_per_day is not None for each in limited)
+        if not hours and all(each.nodes is None for each in limited):
+            return None
+        return Ask(spec.owner, spec.request.total_size, _hours(spec) if hours else 0.0)
+
+    def excess(self, ask: Ask | None, now: float) -> Excess | None:
+        """The same, by what the job asks for."""
+        if ask is None:
+            return None
+        for scope in self.limits.scopes(ask.owner):
+            over = self.limits.excess(scope, NODES, self._nodes[scope.key], ask.nodes)
+            if over is None and scope.limits.node_hours_per_day is not None:
+                over = self.limits.excess(scope, HOURS, self._hours_used(scope.key, now), ask.hours)
+            if over is not None:
+                return over
+        return None
+
+    def of(self, spec: JobSpec, now: float) -> Excess | None:
+        """The limit of its owner that keeps a job from being placed now."""
+        return self.excess(self.ask(spec), now)
+
+    def check(self, spec: JobSpec) -> None:
+        """``NeverAllowed`` for a job that could never be placed, ``LimitReached`` while its owner has too many."""
+        if not self.counts or spec.internal:
+            return
+        for scope in self.limits.scopes(spec.owner):
+            asks = (
+                (NODES, 0, spec.request.total_size),
+                (HOURS, 0, _hours(spec)),
+                (QUEUED, self._waiting[scope.key], 1),
+            )
+            for name, used, asked in asks:
+                if over := self.limits.excess(scope, name, used, asked):
+                    over.refuse()
+
+    def used(self, scope: Scope, now: float) -> dict[str, float]:
+        """How much of each there is, as far as it is counted."""
+        key = scope.key
+        return {QUEUED: self._waiting[key], NODES: self._nodes[key], HOURS: self._hours_used(key, now)}
+
+    def _hours_used(self, key: ScopeKey, now: float) -> float:
+        hours, oldest = self._past[key], floor((now - DAY) / HOUR) + 1
+        for hour in [hour for hour in hours if hour < oldest]:
+            del hours[hour]
+        return round(self._promised[key] + sum(hours.values()), 6)
+
+
+def _hours(spec: JobSpec) -> float:
+    """Node-hours that a job may use within a day: without a walltime, all of it."""
+    return spec.request.total_size * min(spec.walltime or DAY, DAY) / HOUR
+
+
+def _used(owner: str, attempt: Attempt | None, ended_at: float | None) -> Iterable[NodeUse]:
+    """Of an attempt that has ended; a component that was never heard of again, until then."""
+    for component in attempt.components if attempt else ():
+        end = component.ended_at if component.ended_at is not None else ended_at
+        if component.claimed_at is not None and end is not None and end > component.claimed_at:
+            yield NodeUse(owner, component.size, component.claimed_at, end)

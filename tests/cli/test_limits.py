@@ -1,0 +1,47 @@
+"""``koala limits``."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from koalapy.model.limits import Limits
+from koalapy.service.limits import LimitInUse, ScopeInUse
+from tests.cli.conftest import Koala, Server
+
+
+class InUse:
+    """Of whom something is limited."""
+
+    limits = Limits(contact="write to grid@example.org")
+
+    async def of(self, user: str) -> Sequence[ScopeInUse]:
+        if user != "ada":
+            return []
+        own = [LimitInUse("nodes", 64, 12), LimitInUse("bundle_bytes", 10**9, 2048.0)]
+        shared = [LimitInUse("requests_per_second", 0.5, None), LimitInUse("node_hours_per_day", 100.0, 7.25)]
+        return [ScopeInUse("user", "ada", own), ScopeInUse("group", "physics", shared)]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(limits=InUse())
+    server.start()
+    yield server
+    server.end()
+
+
+def test_limits_are_shown_with_what_is_used(koala: Koala) -> None:
+    lines = koala("limits").out.splitlines()
+    assert [line.split() for line in lines[1:5]] == [
+        ["ada", "nodes", "12", "64"],
+        ["ada", "bundle_bytes", "2.05", "KB", "1", "GB"],
+        ["group", "physics", "requests_per_second", "-", "0.5"],
+        ["group", "physics", "node_hours_per_day", "7.25", "100"],
+    ]
+    assert lines[-1] == "more: write to grid@example.org"
+    assert json.loads(koala("limits", "--json").out)["scopes"][1]["name"] == "physics"
+
+
+def test_of_whom_nothing_is_limited_that_is_said(koala: Koala) -> None:
+    assert koala("limits", "--user", "bob").out == "nothing is limited of bob\n"
