@@ -25,7 +25,7 @@ Id = Annotated[int, Path(ge=1, le=fields.MAX_ID, description="the token's number
 
 
 class NewToken(Input):
-    """A token that is wanted: by default for who asks, with the role that they have."""
+    """A token that is wanted: by default for who asks, with the role that they have, and for others with the least."""
 
     user: UserName | None = None
     role: Role | None = None
@@ -85,7 +85,9 @@ def tokens_router(identities: Identities) -> APIRouter:
     async def create(caller: Caller, order: NewToken | None = None) -> Any:
         """Make a token: administrators for anybody, others for themselves, with no more than what they show can do."""
         given = order or NewToken()
-        wanted = TokenOrder(given.user or caller.user, given.role or caller.role, given.expires, given.note)
+        user = given.user or caller.user
+        role = given.role or (caller.role if user == caller.user else Role.USER)
+        wanted = TokenOrder(user, role, given.expires, given.note)
         token, shown = await identities.create(wanted, caller)
         return _view(token) | {"token": shown}
 

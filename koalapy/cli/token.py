@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 def create(
     user: Annotated[str | None, Option(help="for whom; default: yourself")] = None,
-    role: Annotated[Role | None, Option(help="default: your own")] = None,
+    role: Annotated[Role | None, Option(help="default: your own; for others user")] = None,
     expires: Annotated[
         str | None, Option(help="how long it holds, as 8h or 2-00:00:00, or never; default: 30d")
     ] = None,

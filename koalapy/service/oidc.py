@@ -67,7 +67,7 @@ class Oidc:
             claims = jwt.decode(token, keys, registry=self._registry).claims
             self._check(claims)
         except JoseError as error:
-            raise TokenRefused(error.description or error.error) from error
+            raise TokenRefused(error.description or error.error.replace("_", " ")) from error
         # What it holds is not ours: joserfc stumbles over some of what is no token at all.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TokenRefused("it is no signed token") from error

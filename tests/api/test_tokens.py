@@ -52,7 +52,7 @@ async def test_users_have_their_own_only(open_api: Open) -> None:
     api = await open_api()
     made = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": 3600})).json()
     alice = shows(made["token"])
-    await api.post("/api/v1/tokens", json={"user": "bob"})
+    assert (await api.post("/api/v1/tokens", json={"user": "bob"})).json()["role"] == "user", "the least"
     for wanted in ({"user": "bob"}, {"role": "operator"}, {"role": "admin"}):
         refused = await api.post("/api/v1/tokens", json=wanted, headers=alice)
         assert (refused.status_code, refused.json()["field"]) == (403, next(iter(wanted)))

@@ -103,6 +103,7 @@ def test_who_has_as_much_as_may_be_waits_while_others_are_placed_and_is_told_why
     explanation = explain(grid.queries, grid.job(second), (), grid.now)
     assert explanation.headline == said
     assert any("there is room for it" in note for note in explanation.notes)
+    assert (explanation.suffices, explanation.smallest_change) == ((), None)
     grid.advance(11)
     assert grid.state(second) is not JobState.QUEUED, "at once, and not at the next scan only"
 

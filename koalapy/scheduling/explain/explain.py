@@ -100,7 +100,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         clusters,
         notes,
         tuple(suffices),
-        smallest_change=smallest_change(spec, dry_run),
+        smallest_change=smallest_change(spec, dry_run) if queries.over_limit(spec) is None else None,
         placement=placement,
     )
 
