@@ -144,7 +144,7 @@ class Waiting(MemoryService):
 @pytest.fixture
 async def service() -> Waiting:
     service = Waiting()
-    await service.submit(JobSpec(FlexibleRequest(1), ("start", "it")))
+    await service.submit(JobSpec(FlexibleRequest(1), ("start", "it"), owner="alice"), ROOT)
     return service
 
 
@@ -204,10 +204,10 @@ async def test_what_is_being_changed_is_not_left_half_done() -> None:
     class Slow(MemoryService):
         began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> Any:
+        async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> Any:
             self.began.set()
             await self.go_on.wait()
-            return await super().submit(spec, idempotency_key)
+            return await super().submit(spec, by, idempotency_key)
 
     service, identities = Slow(), people()
     _, shown = await identities.create(HOUR, ROOT)
