@@ -5,7 +5,7 @@ from typing import Literal
 
 import structlog
 
-from koalapy.agents.component import Component
+from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.reporter import Reporter
 from koalapy.protocol.messages import Impostor
 
@@ -27,17 +27,6 @@ class Impostors:
         """By the name of the component, what is still to be told, while nothing is to be told at once."""
 
     def seen(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
-        log.warning(
-            "somebody claims to be a runner",
-            action="refuse",
-            token=component.token,
-            node=node,
-            how=how,
-            address=address,
-            lrm_job=lrm_job,
-        )
-        if component.instance != self._reporter.instance:
-            return
         waiting = self._seen.get(component.name)
         times = waiting.times + 1 if waiting is not None else 1
         impostor = Impostor(
@@ -53,6 +42,7 @@ class Impostors:
             self._seen.pop(name, None)
             return
         self._seen[name] = None
-        if self.is_daemon_told:
+        log.warning("somebody claims to be a runner", action="refuse", **impostor.model_dump(exclude={"type"}))
+        if self.is_daemon_told and name == lrm_name(self._reporter.instance, impostor.token):
             self._reporter.uplink.put(impostor)
         asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._seen.get(name)))

@@ -110,7 +110,10 @@ class OutputLog:
         for start, path in unsent:
             try:
                 data = left(node, path, MAX_UNSENT)
-            except (OSError, ValueError):
+            except OSError:
+                continue
+            except ValueError:  # somebody else put it there
+                path.unlink(missing_ok=True)
                 continue
             if start > self._known(node):
                 self.finish(node)

@@ -181,7 +181,8 @@ class RunnerConnection(asyncio.Protocol):
                 line = self._session.open(line)
             except ValueError:
                 self._handler.forged(self)
-                raise
+                self.close()
+                return
         if self.is_authenticated:
             self._handler.receive(self, parse_message(line))
         elif self._session is None:

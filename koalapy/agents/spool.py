@@ -109,12 +109,11 @@ class Folder:
             return None
 
     def left(self, node: int, path: Path, most: int) -> bytes:
-        """What a node's runner left in a file; ``OSError``, and ``ValueError`` when it is not from that runner, or
-        nobody can tell."""
+        """What a node's runner left in a file; ``OSError``, and ``ValueError`` when it is not from that runner."""
         if self.secret_of is None:
             return read_left(path, most)
         if (secret := self.secret_of(node)) is None:
-            raise ValueError("the node's secret is not known yet")
+            raise OSError(errno.EAGAIN, "the node's secret is not known yet", str(path))
         return open_file(secret, path.name, read_left(path, most + FILE_TAG_LENGTH))
 
     def last_words(self) -> str:
