@@ -13,6 +13,7 @@ from pathlib import Path
 from koalapy.agents.check.accounts import check_accounts
 from koalapy.agents.check.daemon import check_daemon
 from koalapy.agents.check.files import check_files, shared_folder
+from koalapy.agents.check.login import check_logins
 from koalapy.agents.check.node import check_runner
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import run
@@ -53,6 +54,7 @@ async def check_cluster(
     findings.append(await _check_address(settings))
     findings += [_check_folder(settings.cluster, what, path) for what, path in expected.folders.items()]
     findings += await check_files(settings)
+    findings += check_logins(settings)
     return findings + await check_daemon(settings, own_token=expected.own_token)
 
 

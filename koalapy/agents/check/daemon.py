@@ -31,9 +31,17 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
             return [daemon, await _check_token(http, settings, own_token=own_token)]
     except (httpx2.TransportError, httpx2.InvalidURL, OSError, ValueError) as error:
         hint, why = "start it with koala serve, or give its URL with --url", str(error) or type(error).__name__
-        if told := next(filter(None, (refusal(cause, urlsplit(url).hostname or "") for cause in _causes(error))), None):
+        if told := next(filter(None, (refusal(cause, _host(url)) for cause in _causes(error))), None):
             why, hint = told
         return [Finding("daemon", False, f"no daemon answers at {url} ({why})", hint)]
+
+
+def _host(url: str) -> str:
+    """Empty for a URL that is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
