@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from koalapy.model.advice import Advised, Run
+from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.cluster import Drain
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
 from koalapy.model.limits import NodeUse
@@ -102,6 +103,8 @@ class Batch:
     """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
     scans: dict[Priority, int] = field(default_factory=dict)
     """How often placement queues have been scanned, of those that were."""
+    audit: list[AuditEntry] = field(default_factory=list)
+    """Who had this done, as far as somebody has."""
     number: int = 0
     """Given by the store when it is first handed the batch, by which it knows it again."""
 
@@ -114,6 +117,7 @@ class Batch:
             or self.submitted
             or self.clusters
             or self.scans
+            or self.audit
         )
 
 
@@ -306,6 +310,20 @@ class TokenStore(Protocol):
 
     def remove_tokens(self, tokens: Collection[int]) -> None:
         """Nothing is known of these any more."""
+        ...
+
+
+class AuditStore(Protocol):
+    """The audit, to which is only added. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def append_audit(self, entries: Sequence[AuditEntry]) -> None: ...
+
+    def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
+        """The oldest first."""
+        ...
+
+    def forget_audit(self, before: float) -> int:
+        """Remove what is of before a moment; how many entries that were."""
         ...
 
 

@@ -298,6 +298,8 @@ class Settings(BaseSettings):
     """The same of the daemon's own jobs, which measure the network; what they measured is kept by itself."""
     high_priority: Literal[Role.USER, Role.OPERATOR] = Role.USER
     """Who may submit jobs of more than low priority, which preempt others: every user, or operators only."""
+    audit_keep: float | None = Field(default=365 * 86400.0, ge=86400, allow_inf_nan=False)
+    """Seconds for which it is kept who did what; null: for ever."""
     background_load: bool = False
     """Whether experiments may load clusters past the scheduler, as local users do."""
     rules: Rules = Rules()

@@ -13,6 +13,7 @@ from koalapy.api import fields
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
+from koalapy.service.audit import under_way
 
 Access = Role | Literal["owner", "everybody", "agents"]
 """The least role; or the owner of the job that the path names, and operators; or everybody without a token; or agents,
@@ -37,6 +38,7 @@ ACCESS: Mapping[str, Access] = {
     "health": "everybody",
     "hold_job": "owner",
     "list_attempts": "owner",
+    "list_audit": Role.ADMIN,
     "list_clusters": Role.USER,
     "list_jobs": Role.USER,
     "list_policies": Role.USER,
@@ -71,6 +73,9 @@ ACCESS: Mapping[str, Access] = {
 """By a route's operation; what is missing is for administrators only."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
+ASKING = frozenset({"explain_submission"})
+"""Operations that change nothing, though they are no GET."""
+TOLD_AS = {"name": "cluster"}
 _IDENTITY = "identity"
 """Where the guard leaves who has come in."""
 
@@ -78,6 +83,12 @@ _IDENTITY = "identity"
 def access_of(path: str, operation: str | None) -> Access:
     """Who may call a route."""
     return "agents" if path.startswith(AGENTS) else ACCESS.get(operation or "", Role.ADMIN)
+
+
+def _target(connection: HTTPConnection, is_agents: bool) -> str:
+    """What the path names, for the audit. What agents name beside their cluster would tell of their secrets."""
+    named = connection.path_params.items()
+    return ", ".join(f"{TOLD_AS.get(name, name)} {told}" for name, told in named if not is_agents or name == "cluster")
 
 
 def admit(scope: Scope, identity: Identity) -> None:
@@ -97,10 +108,13 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
     async def authorize(connection: HTTPConnection) -> None:
         """Whether who has come in may call the route; ``ForbiddenError``."""
         route = connection.scope["route"]
-        needed = access_of(route.path, getattr(route, "operation_id", None))
+        operation = getattr(route, "operation_id", None)
+        needed, identity = access_of(route.path, operation), identity_of(connection.scope)
+        is_agents = needed == "agents"
+        under_way(identity, operation or route.name, _target(connection, is_agents), change=operation not in ASKING)
         if needed in ("everybody", "agents"):
             return
-        identity, least = identity_of(connection.scope), needed if isinstance(needed, Role) else Role.USER
+        least = needed if isinstance(needed, Role) else Role.USER
         if identity is None or not identity.may(least):
             raise ForbiddenError(f"that is for {least}s", hint="ask an administrator of the daemon for the role")
         if needed == "owner" and not identity.may(Role.OPERATOR):

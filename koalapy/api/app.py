@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from koalapy import __version__
 from koalapy.api.access import authorizer
 from koalapy.api.admission import Admission
+from koalapy.api.audit import Trail, audit_router
 from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
 from koalapy.api.events import events_router
@@ -23,6 +24,7 @@ from koalapy.api.jobs import jobs_router
 from koalapy.api.login import login_router
 from koalapy.api.problems import declared, install
 from koalapy.api.tokens import tokens_router
+from koalapy.service.audit import Audit
 from koalapy.service.health import HealthMonitor
 from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
@@ -36,6 +38,7 @@ TAGS = [
     {"name": "advisor", "description": "What is known of applications, and what was predicted of their jobs."},
     {"name": "tokens", "description": "Make, list and revoke tokens."},
     {"name": "policies", "description": "The placement policies there are."},
+    {"name": "audit", "description": "Who did what, and from where."},
     {"name": "health", "description": "Whether the daemon is well."},
 ]
 
@@ -55,6 +58,7 @@ def create_app(
     hosts: Hosts | None = None,
     max_requests: int = 1000,
     pace: Pace | None = None,
+    audit: Audit | None = None,
 ) -> FastAPI:
     """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
     app = Api(
@@ -73,6 +77,8 @@ def create_app(
     app.include_router(clusters_router(jobs), prefix="/api/v1")
     app.include_router(tokens_router(identities))
     app.include_router(login_router(identities))
+    if audit is not None:
+        app.include_router(audit_router(audit))
     app.include_router(health_router(health))
     app.include_router(health_router(health, operation="api_health", ready="api_ready"), prefix="/api/v1")
     for router in routers:
@@ -81,6 +87,8 @@ def create_app(
     app.include_router(docs_router(app.openapi))
     install(app)
     app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts(), pace=pace or Pace())
+    if audit is not None:
+        app.add_middleware(Trail, audit=audit)
     app.add_middleware(Admission, max_requests=max_requests)
     return app
 

@@ -17,6 +17,7 @@ from koalapy.api.jobs import MAX_PAGE_SIZE
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.replica import Replica, ReplicaState
+from koalapy.service.audit import about
 from koalapy.service.bundles import Bundles
 from koalapy.service.files import Files
 from koalapy.service.results import Results
@@ -202,6 +203,7 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
             return CUT()
         except TimeoutError:
             return STALLED()
+        about(f"bundle {bundle.id}")
         response.status_code = 201 if created else 200
         return bundle
 

@@ -30,6 +30,7 @@ from koalapy.model.errors import (
     UsageError,
 )
 from koalapy.model.wording import encodable
+from koalapy.service.audit import about
 
 log = structlog.get_logger()
 
@@ -64,6 +65,8 @@ def problem(
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     """A response that says what is wrong, where, and the way out."""
+    if status in (401, 403, 429):
+        about(detail=detail)
     body = _problem(status, detail, field, value, hint)
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 

@@ -13,6 +13,7 @@ from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Role
 from koalapy.ports import StoredToken
+from koalapy.service.audit import about
 from koalapy.service.identities import DEFAULT_SPAN, Identities, TokenOrder
 
 USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
@@ -89,6 +90,7 @@ def tokens_router(identities: Identities) -> APIRouter:
         role = given.role or (caller.role if user == caller.user else Role.USER)
         wanted = TokenOrder(user, role, given.expires, given.note)
         token, shown = await identities.create(wanted, caller)
+        about(f"token {token.id} of {token.user}, {token.role}")
         return _view(token) | {"token": shown}
 
     @router.get("", response_model=TokenList, operation_id="list_tokens", responses=declared(401, 422))
@@ -104,6 +106,7 @@ def tokens_router(identities: Identities) -> APIRouter:
     )
     async def revoke_all(caller: Caller, order: RevokeOrder) -> Any:
         """Have tokens hold no longer, at once, also for what is open by them; answers all that were revoked."""
+        about("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
         if not order.all:
             return {"tokens": [_view(token) for token in await identities.revoke(order.tokens, caller)]}
         if not caller.may(Role.ADMIN):

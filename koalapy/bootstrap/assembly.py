@@ -36,6 +36,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
 from koalapy.service.agent_messages import TransferFeedback
+from koalapy.service.audit import MERGE_INTERVAL, Audit
 from koalapy.service.bundles import Bundles
 from koalapy.service.certificate import LOOK_INTERVAL, Certificate
 from koalapy.service.connections import FILES_WANTED, Connections
@@ -114,25 +115,28 @@ async def run(
     }
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
+    audit = Audit(stores.audit, engine.clock)
     with own_access(data_dir, listener, certificate) as own:
         provider = openid_provider(settings)
         identities = known_identities(settings, own, stores, engine.clock, provider)
-        vouched = logins(settings, identities, engine.clock)
+        vouched = logins(settings, identities, engine.clock, audit)
         await vouched.end_what_is_over()
         hub.log_in_with(vouched)
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
         most, pace = connections.max_requests, Pace(services.limits.limits)
-        app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace)
+        app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit)
         services.network.start()
         try:
             await services.health.look_at_disks()
             duties = [*_duties(settings, services, engine, certificate), *token_duties(identities, provider)]
+            duties.append(Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)))
             way_in = behind_proxies(app, settings, certificate)
             parts = (engine, stores.jobs, hub, way_in, listener, connections, agents, announce, duties, certificate)
             await Daemon(*parts).run()
         finally:
             await services.network.stop()
+            await audit.flush()
             stores.jobs.close()
 
 

@@ -16,6 +16,7 @@ from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import DAY, Limits
 from koalapy.scheduling.owner_use import HOURS, OwnerUse
+from koalapy.service.audit import Audit
 from koalapy.service.certificate import Certificate
 from koalapy.service.duties import Duty
 from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
@@ -82,7 +83,7 @@ def known_identities(
     return Identities(fixed, stores.tokens, users, clock, provider)
 
 
-def logins(settings: Settings, identities: Identities, clock: Callable[[], float]) -> Logins:
+def logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:
     """Those for whom the clusters' agents vouch."""
     rules = LoginRules(
         settings.known_users(),
@@ -91,7 +92,7 @@ def logins(settings: Settings, identities: Identities, clock: Callable[[], float
         frozenset(settings.trusted_logins),
         {name: section.min_uid for name, section in settings.clusters.items()},
     )
-    return Logins(rules, identities, clock)
+    return Logins(rules, identities, clock, audit=audit)
 
 
 def _own_account() -> str:

@@ -33,6 +33,7 @@ KOALA = Group(
             "whoami": "login:whoami",
             "token": "token:token_group",
             "limits": "limits:limits",
+            "audit-log": "audit:audit_log",
             "serve": "processes:serve",
             "agent": "processes:agent",
             "check": "processes:check",

@@ -24,6 +24,7 @@ from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
+from koalapy.service.audit import DONE, Deed, take
 from koalapy.service.database import SLOW_AFTER, DatabaseMonitor
 from koalapy.service.outbox import Outbox
 from koalapy.service.wire import CommandMessages
@@ -68,6 +69,8 @@ class WorkItem:
     """Called for that, once everything is written, with what the cluster is to forget."""
     epoch: int = 0
     """The epoch that is needed from now on, where it is higher than what we have."""
+    deed: Deed | None = None
+    """The request that this is done for, to be written down with it."""
     decided: bool = False
     """Whether it follows from what is stored already, so that it is not turned away while nothing can be written."""
 
@@ -129,8 +132,14 @@ class Engine:
         if not item.decided:
             self.database.check()
         item.committed = asyncio.get_running_loop().create_future()
+        item.deed = take()
         self.post(item)
-        await item.committed
+        try:
+            await item.committed
+        except KoalaError:
+            if item.deed is not None:
+                item.deed.written = False
+            raise
 
     @property
     def stored_queued(self) -> int:
@@ -247,6 +256,7 @@ class Engine:
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
             scans=effects.scans,
+            audit=[item.deed.entry(this.now, DONE) for item in this.items if item.deed],
         )
         return batch, messages
 

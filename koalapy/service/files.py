@@ -18,6 +18,7 @@ from koalapy.model.wording import known_names, listed
 from koalapy.ports import FileStore
 from koalapy.protocol.messages import Found
 from koalapy.scheduling.events import Event, ReplicasChanged
+from koalapy.service.audit import about
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.questions import Questions
@@ -78,6 +79,7 @@ class Files:
         return await self._engine.database.await_outcome(self._add(name, cluster, path))
 
     async def _add(self, name: str, cluster: ClusterName, path: str) -> Replica:
+        about(f"{name} on {cluster}")
         _check_name(name)
         self._engine.check_cluster(cluster, "cluster")
         if not path.startswith("/"):
@@ -109,6 +111,7 @@ class Files:
 
     async def _verify(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
         chosen = self._chosen(name, cluster)
+        about(f"{len(chosen)} replicas")
         clusters = {replica.cluster for replica in chosen}
         looked = await asyncio.gather(*(self._verify_all([r for r in chosen if r.cluster == c]) for c in clusters))
         found = [verified for some in looked for verified in some]
@@ -119,6 +122,7 @@ class Files:
         return await self._engine.database.await_outcome(self._remove(name, cluster))
 
     async def _remove(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
+        about(f"{name} on {cluster}" if cluster else name)
         async with self._changing:
             gone = self._chosen(name, cluster)
             clusters = [replica.cluster for replica in gone]

@@ -24,6 +24,7 @@ from koalapy.scheduling.events import (
 )
 from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.service.agent_memory import MAX_JOBS_AHEAD
+from koalapy.service.audit import about
 from koalapy.service.database import query
 from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
@@ -130,6 +131,7 @@ class Jobs:
                     value=key,
                     hint="use a new key for a new job",
                 )
+            about(f"job {first.job}", "it was submitted before")
             return await self.theirs(first.job, by), False
 
     async def _store_new(self, spec: JobSpec, by: Identity, key: tuple[str, str] | None) -> JobRecord:
@@ -141,6 +143,7 @@ class Jobs:
             engine.queries.admit(spec)
             return (JobSubmitted(Job(ident, spec, engine.clock()), by.user),)
 
+        about(f"job {ident}")
         submitted = Submitted(key[0], ident, key[1]) if key else None
         await engine.commit(WorkItem(prepare=prepare, submitted=submitted))
         return await self.get(ident)
@@ -190,6 +193,9 @@ class Jobs:
         def may_end(job: JobId) -> bool:
             known = queries.job(job)
             return known is not None and may_see_all_of(by, known)
+
+        others = [str(job) for job in wanted if queries.job(job) is not None and not may_end(job)]
+        about(f"jobs {', '.join(map(str, wanted))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
 
         def prepare() -> tuple[Event, ...]:
             why = reason or f"cancelled by {by.user}"

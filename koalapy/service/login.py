@@ -19,6 +19,7 @@ from koalapy.model.throttle import Throttle
 from koalapy.model.users import Domain, Users
 from koalapy.ports import StoredToken
 from koalapy.protocol.messages import Vouch, Vouched
+from koalapy.service.audit import DONE, REFUSED, Audit
 
 log = structlog.get_logger()
 
@@ -100,7 +101,9 @@ class Logins:
         tokens: TokenMaker,
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
+        audit: Audit | None = None,
     ) -> None:
+        self._audit = audit
         self._rules, self._tokens, self._clock, self._monotonic = rules, tokens, clock, monotonic
         self._by_cluster = Throttle(burst=500, interval=0.1)
         self._by_account = Throttle(burst=12, interval=5.0)
@@ -114,6 +117,7 @@ class Logins:
         except KoalaError as failure:
             error, hint = failure.message, failure.hint or "try again later"
         log.warning("login refused", action="login", cluster=cluster, account=vouch.account[:100], error=error)
+        await self._write_down(cluster, None, vouch.account, REFUSED, error)
         return Vouched(ident=vouch.ident, error=error, hint=hint)
 
     async def _log_in(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
@@ -129,8 +133,16 @@ class Logins:
         lifetime = self._rules.lifetime
         token, shown = await self._tokens.issue(user, role, self._clock() + lifetime, _agent_of(cluster), how=how)
         log.info("login", action="login", cluster=cluster, account=account, user=user, role=str(role), token=token.id)
+        await self._write_down(cluster, Identity(user, role, how), f"token {token.id}", DONE)
         await self._end_oldest(user, how)
         return Vouched(ident=vouch.ident, token=shown, user=user, role=str(role), lifetime=lifetime)
+
+    async def _write_down(
+        self, cluster: ClusterName, by: Identity | None, target: str, outcome: str, detail: str = ""
+    ) -> None:
+        if self._audit is not None:
+            origin = f"cluster {cluster}"
+            await self._audit.record("login", by, origin=origin, target=target[:100], outcome=outcome, detail=detail)
 
     async def _end_oldest(self, user: str, how: str) -> None:
         """Who logs in again and again has not more and more tokens."""

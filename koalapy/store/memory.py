@@ -11,6 +11,7 @@ from statistics import fmean
 
 from koalapy.model.advice import Advised, Run, run_of
 from koalapy.model.application import application_of
+from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
 from koalapy.model.limits import NodeUse
@@ -57,6 +58,9 @@ class Memory:
     bundles: dict[str, StoredBundle] = field(default_factory=dict)
     results: dict[tuple[JobId, int, int], StoredResult] = field(default_factory=dict)
     tokens: dict[int, StoredToken] = field(default_factory=dict)
+    audit: list[AuditEntry] = field(default_factory=list)
+    audited: int = 0
+    """Entries of the audit that there have been."""
     measurements: list[Measurement] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -143,6 +147,7 @@ class MemoryStore:
             memory.submitted.setdefault(used.key, used)
         memory.clusters |= {record.name: record for record in batch.clusters}
         memory.scans |= batch.scans
+        _append(memory, batch.audit)
 
     def load(self) -> Saved:
         with self._reading() as memory:
@@ -298,6 +303,30 @@ class MemoryStore:
         with self._writing() as memory:
             memory.tokens = {number: token for number, token in memory.tokens.items() if number not in tokens}
 
+    # The audit
+
+    def append_audit(self, entries: Sequence[AuditEntry]) -> None:
+        with self._writing() as memory:
+            _append(memory, entries)
+
+    def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
+        with self._reading() as memory:
+            found = (
+                entry
+                for entry in memory.audit
+                if entry.id > which.after
+                and entry.at >= which.since
+                and which.actor in ("", entry.actor)
+                and which.action in ("", entry.action)
+            )
+            return list(islice(found, which.limit))
+
+    def forget_audit(self, before: float) -> int:
+        with self._writing() as memory:
+            kept = [entry for entry in memory.audit if entry.at >= before]
+            gone, memory.audit = len(memory.audit) - len(kept), kept
+            return gone
+
     # Jobs that are over
 
     def node_use(self, since: float) -> list[NodeUse]:
@@ -369,6 +398,12 @@ class MemoryStore:
         with self._reading() as memory:
             newest = (line for line in reversed(memory.measurements) if {line.one, line.other} == {one, other})
             return list(islice(newest, limit))
+
+
+def _append(memory: Memory, entries: Iterable[AuditEntry]) -> None:
+    for entry in entries:
+        memory.audited += 1
+        memory.audit.append(replace(entry, id=memory.audited))
 
 
 def _unreported(record: ClusterRecord) -> ClusterRecord:

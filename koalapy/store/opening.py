@@ -2,8 +2,19 @@
 
 from dataclasses import dataclass
 
-from koalapy.ports import AdviceStore, FileStore, HistoryStore, MeasurementStore, OutputStore, Saved, Store, TokenStore
+from koalapy.ports import (
+    AdviceStore,
+    AuditStore,
+    FileStore,
+    HistoryStore,
+    MeasurementStore,
+    OutputStore,
+    Saved,
+    Store,
+    TokenStore,
+)
 from koalapy.store.advice import SqlAdvice
+from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
 from koalapy.store.engine import MEMORY, make_engine
 from koalapy.store.files import SqlFiles
@@ -26,6 +37,7 @@ class Stores:
     advice: AdviceStore
     history: HistoryStore
     tokens: TokenStore
+    audit: AuditStore
     output: OutputStore
 
 
@@ -46,7 +58,7 @@ def open_stores(url: str, now: float, output: OutputStore) -> Stores:
 
 def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
     store = MemoryStore(memory)
-    return Stores(store, store.load(), store, store, store, store, store, output)
+    return Stores(store, store.load(), store, store, store, store, store, store, output)
 
 
 def stores_in_database(database: Database, output: OutputStore) -> Stores:
@@ -60,5 +72,6 @@ def stores_in_database(database: Database, output: OutputStore) -> Stores:
         SqlAdvice(database),
         SqlHistory(database),
         SqlTokens(database),
+        SqlAudit(database),
         output,
     )

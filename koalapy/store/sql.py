@@ -12,6 +12,7 @@ from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Prio
 from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
+from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.usage import usage_between
 
@@ -73,6 +74,7 @@ class SqlStore:
         upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
         scans = [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()]
         upsert(connection, tables.queues, scans)
+        write_audit(connection, batch.audit)
         write_advised(connection, batch.advised)
         complete_advised(connection, batch.jobs.values())
 

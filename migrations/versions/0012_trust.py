@@ -52,9 +52,26 @@ def upgrade() -> None:
     )
     op.create_index("ix_audit_at", "audit", ["at"])
     op.create_index("ix_audit_actor_at", "audit", ["actor", "at"])
+    _keep_the_audit()
     # Of bundles from before nobody knows whose they are: who needs one sends it again.
     op.add_column("bundles", sa.Column("owners", sa.JSON, nullable=False, server_default="[]"))
     _give_keys_to_their_users()
+
+
+def _keep_the_audit() -> None:
+    """Rows are added, and neither changed nor removed: who retires old ones says so first."""
+    if op.get_bind().dialect.name == "sqlite":
+        for name, what in (("audit_is_kept", "delete"), ("audit_is_unchanged", "update")):
+            refused = "begin select raise(abort, 'the audit is append-only'); end"
+            op.execute(f"create trigger {name} before {what} on audit {refused}")
+        return
+    op.execute(
+        "create function audit_is_append_only() returns trigger language plpgsql as "
+        "$$ begin raise exception 'the audit is append-only'; end $$"
+    )
+    for name, what in (("audit_is_kept", "delete"), ("audit_is_unchanged", "update"), ("audit_is_there", "truncate")):
+        made = f"create trigger {name} before {what} on audit for each statement"
+        op.execute(f"{made} execute function audit_is_append_only()")
 
 
 def _give_keys_to_their_users() -> None:
@@ -73,5 +90,7 @@ def _key_of(user: str, key: str) -> str:
 def downgrade() -> None:
     op.drop_column("bundles", "owners")
     op.drop_table("audit")
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("drop function audit_is_append_only")
     op.drop_table("tokens")
     op.drop_column("timeline", "actor")

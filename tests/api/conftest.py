@@ -31,6 +31,7 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import Advisor
+from koalapy.service.audit import Audit
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
 from koalapy.service.files import Files
@@ -45,6 +46,7 @@ from koalapy.service.output import Outputs
 from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.store.advice import SqlAdvice
+from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.files import SqlFiles
@@ -146,7 +148,9 @@ async def serving(
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
     kept = SqlTokens(database)
     identities = Identities(people, kept) if people else administrators(*(tokens or [TOKEN]), store=kept)
-    app = create_app(jobs, HealthMonitor(engine, {}, DiskLimits()), identities, routers)
+    audit = Audit(SqlAudit(database), engine.clock)
+    app = create_app(jobs, HealthMonitor(engine, {}, DiskLimits()), identities, routers, audit=audit)
+    app.state.audit = audit
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
         yield client

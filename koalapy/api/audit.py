@@ -1,0 +1,103 @@
+"""Every request that changes something, or is refused, is written down; and the routes that tell of it."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from koalapy.api import fields
+from koalapy.api.access import identity_of
+from koalapy.api.addresses import client_address
+from koalapy.api.fields import Moment, Output
+from koalapy.api.guard import READING
+from koalapy.api.problems import declared
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.audit import AuditFilter
+from koalapy.model.job import MAX_DURATION
+from koalapy.service import audit
+from koalapy.service.audit import Audit, Deed
+
+STARTS = ("http.response.start", "websocket.http.response.start")
+MAX_TARGET = 200
+"""Characters of a path that led nowhere."""
+
+Since = Annotated[
+    float | None, Query(gt=0, le=MAX_DURATION, allow_inf_nan=False, description="of so many seconds until now")
+]
+Actor = Annotated[fields.Name, Query(description="only what this user did")]
+Action = Annotated[fields.Name, Query(description="only this operation")]
+After = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with larger ids")]
+
+
+class Trail:
+    """Stands before everything, so that it sees what the guard refuses, and holds an answer until that is written."""
+
+    def __init__(self, app: ASGIApp, audit: Audit) -> None:
+        self._app, self._audit = app, audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        method = scope.get("method", "GET")
+        change = method not in READING
+        deed = Deed(method if method in ("GET", "POST", "PUT", "DELETE") else "other", "", change)
+        deed.target = scope["path"][:MAX_TARGET]
+        if change:
+            deed.address = client_address(scope)
+        audit.begin(deed)
+
+        async def answer(message: Message) -> None:
+            if message["type"] in STARTS and not (deed.written and message["status"] < 400):
+                deed.address, deed.by = deed.address or client_address(scope), deed.by or identity_of(scope)
+                await self._audit.close(deed, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+
+class AuditView(Output):
+    """Who did what, from where, and what became of it."""
+
+    id: int
+    at: Moment
+    actor: str
+    """The user; empty where nobody is known."""
+    role: str
+    how: str
+    """How it is known who it was."""
+    address: str
+    action: str
+    """An operation by its id here, or what an agent told."""
+    target: str
+    outcome: str
+    """``done``, ``refused`` or ``failed``."""
+    detail: str
+    times: int
+    """How many alike it stands for."""
+
+
+class AuditPage(Output):
+    """The oldest first; ``next`` is for ``after``, also when there are no more yet."""
+
+    entries: list[AuditView]
+    next: int
+
+
+def audit_router(trail: Audit) -> APIRouter:
+    """For administrators."""
+    router = APIRouter(prefix="/api/v1/audit", tags=["audit"], dependencies=[Depends(refuse_unknown)])
+
+    @router.get("", response_model=AuditPage, operation_id="list_audit", responses=declared(401, 422, 503))
+    async def entries(
+        since: Since = None,
+        user: Actor = "",
+        action: Action = "",
+        after: After = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Any:
+        """Who did what, from where, and who was refused, the oldest first."""
+        found = await trail.entries(AuditFilter(0.0, user, action, after, limit), since)
+        return {"entries": found, "next": found[-1].id if found else after}
+
+    return router

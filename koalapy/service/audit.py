@@ -1,0 +1,161 @@
+"""The audit: who changed what, from where, and who was refused. A change is written down with the change itself."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import structlog
+
+from koalapy.model.audit import AuditEntry, AuditFilter
+from koalapy.model.errors import KoalaError
+from koalapy.model.identity import Identity
+from koalapy.ports import AuditStore
+from koalapy.service.database import query
+
+log = structlog.get_logger()
+
+DONE, REFUSED, FAILED = "done", "refused", "failed"
+MERGE_INTERVAL = 60.0
+"""Seconds for which refusals that are alike are counted before they are written as one."""
+MAX_KINDS = 100
+"""Of refusals in that time; those of further kinds are counted together, so that a flood fills no disk."""
+MAX_WAITING = 1000
+"""Entries that are kept until the database takes them; each is in the log as well."""
+OTHERS = "others"
+
+
+@dataclass(slots=True)
+class Deed:
+    """A request that is under way, as it will stand in the audit."""
+
+    action: str
+    address: str
+    is_change: bool
+    by: Identity | None = None
+    target: str = ""
+    detail: str = ""
+    written: bool = False
+    """Whether it is part of a transaction, or there is nothing more to be written of it."""
+
+    def entry(self, at: float, outcome: str) -> AuditEntry:
+        user, role, how = (self.by.user, str(self.by.role), self.by.how) if self.by else ("", "", "")
+        return AuditEntry(at, user, role, how, self.address, self.action, self.target, outcome, self.detail)
+
+
+_under_way: ContextVar[Deed | None] = ContextVar("deed", default=None)
+
+
+def begin(deed: Deed) -> None:
+    """What is done from here on, in this task and those that it starts, is done by this request."""
+    _under_way.set(deed)
+
+
+def about(target: str = "", detail: str = "") -> None:
+    """Say of the request under way, if there is one, what it is done to, and more; no secrets."""
+    if (deed := _under_way.get()) is not None:
+        deed.target, deed.detail = target or deed.target, detail or deed.detail
+
+
+def under_way(by: Identity | None, action: str, target: str, *, change: bool) -> None:
+    """What the request under way turns out to be; ``change``: whether it may be one."""
+    if (deed := _under_way.get()) is not None:
+        deed.by, deed.action, deed.target = by, action, target
+        deed.is_change = deed.is_change and change
+
+
+def take() -> Deed | None:
+    """The change under way, for who writes it in one transaction with what it changes: the first one who asks."""
+    deed = _under_way.get()
+    if deed is None or not deed.is_change or deed.written:
+        return None
+    deed.written = True
+    return deed
+
+
+class Audit:
+    """Writes what no transaction has written, and tells what there is."""
+
+    def __init__(self, store: AuditStore, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+        self._more: dict[tuple[str, ...], AuditEntry] = {}
+        """Refusals of the last seconds by their kind: the newest, and how many there were that are not written."""
+        self._waiting: list[AuditEntry] = []
+
+    async def close(self, deed: Deed, status: int) -> None:
+        """A request is about to be answered: nothing of it may be lost when we end after that."""
+        refused, failed = 400 <= status < 500, status >= 500
+        if not refused and (deed.written or not (deed.is_change or failed)):
+            return
+        deed.written = True
+        if not deed.is_change and status not in (401, 403, 429):
+            return
+        outcome = FAILED if failed else REFUSED if refused else DONE
+        entry = deed.entry(self._clock(), outcome)
+        if not refused and not failed:
+            await self._write([entry])
+            return
+        await self._refused(replace(entry, detail=f"{status} {entry.detail}".strip()), str(status))
+
+    async def record(
+        self, action: str, by: Identity | None, *, origin: str, target: str = "", outcome: str = DONE, detail: str = ""
+    ) -> None:
+        """What came otherwise than by a request, such as what agents tell; refusals that are alike are counted."""
+        deed = Deed(action, origin, True, by, target, detail)
+        entry = deed.entry(self._clock(), outcome)
+        if outcome == DONE or self._is_first(entry, outcome):
+            await self._write([entry])
+
+    async def flush(self) -> None:
+        """Write what was counted and what the database has not taken; once in a while, and at the end."""
+        counted, self._more = [entry for entry in self._more.values() if entry.times], {}
+        self._keep(counted)
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            await self._write(waiting)
+
+    async def entries(self, which: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
+        """The oldest first; of the ``last`` so many seconds only."""
+        if last is not None:
+            which = replace(which, since=self._clock() - last)
+        return await query(self._store.audit_entries, which)
+
+    async def tidy(self, keep: float | None) -> None:
+        """``flush``, and remove what is older than so many seconds."""
+        await self.flush()
+        if keep is not None:
+            try:
+                await asyncio.to_thread(self._store.forget_audit, min(self._clock(), time.time()) - keep)
+            except KoalaError as error:
+                log.error("what is old of the audit was not removed", action="audit", error=error.message)
+
+    async def _refused(self, entry: AuditEntry, status: str) -> None:
+        if self._is_first(entry, status):
+            await self._write([entry])
+
+    def _is_first(self, entry: AuditEntry, status: str) -> bool:
+        """Whether no other of its kind has come since the last flush; others are counted."""
+        kind: tuple[str, ...] = (entry.actor, entry.address, entry.action, status)
+        if kind not in self._more and len(self._more) >= MAX_KINDS:
+            kind, entry = (OTHERS,), replace(entry, actor="", role="", how="", address=OTHERS, action=OTHERS, target="")
+        elif kind not in self._more:
+            self._more[kind] = replace(entry, times=0)
+            return True
+        before = self._more.get(kind)
+        self._more[kind] = replace(entry, times=before.times + 1 if before else 1)
+        return False
+
+    async def _write(self, entries: list[AuditEntry]) -> None:
+        try:
+            await asyncio.to_thread(self._store.append_audit, entries)
+        except KoalaError as error:
+            log.error("the audit is not written: the database does not take it", action="audit", error=error.message)
+            self._keep(entries)
+
+    def _keep(self, entries: Sequence[AuditEntry]) -> None:
+        for entry in entries:
+            if len(self._waiting) >= MAX_WAITING:
+                log.error("an entry of the audit is only here", action="audit", entry=entry)
+            else:
+                self._waiting.append(entry)

@@ -1,0 +1,180 @@
+"""Who did what, from where: every change and every refusal is written down, and no secret ever."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from koalapy.model.audit import AuditFilter
+from koalapy.model.errors import StoreUnavailable
+from koalapy.service.audit import MAX_KINDS, Audit
+from tests.api.conftest import AGENT_TOKENS, NO_PAGE, URL
+from tests.api.test_access import BODY, BUNDLE, SECRET, Api, opened
+
+Json = dict[str, Any]
+
+
+@pytest_asyncio.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with opened(tmp_path) as found:
+        yield found
+
+
+async def entries(api: Api, **query: Any) -> list[Json]:
+    answer = await api.ask("root", "GET", "/api/v1/audit", params=query)
+    assert answer.status_code == 200, answer.text
+    assert SECRET not in answer.text
+    found: list[Json] = answer.json()["entries"]
+    return found
+
+
+def told(found: list[Json]) -> list[tuple[str, ...]]:
+    return [(one["actor"], one["role"], one["action"], one["target"], one["outcome"]) for one in found]
+
+
+async def test_changes_tell_who_what_where_and_what_became_of_it(api: Api) -> None:
+    await api.submit("ada")
+    await api.ask("ada", "POST", "/api/v1/jobs/1/hold")
+    await api.ask("director", "POST", "/api/v1/jobs/1/cancel", json={"reason": "enough"})
+    await api.ask("director", "POST", "/api/v1/clusters/north/drain")
+    await api.ask("director", "POST", "/api/v1/replicas", json={"name": "m", "cluster": "north", "path": "/m"})
+    await api.ask("ada", "POST", "/api/v1/bundles", content=BUNDLE)
+    made = await api.ask("ada", "POST", "/api/v1/tokens", json={})
+    assert made.status_code == 201
+    found = await entries(api)
+    assert [one[:3] + one[4:] for one in told(found)] == [
+        ("ada", "user", "submit_job", "done"),
+        ("ada", "user", "hold_job", "done"),
+        ("director", "operator", "cancel_job", "done"),
+        ("director", "operator", "drain_cluster", "done"),
+        ("director", "operator", "add_replica", "done"),
+        ("ada", "user", "upload_bundle", "done"),
+        ("ada", "user", "create_token", "done"),
+    ]
+    targets = [one["target"] for one in found]
+    assert targets[:5] == ["job 1", "job 1", "job 1", "cluster north", "m on north"]
+    assert targets[5].startswith("bundle ")
+    assert targets[6].startswith("token ")
+    assert {one["how"] for one in found} == {"a test"}
+    assert all(one["address"].startswith("192.0.2.") for one in found)
+    assert made.json()["token"] not in json.dumps(found)
+
+
+async def test_who_looks_is_not_written_down_but_who_is_refused(api: Api) -> None:
+    await api.submit("ada")
+    for who, method, path in (
+        ("ada", "GET", "/api/v1/jobs"),
+        ("ada", "POST", "/api/v1/explain"),
+        ("bob", "GET", "/api/v1/jobs/1"),
+        ("bob", "GET", "/api/v1/jobs/1/logs"),
+        ("bob", "POST", "/api/v1/jobs/1/cancel"),
+        ("bob", "GET", "/api/v1/audit"),
+        ("nobody", "GET", "/api/v1/jobs"),
+        ("agent", "POST", "/api/v1/jobs"),
+    ):
+        await api.ask(who, method, path, json=BODY if method == "POST" and "cancel" not in path else None)
+    found = (await entries(api))[1:]
+    assert told(found) == [
+        ("bob", "user", "read_logs", "job 1", "refused"),
+        ("bob", "user", "cancel_job", "job 1", "refused"),
+        ("bob", "user", "list_audit", "", "refused"),
+        ("", "", "GET", "/api/v1/jobs", "refused"),
+        ("", "", "POST", "/api/v1/jobs", "refused"),
+    ]
+    assert [one["detail"][:4] for one in found] == ["403 ", "403 ", "403 ", "401 ", "401 "]
+    assert "not yours" in found[0]["detail"]
+
+
+async def test_agents_that_are_refused_are_written_down_without_what_they_show(api: Api) -> None:
+    path = "/api/v1/agents/north/results/1.1.0.nonce"
+    answer = await api.ask("bob", "PUT", path, content=b"")
+    assert answer.status_code == 401
+    assert [(one["action"], one["target"], one["outcome"]) for one in await entries(api)] == [
+        ("put", "cluster north", "refused")
+    ]
+    assert AGENT_TOKENS["north"] not in json.dumps(await entries(api))
+
+
+async def test_of_many_jobs_it_is_told_which_were_not_theirs(api: Api) -> None:
+    await api.submit("ada")
+    await api.submit("bob")
+    await api.ask("bob", "POST", "/api/v1/jobs/cancel", json={"jobs": [1, 2]})
+    last = (await entries(api))[-1]
+    assert (last["action"], last["target"], last["detail"]) == ("cancel_jobs", "jobs 1, 2", "not bob's: 1")
+
+
+async def test_entries_are_found_by_user_action_and_page(api: Api) -> None:
+    for who in ("ada", "bob", "ada"):
+        await api.submit(who)
+    await api.ask("ada", "POST", "/api/v1/jobs/1/hold")
+    assert [one["target"] for one in await entries(api, user="ada")] == ["job 1", "job 3", "job 1"]
+    assert [one["target"] for one in await entries(api, action="submit_job", user="bob")] == ["job 2"]
+    first = (await api.ask("root", "GET", "/api/v1/audit", params={"limit": 2})).json()
+    rest = (await api.ask("root", "GET", "/api/v1/audit", params={"after": first["next"]})).json()
+    assert [one["target"] for one in rest["entries"]] == ["job 3", "job 1"]
+    none = (await api.ask("root", "GET", "/api/v1/audit", params={"after": rest["next"]})).json()
+    assert none == {"entries": [], "next": rest["next"]}
+    assert len(await entries(api, since=3600)) == 4
+
+
+async def test_a_change_and_its_entry_are_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written for it afterwards: who ends at any moment loses both or neither."""
+    audit: Audit = api.app.state.audit
+
+    def refuse(_: object) -> None:
+        raise AssertionError("written by itself")
+
+    monkeypatch.setattr(audit._store, "append_audit", refuse)
+    await api.submit("ada")
+    for path in ("jobs/1/hold", "jobs/1/release", "jobs/1/cancel"):
+        assert (await api.ask("ada", "POST", f"/api/v1/{path}")).status_code == 200
+    for path in ("drain", "resume", "clear"):
+        assert (await api.ask("director", "POST", f"/api/v1/clusters/north/{path}")).status_code == 200
+    assert len(await entries(api)) == 7
+
+
+async def test_what_the_database_does_not_take_is_written_later(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit: Audit = api.app.state.audit
+
+    def away(_: object) -> None:
+        raise StoreUnavailable("it is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit._store, "append_audit", away)
+        assert (await api.ask("ada", "POST", "/api/v1/bundles", content=BUNDLE)).status_code == 201
+        assert (await api.ask("nobody", "GET", "/api/v1/jobs")).status_code == 401
+        await audit.flush()
+    assert await entries(api) == []
+    await audit.flush()
+    assert [one["action"] for one in await entries(api)] == ["upload_bundle", "GET"]
+
+
+async def test_a_flood_of_refusals_is_counted(api: Api) -> None:
+    audit: Audit = api.app.state.audit
+    transport = httpx2.ASGITransport(api.app, client=("192.0.2.9", 1))
+    async with httpx2.AsyncClient(transport=transport, base_url=URL, headers=NO_PAGE) as http:
+        for number in range(50):
+            assert (await http.get(f"/api/v1/anything/{number}")).status_code == 401
+    assert len(await entries(api)) == 1, "the first is there at once"
+    await audit.flush()
+    found = await entries(api)
+    assert [one["times"] for one in found] == [1, 49]
+    for number in range(MAX_KINDS + 20):
+        await audit.record("login", None, origin=f"192.0.2.{number}", outcome="refused")
+    await audit.flush()
+    found = (await entries(api, limit=1000))[2:]
+    assert len(found) == MAX_KINDS + 1
+    assert (found[-1]["address"], found[-1]["times"]) == ("others", 20)
+
+
+async def test_requests_at_the_same_time_are_told_apart(api: Api) -> None:
+    await asyncio.gather(*(api.submit(who) for who in ("ada", "bob", "director") for _ in range(5)))
+    found = await api.app.state.audit.entries(AuditFilter())
+    shown = (await api.ask("root", "GET", "/api/v1/jobs")).json()["jobs"]
+    assert {(one.actor, one.target) for one in found} == {(job["owner"], f"job {job['id']}") for job in shown}
+    assert len(found) == len(shown) == 15
