@@ -186,6 +186,8 @@ class ClusterSection(ClusterProfile, SiteSettings):
     """Of the identity ``own``: whose jobs alone run there."""
     unmapped: bool = False
     """Whether accounts of this cluster that belong to nobody of ``users`` may come, as ``ACCOUNT@CLUSTER``."""
+    refused_accounts: list[str] = field(default_factory=list)
+    """Accounts of this cluster that get no login, whoever they are."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every program there; ``PATH`` entries go first."""
     embedded: bool | None = None

@@ -91,6 +91,7 @@ def logins(settings: Settings, identities: Identities, clock: Callable[[], float
         settings.login_lifetime,
         frozenset(settings.trusted_logins),
         {name: section.min_uid for name, section in settings.clusters.items()},
+        {name: section.refused_accounts for name, section in settings.clusters.items()},
     )
     return Logins(rules, identities, clock, audit=audit)
 

@@ -7,7 +7,7 @@ the daemon's configuration.
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -57,11 +57,15 @@ class LoginRules:
     """Clusters whose agents may vouch for others than mere users."""
     min_uids: Mapping[ClusterName, int] | None = None
     """The least number of an account that is a person's, by cluster."""
+    refused: Mapping[ClusterName, Collection[str]] = field(default_factory=dict)
+    """Accounts that get no login, by cluster."""
 
     def user_of(self, cluster: ClusterName, account: str, uid: int) -> str:
         """Who it is; ``Refused`` when nobody may come from there by that account."""
         domain = self.domains.get(cluster, Domain())
         person = self.users.person_of(cluster, account)
+        if account in self.refused.get(cluster, ()):
+            raise Refused(f"the account {account} of {cluster} gets no login", "ask the grid's administrators why")
         if domain.identity == "own":
             if not domain.user or person not in (None, domain.user):
                 raise Refused(f"{account} of {cluster} is not {domain.user}", f"correct clusters.{cluster}.user")

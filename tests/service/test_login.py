@@ -27,6 +27,7 @@ RULES = LoginRules(
     600.0,
     frozenset({"south"}),
     {"north": 1000, "east": 500},
+    {"north": ["mallory"]},
 )
 
 
@@ -100,6 +101,7 @@ async def test_an_account_is_its_person(cluster: str, account: str, uid: int, wh
         ("north", "nobody", 65534, "nobody of north (uid 65534) is an account of the system"),
         ("north", "alice on east", 1234, "'alice on east' of north has a name that nobody can have here"),
         ("north", "a\nb", 1234, "'a\\nb' of north has a name that nobody can have here"),
+        ("north", "mallory", 1234, "the account mallory of north gets no login"),
         ("north", "", 1234, "'' of north has a name that nobody can have here"),
         ("elsewhere", "alice", 1234, "the account alice of elsewhere belongs to nobody who may come"),
         ("laptop", "eve", 1234, None),
@@ -175,6 +177,9 @@ async def test_a_login_that_todays_configuration_would_not_give_is_over() -> Non
     await daemon.logins.end_what_is_over()
     assert all(token.revoked_at is None for token in daemon.maker.tokens)
     people = {"alice": User({"north": "alice"}), "boss": User({"south": "boss"}, Role.OPERATOR)}
+    refused = replace(RULES, refused={"north": ["carol"]})
+    await Logins(refused, daemon.maker, clock=time.time).end_what_is_over()
+    assert [t.user for t in daemon.maker.tokens if t.revoked_at is not None] == ["carol@north"]
     rules = replace(RULES, users=Users(people), domains={"mine": Domain("own", "dave")})
     await Logins(rules, daemon.maker, clock=time.time).end_what_is_over()
     assert [t.user for t in daemon.maker.tokens if t.revoked_at is None] == ["alice", "alice", "alice"]
