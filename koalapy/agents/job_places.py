@@ -39,13 +39,6 @@ class JobPlaces:
             return self._folders.stage(component.user, component.instance, component.stage)
         return self._stages.folder(component.instance, component.stage)
 
-    async def give_stage(self, component: Component) -> None:
-        """Have the files that were brought be its account's own; ``SiteError``."""
-        folder = self.stage(component)
-        if component.user and component.stage is not None and folder is not None:
-            made = self._stages.folder(component.instance, component.stage)
-            await self._folders.give(component.user, made, folder)
-
     def has_taken_back(self, component: Component, then: Callable[[], object]) -> bool:
         """Whether all is here that its runners left; where not, ``then`` is called when it is, or is not to be had."""
         if not component.fetched and component.name not in self._taking_back:
@@ -85,8 +78,6 @@ class JobPlaces:
     async def _remove(self, component: Component) -> None:
         try:
             await self._folders.remove(component.user, self.work(component))
-            if (stage := self.stage(component)) is not None:
-                await self._folders.remove(component.user, stage)
         except SiteError as error:
             log.warning("a job's folder cannot be removed", action="forget", token=component.token, reason=str(error))
 
@@ -102,8 +93,8 @@ class JobPlaces:
 
     def _known(self, user: str) -> set[str]:
         own = [component for component in self._reporter.components.values() if component.user == user]
-        folders = [folder for one in own for folder in (self.work(one), self.stage(one)) if folder is not None]
-        return {folder.name for folder in folders}
+        stages = {f"stage-{instance}-{token}" for instance, token in self._stages.tokens()}
+        return stages | {self.work(component).name for component in own}
 
     async def close(self) -> None:
         tasks = [*self._tasks, *self._taking_back.values()]

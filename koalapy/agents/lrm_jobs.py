@@ -221,7 +221,6 @@ class LrmJobs:
                 lrm_job = await health.call(lrm.find(component.name, component.user)) if unsure else None
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.synced()  # else it might run and nobody know of it
-                    await self._places.give_stage(component)
                     lrm_job = await health.call(lrm.submit(self._submission(component)))
                     health.accepted()
                 if lrm_job is not None or component.stop is not None:

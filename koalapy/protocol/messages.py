@@ -332,6 +332,8 @@ class Stage(Command):
     type: Literal["stage"] = "stage"
     files: list[StageFile]
     bundle: StageBundle | None = None
+    local_user: Name = ""
+    """As ``Submit`` has it."""
 
 
 class Unstage(Command):

@@ -63,7 +63,8 @@ class CommandMessages:
             case StageComponent() if job is not None and self._accounts.why_not(job.spec.owner, command.cluster):
                 return Unstage(**own).model_dump()
             case StageComponent() if job is not None:
-                return (_stage(job, command.cluster, self._catalogue, own) or Unstage(**own)).model_dump()
+                user = self._accounts.local_user(job.spec.owner, command.cluster)
+                return (_stage(job, command.cluster, self._catalogue, own, user) or Unstage(**own)).model_dump()
             case OpenBarrier() if job is not None:
                 if (plan := self._plans.get(job.id)) is None:
                     plan = self._plans[job.id] = _plan(job, self._profiles)
@@ -84,7 +85,7 @@ def _submit(job: Job, own: dict[str, Any], local_user: str) -> Submit:
     )
 
 
-def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any]) -> Stage | None:
+def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any], local_user: str) -> Stage | None:
     """What is to be brought to a component; None when it went elsewhere within the same step.
 
     A replica that the catalogue has not any more is told without a path.
@@ -99,6 +100,7 @@ def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, 
         **own,
         files=[_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
         bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
+        local_user=local_user,
     )
 
 

@@ -46,6 +46,7 @@ class FileService:
             self._is_in_use,
             settings.transfer_limit,
             disk_sync,
+            folders,
         )
         self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders)
         questions.answer_with("stat", replicas.stat)

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -66,12 +66,28 @@ class Means:
     disk_sync: DiskSync | None
 
 
+class StageOwner(Protocol):
+    """The account whose folder a stage is to be, where that is not the agent's own. ``SiteError``."""
+
+    async def give(self, folder: Path) -> None:
+        """Let it have what is in a folder of ours."""
+
+    async def take_away(self) -> None: ...
+
+
 class StageRun:
     """A stage on its way, or there. ``own`` is our notebook and workshop, ``folder`` what the component gets."""
 
     def __init__(
-        self, order: Stage, folder: Path, own: Path, means: Means, changed: Callable[["StageRun"], object]
+        self,
+        order: Stage,
+        folder: Path,
+        own: Path,
+        means: Means,
+        changed: Callable[["StageRun"], object],
+        owner: StageOwner | None = None,
     ) -> None:
+        self.owner = owner
         self.token = order.token
         self.folder = folder
         self._own, self._journal = own, Folder(own, means.disk_sync)
@@ -183,6 +199,7 @@ class StageRun:
             for index, file in enumerate(self._files):
                 if index not in self._ready:
                     await self._bring(index, file)
+            await self._hand_over()
             self._journal.write(done=True)
             self._state = "done"
         except OSError as error:
@@ -190,6 +207,16 @@ class StageRun:
         except StageError as failure:
             self._fail(failure)
         self._changed(self)
+
+    async def _hand_over(self) -> None:
+        """To the account that it is for; one that may have none is its job's trouble, and not the cluster's."""
+        if self.owner is None:
+            return
+        try:
+            await self.owner.give(self.folder)
+        except SiteError as error:
+            is_the_jobs = isinstance(error, SiteRejected) and error.fault == "job"
+            raise StageError(error.message, "source" if is_the_jobs else "site") from error
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

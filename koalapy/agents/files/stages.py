@@ -17,8 +17,10 @@ from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.sharing import SharedTasks
 from koalapy.agents.files.stage import Means, StageRun
 from koalapy.agents.files.turns import Turns
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.questions import Questions
 from koalapy.agents.spool import Folder
+from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
 
@@ -38,6 +40,24 @@ Key = tuple[str, str]
 """Daemon instance and token."""
 
 
+class AccountsStage:
+    """A stage that is to be the folder of an account."""
+
+    def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
+        self._folders, self._user, self._instance, self._token = folders, user, instance, token
+
+    async def give(self, folder: Path) -> None:
+        self._folders.run_as.accounts.admit(self._user)
+        await self._folders.give(self._user, folder, self._place)
+
+    async def take_away(self) -> None:
+        await self._folders.remove(self._user, self._place)
+
+    @property
+    def _place(self) -> Path:
+        return self._folders.stage(self._user, self._instance, self._token)
+
+
 class Stages:
     """Carries out ``Stage`` and ``Unstage``. ``tell`` sends a status of an instance's; ``in_use`` says whether a
     component still has a stage as its own."""
@@ -53,6 +73,7 @@ class Stages:
         in_use: Callable[[str, str], bool],
         pulls: int,
         disk_sync: DiskSync | None = None,
+        folders: JobFolders | None = None,
     ) -> None:
         """``pulls`` is how many may run at once."""
         self._directory = directory
@@ -73,6 +94,7 @@ class Stages:
             disk_sync,
         )
         self._publish_status, self._in_use = publish, in_use
+        self._folders = folders or JobFolders.alone()
         self._stages: dict[Key, StageRun] = {}
         self._unwanted: set[Key] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,6 +170,10 @@ class Stages:
         """The daemons that have stages here."""
         return {instance for instance, _ in self._stages}
 
+    def tokens(self) -> set[Key]:
+        """Of all that are here, and whose."""
+        return set(self._stages)
+
     def abandon(self, instance: str) -> None:
         """As if a daemon had said of each of its stages that it is not wanted any more."""
         for token in [token for owner, token in self._stages if owner == instance]:
@@ -172,7 +198,10 @@ class Stages:
 
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
         folder, own = self._directory / name, self._directory / f".{name}"
-        run = StageRun(order, folder, own, self._means, lambda run: self._publish(instance, run))
+        user = self._folders.run_as.accounts.acting(order.local_user)
+        has_owner = bool(user) or self._folders.are_many
+        owner = AccountsStage(self._folders, user, instance, order.token) if has_owner else None
+        run = StageRun(order, folder, own, self._means, lambda run: self._publish(instance, run), owner)
         earlier = self._stages.get((instance, order.token))
         if earlier is not None:
             # A token comes again only for a component that never started its program there: nobody uses that folder.
@@ -191,6 +220,11 @@ class Stages:
 
     async def _remove(self, run: StageRun) -> None:
         await run.end()
+        if run.owner is not None:
+            try:
+                await run.owner.take_away()
+            except SiteError as error:
+                log.warning("a stage cannot be removed", action="unstage", token=run.token, reason=error.message)
         await asyncio.to_thread(run.remove)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -44,12 +44,12 @@ def members(archive: bytes) -> dict[str, bytes]:
         return {m.name: opened.extractfile(m).read() for m in opened}  # type: ignore[union-attr]
 
 
-async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, **files: str) -> None:
+async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str = "done", **files: str) -> None:
     content = bundle(**files)
     ident = hashlib.sha256(content).hexdigest()
     daemon_files.bundles[ident] = content
-    await daemon.stage(S, bundle={"id": ident, "size": len(content)})
-    await daemon.staged(S)
+    await daemon.stage(S, bundle={"id": ident, "size": len(content)}, local_user="alice")
+    await daemon.staged(S, state)
 
 
 async def test_what_was_sent_along_is_the_owners_and_what_comes_back_was(
@@ -71,6 +71,7 @@ async def test_what_was_sent_along_is_the_owners_and_what_comes_back_was(
     made_ready = mapped.settings.stages / f"test-{S}"
     assert made_ready.lstat().st_uid == os.geteuid()
     await daemon.command("forget", T)
+    await daemon.command("unstage", S)
     await comes_true(lambda: not list((mapped.jobs / "alice").iterdir()))
     assert secret.read_text() == "root's alone"
 
@@ -94,7 +95,28 @@ async def test_a_job_that_fails_to_get_its_files_says_why(
     blocked = mapped.jobs / "alice"
     blocked.mkdir()
     blocked.chmod(0o700)
-    await staged(daemon, daemon_files, **{"in.txt": "input"})
-    await daemon.submit(T, local_user="alice", stage=S)
-    status = await daemon.reaches(T, "ended")
+    await staged(daemon, daemon_files, "failed", **{"in.txt": "input"})
+    status = daemon.said("stage_status", S)[-1]
     assert "belongs to another account" in status["error"]
+    assert status["fault"] == "source"  # a cluster does not count it as its own
+
+
+async def test_a_stage_of_nobodys_is_brought_to_nobody(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    for token, user in (("7.1.8", ""), ("7.1.7", "mallory"), ("7.1.6", "../alice")):
+        await daemon.stage(token, local_user=user)
+        assert (await daemon.staged(token, "failed"))["fault"] == "source"
+    assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
+
+
+async def test_a_stage_that_comes_late_is_there_when_the_program_begins(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    """Nodes are claimed while files are on their way."""
+    await daemon.submit(T, local_user="alice", stage=S)
+    await daemon.reaches(T, "claimed")
+    await staged(daemon, daemon_files, **{"in.txt": "input"})
+    await daemon.open(["cat", "in.txt"], T)
+    await daemon.reaches(T, "ended")
+    assert daemon.output[T] == b"input"
