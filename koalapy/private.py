@@ -61,6 +61,11 @@ def private_file(path: Path) -> None:
         os.close(descriptor)
 
 
+def owner_only(path: str, flags: int) -> int:
+    """As the ``opener`` of ``open``: a file that is made so is 0600, whatever files of jobs are to be."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 def tighten(descriptor: int) -> None:
     """Take from group and others what they may do with an open file, if it is ours."""
     seen = os.fstat(descriptor)

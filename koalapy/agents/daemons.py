@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from koalapy.private import owner_only
 from koalapy.protocol.messages import KnownDaemon
 
 log = structlog.get_logger()
@@ -56,7 +57,7 @@ class Daemons:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             fresh = folder / f"{name}.new"
-            with fresh.open("w") as file:
+            with open(fresh, "w", opener=owner_only) as file:
                 file.write(json.dumps(fields))
                 if sync:
                     file.flush()

@@ -17,6 +17,7 @@ import structlog
 
 from koalapy.agents.disk_sync import DiskSync, sync
 from koalapy.agents.runner_messages import parse_result
+from koalapy.private import owner_only
 from koalapy.runtime.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runtime.account_files import MAX_RESULT
 from koalapy.runtime.account_files import RUNNER_LOG as RUNNER_LOG
@@ -143,7 +144,8 @@ class Folder:
             fresh = path.with_suffix(".kept")
             content = json.dumps(result).encode()
             secret = self.secret_of(node) if self.secret_of is not None else None
-            fresh.write_bytes(content if secret is None else seal_file(secret, path.name, content))
+            with open(fresh, "wb", opener=owner_only) as file:
+                file.write(content if secret is None else seal_file(secret, path.name, content))
             fresh.replace(path)
         self._written(path, began=True)
 

@@ -64,7 +64,7 @@ def agent(
     _check_identity(cluster, own, section)
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
         if own.replica_directories and not section.replica_directories:
-            replica_directory(directory).mkdir(exist_ok=True)
+            replica_directory(directory).mkdir(mode=0o700, exist_ok=True)
         lrm = own.lrm.make(own)
         try:
             uvloop.run(_agent(own, lrm))

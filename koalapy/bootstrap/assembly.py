@@ -1,5 +1,6 @@
 """Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
 
+import contextlib
 import secrets
 import sys
 import time
@@ -329,4 +330,7 @@ def _embedded_agents(
 
 
 def _agent_directory(data_dir: Path, cluster: str) -> Path:
-    return data_dir / "clusters" / cluster
+    clusters = data_dir / "clusters"
+    with contextlib.suppress(OSError):  # of which its agent tells more
+        clusters.mkdir(mode=0o700, exist_ok=True)
+    return clusters / cluster

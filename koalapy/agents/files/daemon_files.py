@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.private import owner_only
 from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
 
 IO_TIMEOUT = 60.0
@@ -39,7 +40,7 @@ class DaemonFiles:
 
     def fetch(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
-        with open(path, "ab") as file:
+        with open(path, "ab", opener=owner_only) as file:
             there = file.tell()
             headers = {"Range": f"bytes={there}-"} if there else {}
             connection = self._connection()

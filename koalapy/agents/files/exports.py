@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.run_as import plain
 from koalapy.model.errors import SiteRejected
+from koalapy.private import owner_only
 
 log = structlog.get_logger()
 
@@ -210,7 +211,8 @@ class Exports:
             if os.stat(self._directory / LOG).st_size > MAX_LOG_SIZE:
                 os.unlink(self._directory / LOG)
         fresh = self._directory / "rsyncd.new"
-        fresh.write_text(text)
+        with open(fresh, "w", opener=owner_only) as file:
+            file.write(text)
         fresh.rename(self._directory / "rsyncd.conf")
 
     # Connections

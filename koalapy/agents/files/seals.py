@@ -14,6 +14,7 @@ from pathlib import Path
 from koalapy.agents.files.digest import MAX_DEPTH
 from koalapy.agents.files.roots import CONTENT
 from koalapy.model.errors import SiteRejected
+from koalapy.private import owner_only
 
 SETTLED = 2.0
 """Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
@@ -120,5 +121,6 @@ class Seals:
                 return
             with contextlib.suppress(OSError):  # then it is read again after a restart
                 fresh = self._path.with_name(f"{self._path.name}.new")
-                fresh.write_text(json.dumps(self._known))
+                with open(fresh, "w", opener=owner_only) as file:
+                    file.write(json.dumps(self._known))
                 fresh.rename(self._path)
