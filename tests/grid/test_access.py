@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
-from tests.needs import IPV6, RSYNC, needs
+from tests.needs import IPV6, ROOT, RSYNC, needs
 
 pytestmark = pytest.mark.grid
 
@@ -136,6 +137,40 @@ def test_another_account_is_refused(make_grid: Callable[..., Embedded]) -> None:
     assert asked.stdout.split() == ["401", "401", "401", *["refused"] * (3 if root else 0)], asked.stderr
     with httpx2.Client(base_url=grid.url) as stranger:
         assert stranger.post("/api/v1/jobs/1/cancel").status_code == 401
+
+
+@pytest.mark.mpi
+@needs(ROOT)
+def test_the_demo_needs_no_flag_and_another_account_is_refused_meanwhile(tmp_path: Path) -> None:
+    told = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
+    environment = told | {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+    koala = [sys.executable, "-m", "koalapy.cli.main"]
+    shown = subprocess.run([*koala, "demo", "--keep"], env=environment, capture_output=True, text=True, timeout=300)
+    found = re.search(r"export KOALA_URL=(\S+)\nEnd it with: kill (\d+)", shown.stdout)
+    assert found, shown.stdout + shown.stderr
+    url, daemon = found[1], psutil.Process(int(found[2]))
+    try:
+        assert (shown.returncode, "The program's own check passed." in shown.stdout) == (0, True)
+        own = subprocess.run([*koala, "clusters", "--url", url], env=environment, capture_output=True, timeout=60)
+        assert own.returncode == 0
+        data = next(tmp_path.glob("koala-demo-*"))
+        files = [data / "data" / "token", data / "data" / "koala.db", next(tmp_path.glob("state/koala/daemons-*/*"))]
+        nobody = pwd.getpwnam("nobody")
+        python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable
+        asked = subprocess.run(
+            [python, "-I", "-c", ASK, url, *map(str, files)],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            timeout=60,
+            user=nobody.pw_uid,
+            group=nobody.pw_gid,
+            extra_groups=[],
+        )
+        assert asked.stdout.split() == ["401"] * 3 + ["refused"] * 3, asked.stderr
+    finally:
+        daemon.terminate()
+        until(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE, "the daemon to end")
 
 
 @pytest.fixture(scope="module")
