@@ -265,6 +265,10 @@ def test_an_agent_vouches_for_its_own_site_only(sites: tuple[Site, Site]) -> Non
         assert found[ident]["error"] == f"the account {account} of north belongs to nobody who may come"
         assert found[ident]["token"] == ""
     assert (found["4"]["user"], found["4"]["role"]) == ("me", "user")
+    trail = north.grid.http.get("/api/v1/audit", params={"action": "login"}).json()["entries"]
+    told = {(entry["actor"], entry["role"], entry["how"], entry["address"], entry["outcome"]) for entry in trail}
+    assert told >= {("me", "user", f"{ME} on north", "cluster north", "done"), ("", "", "", "cluster north", "refused")}
+    assert found["4"]["token"] not in json.dumps(trail)
     headers = shown(found["4"])
     assert north.grid.http.get("/api/v1/whoami", headers=headers).json()["role"] == "user"
     assert north.grid.http.post("/api/v1/clusters/north/drain", json={}, headers=headers).status_code == 403
