@@ -199,7 +199,7 @@ class BoundSocket:
         try:
             if owner not in (0, os.geteuid()):
                 raise ValueError(f"{path.parent} belongs to another account (uid {owner})")
-            self._lock = os.open(f".{self._name}.lock", _LOCK, 0o600, dir_fd=self._folder)
+            self._lock = _open_lock(f".{self._name}.lock", self._folder)
         except BaseException:
             os.close(self._folder)
             raise
@@ -238,6 +238,15 @@ class BoundSocket:
         self.socket.close()
         os.close(self._lock)
         os.close(self._folder)
+
+
+def _open_lock(name: str, folder: int) -> int:
+    try:
+        return os.open(name, _LOCK, 0o600, dir_fd=folder)
+    except PermissionError:
+        # The agent ran as another account before; the folder is ours now, or this fails, too.
+        os.unlink(name, dir_fd=folder)
+        return os.open(name, _LOCK, 0o600, dir_fd=folder)
 
 
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

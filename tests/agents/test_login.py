@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import pwd
+import shutil
 import socket
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -19,6 +21,7 @@ from koalapy.agents.login import MAX_CONNECTIONS_PER_ACCOUNT, BoundSocket, Login
 from koalapy.agents.settings import AgentSettings
 from koalapy.login_socket import Peer
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
+from tests.needs import ROOT, needs
 
 DEADLINE = 30.0
 OWN = pwd.getpwuid(os.geteuid()).pw_name
@@ -177,6 +180,27 @@ def test_one_agent_listens_at_a_place_and_what_it_left_is_in_nobodys_way(tmp_pat
     first.close()
     assert not path.exists()
     BoundSocket(path).close()
+
+
+@needs(ROOT)
+def test_what_an_agent_left_that_was_root_is_in_nobodys_way(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="koala-login-"))
+    try:
+        path = folder / "login.sock"
+        BoundSocket(path).close()
+        os.chown(folder, 4711, 4711)
+        if (child := os.fork()) == 0:
+            listens = False
+            try:
+                os.setgroups([])
+                os.setgid(4711)
+                os.setuid(4711)
+                listens = BoundSocket(path).socket.fileno() >= 0 and path.is_socket()
+            finally:
+                os._exit(not listens)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_no_socket_is_made_where_others_may_put_theirs(tmp_path: Path) -> None:
