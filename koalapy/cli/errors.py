@@ -47,8 +47,9 @@ class CliError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the daemon, or its database, is away, and may be back when it is asked again."""
-        return self.code is Exit.UNREACHABLE or (self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.retry_after > 0)
+        """Whether the daemon, or its database, is away, or was asked too fast: it may answer when it is asked again."""
+        busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE or self.field == "limits.requests_per_second"
+        return self.code is Exit.UNREACHABLE or (busy and self.retry_after > 0)
 
 
 def printable(text: str) -> str:

@@ -30,6 +30,8 @@ MAX_TOKENS_OF_ONE = 1000
 LAST_USE_INTERVAL = 60.0
 """Seconds between two times that it is stored when tokens were used."""
 
+ROLES = frozenset(str(role) for role in Role)
+
 End = Callable[[], None]
 
 
@@ -86,7 +88,7 @@ class Identities:
         """Held while tokens are written, so that no later row is overwritten by an earlier one."""
 
     def _admit(self, token: StoredToken) -> None:
-        if token.revoked_at is None and token.role in {str(role) for role in Role}:
+        if token.revoked_at is None and token.role in ROLES:
             how = token.how or f"token {token.id}"
             groups = self._users.groups_of(token.user)
             self._valid[token.digest] = Identity(token.user, Role(token.role), how, groups, token.id, token.expires_at)

@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from http.client import HTTPMessage
 
 import pytest
 
+from koalapy.cli.client import _refusal
+from koalapy.cli.http import Answer
 from koalapy.model.limits import Limits
 from koalapy.service.limits import LimitInUse, ScopeInUse
 from tests.cli.conftest import Koala, Server
@@ -45,3 +48,16 @@ def test_limits_are_shown_with_what_is_used(koala: Koala) -> None:
 
 def test_of_whom_nothing_is_limited_that_is_said(koala: Koala) -> None:
     assert koala("limits", "--user", "bob").out == "nothing is limited of bob\n"
+
+
+def test_who_asked_too_fast_asks_again_and_who_has_too_much_does_not() -> None:
+    problem = {
+        "status": 429,
+        "detail": "the limit requests_per_second of ada is 1",
+        "field": "limits.requests_per_second",
+    }
+    for field, passes in (("limits.requests_per_second", True), ("", False)):
+        body = json.dumps(problem | {"field": field}).encode()
+        headers = HTTPMessage()
+        headers["Retry-After"] = "1"
+        assert _refusal(Answer(429, headers, body)).is_passing is passes
