@@ -234,6 +234,8 @@ class LinkSection:
     """Seconds; also as ``0.5ms``."""
     bandwidth: Annotated[float, BeforeValidator(bytes_per_second_of), Field(gt=0, allow_inf_nan=False)] | None = None
     """Bytes per second; also as ``1Gbit`` or ``100MB``."""
+    encrypted: bool | None = None
+    """Whether files that go over it are encrypted; by default as ``encrypt_transfers`` says."""
 
 
 class EnvironmentSource(EnvSettingsSource):
@@ -306,6 +308,8 @@ class Settings(BaseSettings):
     """Whether experiments may load clusters past the scheduler, as local users do."""
     rules: Rules = Rules()
     links: list[LinkSection] = []
+    encrypt_transfers: bool = True
+    """Whether files go from site to site by TLS; both sides must say otherwise for them to go in clear."""
     network: Measuring = Measuring()
     disks: DiskLimits = DiskLimits()
     clusters: dict[str, ClusterSection] = {
@@ -367,9 +371,19 @@ class Settings(BaseSettings):
         for index, name in enumerate(self.trusted_logins):
             check_cluster(name, self.clusters, f"trusted_logins[{index}]")
 
+    def encrypted_links(self, cluster: str) -> dict[str, bool]:
+        """What is said of links of a cluster in particular, by the cluster at the other end."""
+        told = {}
+        for section in self.links:
+            if section.encrypted is not None and cluster in section.between:
+                one, other = section.between
+                told[other if one == cluster else one] = section.encrypted
+        return told
+
     def known_links(self) -> dict[ClusterPair, Link]:
         """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""
         found: dict[ClusterPair, Link] = {}
+        told: set[ClusterPair] = set()
         for index, section in enumerate(self.links):
             field = f"links[{index}]"
             for place, name in enumerate(section.between):
@@ -381,16 +395,18 @@ class Settings(BaseSettings):
                         hint=known_names(name, self.clusters),
                     )
             one, other = pair = pair_of(*section.between)
-            if pair in found:
+            if pair in told:
                 raise UsageError(
                     f"{field}.between: the link between {one} and {other} was given before",
                     field=f"{field}.between",
                     value=list(section.between),
                     hint="leave one out",
                 )
-            if section.latency is None and section.bandwidth is None:
+            if section.latency is None and section.bandwidth is None and section.encrypted is None:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
-            found[pair] = Link(section.latency, section.bandwidth)
+            told.add(pair)
+            if (link := Link(section.latency, section.bandwidth)) != Link():
+                found[pair] = link
         return found
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
+from koalapy.pinning import pinned
 
 CA_FILE = "KOALA_CA_FILE"
 """The variable that names a file with the certificates of authorities, beside ``--ca-file``."""
 MAX_TOLD_LENGTH = 8192
 """Characters."""
-_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
 _EXPIRED, _EARLY, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 """X509_V_ERR_… of OpenSSL, as are these:"""
 _UNKNOWN_AUTHORITY = (2, 7, 18, 19, 20, 21, 24, 26, 27)
@@ -64,15 +63,6 @@ class Trust:
 
 OF_THIS_MACHINE = Trust()
 """Whom this machine trusts."""
-
-
-def pinned(certificate: str) -> ssl.SSLContext:
-    """Trusts one certificate (PEM), which the other side must show itself, and no other."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # It may be known by any name: it is this one.
-    context.load_verify_locations(cadata=certificate)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-    return context
 
 
 def _certificates(path: Path) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from koalapy.model.errors import UsageError
+from koalapy.pinning import pinned
 from koalapy.service.certificate import Certificate
-from koalapy.tls import Trust, pinned, refusal
+from koalapy.tls import Trust, refusal
 from tests.certificates import Authority
 from tests.service.test_certificate import shown
 

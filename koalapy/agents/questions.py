@@ -22,6 +22,8 @@ RECONNECT_ALLOWANCE = 120.0
 REPEAT_INTERVAL = 5.0
 """Seconds after which a question that may have got lost is asked again."""
 
+ASKER = "asker"
+"""What every payload says besides: which cluster's agent asks, by the daemon's word; empty for the daemon itself."""
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 """Answers a question's payload; ``SiteError`` when it cannot."""
 
@@ -97,7 +99,9 @@ class Questions:
         try:
             if handler is None:
                 raise SiteRejected(f"this agent answers no question {message.what!r}", fault="unknown")
-            answer = answer.model_copy(update={"payload": dict(await handler(message.payload))})
+            answer = answer.model_copy(
+                update={"payload": dict(await handler({**message.payload, ASKER: message.cluster}))}
+            )
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

@@ -126,6 +126,13 @@ class AgentSettings(SiteSettings):
     """Where to listen for the users of this host: the first of these where that may be."""
     trust: Trust = field(default_factory=Trust)
     """By which the daemon is known, where it speaks TLS."""
+    encrypt_transfers: bool = True
+    encrypted_links: Mapping[str, bool] = field(default_factory=dict)
+    """By the other cluster, where it is not as with all."""
+
+    def encrypts(self, cluster: str) -> bool:
+        """Whether nothing may go in clear between this cluster and another."""
+        return self.encrypted_links.get(cluster, self.encrypt_transfers)
 
     @property
     def stages(self) -> Path:

@@ -15,6 +15,8 @@ from koalapy.tls import Trust
 EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to end in good order when its daemon is gone."""
 STDIN = 0
+ALSO = ("links", "encrypt_transfers")
+"""What of the configuration an agent is told beside clusters."""
 
 
 def write_handover(cluster: str, settings: Settings, token: str, umask: int, certificate: Path | None = None) -> bytes:
@@ -23,8 +25,9 @@ def write_handover(cluster: str, settings: Settings, token: str, umask: int, cer
     own = settings.model_dump(mode="json", include={"clusters": {cluster}})["clusters"][cluster]
     del own["token"]
     clusters: dict[str, Any] = {name: {} for name in settings.clusters} | {cluster: own}
-    shown = None if certificate is None else str(certificate)
-    return json.dumps({"token": token, "umask": umask, "certificate": shown, "clusters": clusters}).encode() + b"\n"
+    told = {"token": token, "umask": umask, "certificate": None if certificate is None else str(certificate)}
+    told |= settings.model_dump(mode="json", include=set(ALSO)) | {"clusters": clusters}
+    return json.dumps(told).encode() + b"\n"
 
 
 def take_handover() -> tuple[str, Settings, Trust]:
@@ -48,7 +51,7 @@ def take_handover() -> tuple[str, Settings, Trust]:
     os.umask(handover["umask"])
     shown = handover["certificate"]
     trust = Trust(pinned=None if shown is None else Path(shown))
-    return handover["token"], Settings(clusters=handover["clusters"]), trust
+    return handover["token"], Settings(**{name: handover[name] for name in ("clusters", *ALSO)}), trust
 
 
 def _end_with(pipe: int) -> None:

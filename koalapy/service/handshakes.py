@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 import structlog
 
+from koalapy.peeking import FIRST_OF_TLS, first_byte
 from koalapy.service.connections import Connections
 
 log = structlog.get_logger()
 
-FIRST_BYTE = b"\x16"
-"""With which whoever speaks TLS begins."""
 BACKLOG = 1024
 GOODBYE_TIMEOUT = 3.0
 """Seconds in which the other side must take its leave, or our refusal."""
@@ -88,8 +87,8 @@ class Handshakes:
         handed_over = False
         try:
             connection.setblocking(False)
-            first = await _first_byte(connection)
-            if first == FIRST_BYTE:
+            first = await first_byte(connection)
+            if first == FIRST_OF_TLS:
                 await self._shake_hands(connection)
                 handed_over = True
             elif first:
@@ -110,24 +109,6 @@ class Handshakes:
             ssl_handshake_timeout=self._connections.headers_timeout,
             ssl_shutdown_timeout=GOODBYE_TIMEOUT,
         )
-
-
-async def _first_byte(connection: socket.socket) -> bytes:
-    """What comes first, which stays to be read; empty when nothing does."""
-    loop = asyncio.get_running_loop()
-    readable = loop.create_future()
-
-    def is_readable() -> None:
-        if not readable.done():
-            readable.set_result(None)
-
-    descriptor = connection.fileno()
-    loop.add_reader(descriptor, is_readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(descriptor)
-    return connection.recv(1, socket.MSG_PEEK)
 
 
 async def _refuse(connection: socket.socket) -> None:

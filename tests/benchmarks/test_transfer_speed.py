@@ -60,12 +60,13 @@ def bare(tmp_path: Path) -> Iterator[str]:
 class Pair:
     """Two sites, and the same transfers with and without us."""
 
-    def __init__(self, directory: Path, bare: str) -> None:
+    def __init__(self, directory: Path, bare: str, *, encrypts: bool = False) -> None:
         self.wire, self.daemon_files, self.directory, self._bare = Wire(), FakeDaemonFiles(), directory, bare
         self.north = FileSite(
             "north", directory / "north", self.wire, DaemonFiles(self.daemon_files.url, "north", "s3cret")
         )
         self.south = FileSite("south", directory / "south", self.wire)
+        self.north.encrypts = self.south.encrypts = encrypts
         self._number = 0
 
     async def close(self) -> None:
@@ -101,9 +102,12 @@ class Pair:
         return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
-def test_a_large_file_from_another_site(tmp_path: Path, bare: str, benchmark: object) -> None:
+@pytest.mark.parametrize(("encrypts", "at_most"), [(False, 1 / 0.9), (True, 4)])
+def test_a_large_file_from_another_site(
+    tmp_path: Path, bare: str, benchmark: object, encrypts: bool, at_most: float
+) -> None:
     async def measured() -> list[float]:
-        pair = Pair(tmp_path, bare)
+        pair = Pair(tmp_path, bare, encrypts=encrypts)
         path = pair.south.make("big", random.Random(3).randbytes(SIZE))
         wanted = pair.south.input(path)
         try:
@@ -113,7 +117,7 @@ def test_a_large_file_from_another_site(tmp_path: Path, bare: str, benchmark: ob
         finally:
             await pair.close()
 
-    report(benchmark, "200 MB", asyncio.run(measured()), at_most=1 / 0.9)
+    report(benchmark, "200 MB, encrypted" if encrypts else "200 MB", asyncio.run(measured()), at_most)
 
 
 def test_many_small_files_from_another_site(tmp_path: Path, bare: str, benchmark: object) -> None:

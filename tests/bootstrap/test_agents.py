@@ -30,3 +30,22 @@ def test_an_agent_is_told_what_is_configured() -> None:
 def test_what_is_not_configured_has_one_default() -> None:
     told = _settings_of_agent("north", Settings(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
     assert (told.transfer_limit, told.forget_after) == (4, 14 * 86400.0)
+
+
+def test_what_goes_between_two_clusters_is_encrypted_unless_the_configuration_says_otherwise() -> None:
+    links = [
+        {"between": ["north", "east"], "encrypted": True},
+        {"between": ["south", "north"], "encrypted": False},
+        {"between": ["north", "west"], "latency": 1.0},
+    ]
+    clusters: dict[str, object] = {name: {} for name in ("north", "east", "south", "west")}
+
+    def encrypted(**more: object) -> list[bool]:
+        settings = Settings.model_validate({"clusters": clusters, "links": links} | more)
+        told = _settings_of_agent("north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
+        return [told.encrypts(name) for name in ("east", "south", "west", "elsewhere")]
+
+    assert encrypted() == [True, False, True, True]
+    assert encrypted(encrypt_transfers=False) == [True, False, False, False]
+    known = Settings.model_validate({"clusters": clusters, "links": links}).known_links()
+    assert list(known) == [("north", "west")]

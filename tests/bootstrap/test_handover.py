@@ -34,6 +34,7 @@ def test_an_agent_is_told_its_own_section_and_no_secret_but_its_own() -> None:
     again = Settings.model_validate({"clusters": told["clusters"]})
     assert list(again.clusters) == ["east", "north"]
     assert again.clusters["north"] == replace(settings.clusters["north"], token=None)
+    assert (told["encrypt_transfers"], told["links"]) == (True, [])
     assert text.count(b"\n") == 1
     assert not [word for word in (b"password", b"the-secret-of") if word in text]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from koalapy.model.errors import UsageError
+from koalapy.pinning import pinned
 from koalapy.service.certificate import Certificate
-from koalapy.tls import Trust, pinned
+from koalapy.tls import Trust
 from tests.certificates import Authority, Pair
 
 

@@ -17,9 +17,12 @@ from typing import Any, Literal
 import structlog
 from pydantic import BaseModel, Field
 
+from koalapy.agents.files.encryption import Encrypts, TransferIdentity, always
 from koalapy.agents.files.replicas import Replicas, Wanted
+from koalapy.agents.questions import ASKER
 from koalapy.agents.run_as import plain
 from koalapy.model.errors import SiteRejected
+from koalapy.peeking import FIRST_OF_TLS, first_byte
 from koalapy.private import owner_only
 
 log = structlog.get_logger()
@@ -38,6 +41,10 @@ LOGIN_TIMEOUT = 30.0
 """Seconds in which one who connects must show a ticket."""
 IO_TIMEOUT = 60
 """Seconds without a byte after which a connection is given up."""
+MAX_CERTIFICATE_LENGTH = 4096
+"""Characters."""
+CONFIGURATIONS = {False: "rsyncd.conf", True: "rsyncd-encrypted.conf"}
+"""For those who come in clear, and for those who speak TLS: a ticket of one kind is nothing to the other."""
 HEADER = """\
 use chroot = no
 munge symlinks = no
@@ -82,6 +89,8 @@ class Route(BaseModel):
     user: str = Field(pattern=r"^[a-z]+$")
     password: str
     kind: Literal["file", "folder"]
+    certificate: str = Field(default="", max_length=MAX_CERTIFICATE_LENGTH)
+    """What must be shown there, in PEM; empty where no TLS is spoken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +102,40 @@ class Ticket:
     folder: int
     """Descriptor of the folder: it stays the same whatever becomes of its path."""
     only: str | None
+    encrypted: bool
     alarm: asyncio.TimerHandle
 
 
 class Exports:
     """Answers the questions ``export`` and ``unexport``, and serves those who have a ticket."""
 
-    def __init__(self, replicas: Replicas, directory: Path, address: str, port: int | None) -> None:
-        """``directory`` is for what rsync must be told; ``address`` is where other sites reach this one."""
+    def __init__(
+        self, replicas: Replicas, directory: Path, address: str, port: int | None, encrypts: Encrypts = always
+    ) -> None:
+        """``directory`` is for what rsync must be told; ``address`` is where other sites reach this one.
+
+        ``encrypts`` says to which clusters nothing may go in clear.
+        """
+        self._encrypts = encrypts
+        self._identity: TransferIdentity | None = None
         self._replicas, self._directory = replicas, directory
         self._address, self._port = address, port or 0
         self._tickets: dict[str, Ticket] = {}
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.subprocess.Process] = set()
-        self._waiting: set[asyncio.Task[None]] = set()
+        """The rsync daemons."""
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def export(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
-        wanted = Wanted.model_validate(payload)
+        wanted, asker = Wanted.model_validate(payload), str(payload.get(ASKER, ""))
+        if not wanted.encrypted and self._encrypts(asker):
+            raise SiteRejected(
+                f"nothing goes from here to {asker or 'others'} in clear, which is how its agent wants it",
+                hint="update that agent, or have both sides say otherwise: encrypt_transfers, or encrypted of the link",
+                fault="in-clear",
+            )
         if shutil.which(RSYNC) is None:
             raise SiteRejected("there is no rsync on its head node: install it there", fault="no-rsync")
         path = await asyncio.to_thread(self._replicas.check, wanted)
@@ -123,8 +147,10 @@ class Exports:
             raise
         if len(self._tickets) >= MAX_TICKETS:
             self._revoke(next(iter(self._tickets)))
-        ticket = self._ticket(folder, only)
+        ticket = self._ticket(folder, only, encrypted=wanted.encrypted)
         try:
+            if wanted.encrypted and self._identity is None:
+                self._identity = await asyncio.to_thread(TransferIdentity)
             self._write()
         except OSError:
             self._end(ticket.module)
@@ -137,6 +163,7 @@ class Exports:
             user=USER,
             password=ticket.password,
             kind="folder" if ticket.only is None else "file",
+            certificate=self._identity.certificate if wanted.encrypted and self._identity else "",
         ).model_dump()
 
     async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
@@ -150,10 +177,15 @@ class Exports:
             await asyncio.gather(self._accepting, return_exceptions=True)
         if self._listening is not None:
             self._listening.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         for process in self._connections:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.gather(*self._waiting, return_exceptions=True)
+            kill_group(process)
+        await asyncio.gather(*(process.wait() for process in self._connections))
+        if self._identity is not None:
+            self._identity.close()
+            self._identity = None
         for module in list(self._tickets):
             self._end(module)
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
@@ -164,10 +196,10 @@ class Exports:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
 
-    def _ticket(self, folder: int, only: str | None) -> Ticket:
+    def _ticket(self, folder: int, only: str | None, *, encrypted: bool) -> Ticket:
         module, password = secrets.token_hex(8), secrets.token_hex(16)
         alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
-        ticket = self._tickets[module] = Ticket(module, password, folder, only, alarm)
+        ticket = self._tickets[module] = Ticket(module, password, folder, only, encrypted, alarm)
         return ticket
 
     def _revoke(self, module: str) -> None:
@@ -194,11 +226,15 @@ class Exports:
 
     def _write(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for encrypted in CONFIGURATIONS:
+            self._write_for([ticket for ticket in self._tickets.values() if ticket.encrypted is encrypted], encrypted)
+
+    def _write_for(self, tickets: list[Ticket], encrypted: bool) -> None:
         text = HEADER.format(silence=IO_TIMEOUT, log=self._directory / LOG)
         if os.geteuid() == 0:
             # By default it would become another user, who can read less than the jobs.
             text += "uid = 0\ngid = 0\n"
-        for ticket in self._tickets.values():
+        for ticket in tickets:
             secret = self._secrets(ticket.module)
             if not secret.exists():
                 secret.touch(mode=0o600)
@@ -213,7 +249,7 @@ class Exports:
         fresh = self._directory / "rsyncd.new"
         with open(fresh, "w", opener=owner_only) as file:
             file.write(text)
-        fresh.rename(self._directory / "rsyncd.conf")
+        fresh.rename(self._directory / CONFIGURATIONS[encrypted])
 
     # Connections
 
@@ -232,49 +268,76 @@ class Exports:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._connections) >= MAX_CONNECTIONS:
-                await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            while len(self._serving) >= MAX_CONNECTIONS:
+                await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as error:
                 log.warning("cannot accept a transfer", action="export", reason=str(error))
                 await asyncio.sleep(1.0)
                 continue
-            await self._serve(connection)
+            task = asyncio.create_task(self._serve(connection))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         """Have an rsync of its own speak with one puller; it begins to read only what the configuration says now."""
-        with connection:
-            connection.setblocking(True)
+        with contextlib.ExitStack() as ours:
+            ours.enter_context(connection)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *plain(RSYNC, "--daemon", f"--config={self._directory / 'rsyncd.conf'}"),
-                    cwd="/",
-                    stdin=connection.fileno(),
-                    stdout=connection.fileno(),
-                    stderr=asyncio.subprocess.DEVNULL,
-                    pass_fds=[ticket.folder for ticket in self._tickets.values()],
-                    start_new_session=True,
-                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-                )
+                async with asyncio.timeout(LOGIN_TIMEOUT):
+                    first = await first_byte(connection)
+                connection.setblocking(True)
+                if first == FIRST_OF_TLS and self._identity is not None:
+                    here, there = socket.socketpair()
+                    ours.enter_context(there)
+                    process = await self._start_rsync(here, ours, encrypted=True)
+                    processes = [process, await self._identity.start_tunnel(connection, there, LOGIN_TIMEOUT)]
+                elif first and first != FIRST_OF_TLS:
+                    processes = [await self._start_rsync(connection, ours, encrypted=False)]
+                else:
+                    return
+            except TimeoutError:
+                return
             except OSError as error:
                 log.warning("rsync cannot be run", action="export", reason=str(error))
                 return
+        for process in processes:
+            await self._await_end(process)
+
+    async def _start_rsync(
+        self, connection: socket.socket, ours: contextlib.ExitStack, *, encrypted: bool
+    ) -> asyncio.subprocess.Process:
+        """An rsync daemon that speaks on a socket, which is closed here when ``ours`` is. Raises ``OSError``."""
+        ours.enter_context(connection)
+        process = await asyncio.create_subprocess_exec(
+            *plain(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATIONS[encrypted]}"),
+            cwd="/",
+            stdin=connection.fileno(),
+            stdout=connection.fileno(),
+            stderr=asyncio.subprocess.DEVNULL,
+            pass_fds=[ticket.folder for ticket in self._tickets.values() if ticket.encrypted is encrypted],
+            start_new_session=True,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+        )
         self._connections.add(process)
-        task = asyncio.create_task(self._await_end(process))
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        return process
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
+        """Whoever has shown no ticket in time is hung up on."""
         try:
             async with asyncio.timeout(LOGIN_TIMEOUT):
                 await process.wait()
         except TimeoutError:
-            if not _has_begun(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            if process in self._connections and not _has_begun(process.pid):
+                kill_group(process)
             await process.wait()
         self._connections.discard(process)
+
+
+def kill_group(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _has_begun(pid: int) -> bool:

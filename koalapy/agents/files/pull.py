@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from koalapy.agents.files import rsync
 from koalapy.agents.files.digest import Content, GrowingDigest, measure
+from koalapy.agents.files.encryption import Encrypts, always
 from koalapy.agents.files.exports import Route
 from koalapy.agents.files.stage_error import Fault, StageError, site_error
 from koalapy.agents.files.turns import Turns
@@ -29,7 +30,7 @@ MAX_TRIES = 6
 RETRY_DELAY, MAX_RETRY_DELAY = 0.5, 16.0
 FILE_FAULTS = ("missing", "changed", "unreadable", "irregular", "outside")
 """By these words a source says that its replica is not what the catalogue has."""
-FINAL_FAULTS = ("unconfigured", "no-rsync", "address", "unknown", "invalid")
+FINAL_FAULTS = ("unconfigured", "no-rsync", "address", "unknown", "invalid", "in-clear")
 SHARE = 10
 """A folder is measured no more often than that part of the time allows."""
 
@@ -57,7 +58,9 @@ class Pull:
         turns: Turns,
         place: int,
         progress: Callable[[], object],
+        encrypts: Encrypts = always,
     ) -> None:
+        self._encrypted = encrypts(file.source)
         self._file, self._cluster, self._folder = file, cluster, folder
         self._questions, self._threads, self._progress = questions, threads, progress
         self._turns, self._place = turns, place
@@ -132,8 +135,12 @@ class Pull:
 
     async def _once(self) -> None:
         file = self._file
-        wanted = {"path": file.path, "part": file.part, "size": file.size}
+        wanted = {"path": file.path, "part": file.part, "size": file.size, "encrypted": self._encrypted}
         route = Route.model_validate(await self._questions.ask(file.source, "export", wanted))
+        if self._encrypted and not route.certificate:
+            self._return_ticket(file.source, route)
+            reason = f"nothing comes to {self._cluster} in clear, and the agent there encrypts nothing: update that one"
+            raise self._error(reason, "source")
         self._kind = route.kind
         await self._measure_now()
         if self.there > file.size:

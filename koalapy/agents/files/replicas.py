@@ -41,6 +41,8 @@ class Wanted(BaseModel):
     path: str
     part: str | None = None
     size: int = Field(ge=0)
+    encrypted: bool = False
+    """Whether who pulls it can, and will, have it come encrypted; agents of earlier versions do not say so."""
 
     def place(self) -> Path:
         """``SiteRejected`` when the part is no entry of a folder."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from koalapy.agents.files.encryption import through_tunnel
 from koalapy.agents.files.exports import RSYNC, Route
 from koalapy.agents.run_as import plain
 
@@ -73,6 +74,8 @@ async def pull(route: Route, name: str, folder: Path, tick: Callable[[], bool]) 
     """Run rsync to its end, ``tick`` being called all the while, which says whether anything has come;
     ``RsyncMissing``. Killed when cancelled."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
+    if route.certificate:
+        environment |= through_tunnel(route.host, route.port, route.certificate)
     try:
         process = await asyncio.create_subprocess_exec(
             *plain(*command(route, folder)),

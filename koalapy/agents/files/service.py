@@ -35,7 +35,8 @@ class FileService:
         roots = Roots(settings.cluster, settings.replica_directories)
         self._replicas = replicas = Replicas(roots, Seals(settings.directory / "seals.json"))
         exports = settings.directory / "exports"
-        self._exports = Exports(replicas, exports, settings.transfer_address, settings.transfer_port)
+        ways = (settings.transfer_address, settings.transfer_port)
+        self._exports = Exports(replicas, exports, *ways, settings.encrypts)
         self.stages = Stages(
             settings.cluster,
             settings.stages,
@@ -47,6 +48,7 @@ class FileService:
             settings.transfer_limit,
             disk_sync,
             folders,
+            settings.encrypts,
         )
         self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders)
         questions.answer_with("stat", replicas.stat)

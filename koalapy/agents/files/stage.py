@@ -19,6 +19,7 @@ from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.bundle import BadBundle, unpack
 from koalapy.agents.files.daemon_files import DaemonBusy, DaemonFiles
 from koalapy.agents.files.digest import GrowingDigest
+from koalapy.agents.files.encryption import Encrypts, always
 from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY, Pull
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.files.roots import CONTENT, is_plain_name
@@ -64,6 +65,7 @@ class Means:
     copies: Callable[[StageFile], Sequence[Path]]
     """Where stages have the same content, the newest last."""
     disk_sync: DiskSync | None
+    encrypts: Encrypts = always
 
 
 class StageOwner(Protocol):
@@ -297,6 +299,7 @@ class StageRun:
             self._means.turns,
             self._place,
             lambda: self._changed(self),
+            self._means.encrypts,
         )
         await self._take(index, file, await pull.run())
         self._moved.append(TransferMeasurement(file.source, pull.moved, pull.seconds, pull.flowed, pull.flowing))

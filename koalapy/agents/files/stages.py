@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.daemon_files import DaemonFiles
+from koalapy.agents.files.encryption import Encrypts, always
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.sharing import SharedTasks
 from koalapy.agents.files.stage import Means, StageRun
@@ -74,6 +75,7 @@ class Stages:
         pulls: int,
         disk_sync: DiskSync | None = None,
         folders: JobFolders | None = None,
+        encrypts: Encrypts = always,
     ) -> None:
         """``pulls`` is how many may run at once."""
         self._directory = directory
@@ -92,6 +94,7 @@ class Stages:
             SharedTasks(),
             self._copies,
             disk_sync,
+            encrypts,
         )
         self._publish_status, self._in_use = publish, in_use
         self._folders = folders or JobFolders.alone()

@@ -78,6 +78,8 @@ class FileSite:
         self.daemon_files = daemon_files or DaemonFiles("http://127.0.0.1:1", name, "s3cret")
         self.told: list[StageStatus] = []
         self.pulls = 4
+        self.encrypts = True
+        """Whether nothing may go in clear from here, or to here."""
         self.used: set[str] = set()
         """Tokens of stages that a component has as its own."""
         self._changed = asyncio.Event()
@@ -86,7 +88,7 @@ class FileSite:
     def start(self) -> None:
         self.questions = Questions(WireEnd(self.name, self.wire))  # type: ignore[arg-type]
         replicas = Replicas(Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json"))
-        self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None)
+        self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts)
         self.stages = Stages(
             self.name,
             self.directory / "stages",
@@ -96,6 +98,7 @@ class FileSite:
             self._tell,
             lambda instance, token: token in self.used,
             self.pulls,
+            encrypts=lambda _: self.encrypts,
         )
         for what, handler in {
             "stat": replicas.stat,

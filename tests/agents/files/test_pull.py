@@ -46,6 +46,7 @@ HOSTILE = [
     "...",
     ".hidden",
 ]
+GREETING = b"@RSYNCD: 31.0\n"
 BIG = random.Random(1).randbytes(6_000_000)
 
 
@@ -403,6 +404,7 @@ def rsync_processes(word: str) -> list[int]:
 async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_path: Path) -> None:
     south.make("set/mine", b"mine")
     south.make("set/other", b"other")
+    south.encrypts = False
     route = await south.exports.export({"path": str(south.replicas / "set/mine"), "size": 4})
     url = f"rsync://koala@127.0.0.1:{route['port']}/{route['module']}/"
     good = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": str(route["password"])}
@@ -428,6 +430,8 @@ async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_p
 
 
 async def exported(site: FileSite, path: Path) -> Route:
+    """In clear."""
+    site.encrypts = False
     size, checksum = content_of(path)
     return Route.model_validate(await site.exports.export({"path": str(path), "size": size, "checksum": checksum}))
 
@@ -456,12 +460,18 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
     assert not (tmp_path / "came" / "route" / "s").exists()
 
 
-async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("first", "answer"), [(b"", b""), (GREETING, b"@RSYNCD"), (b"\x16\x03\x01\x02", b"")])
+async def test_who_connects_and_says_nothing_is_sent_away(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch, first: bytes, answer: bytes
+) -> None:
     monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.2)
-    route = await exported(south, south.make("data"))
+    path = south.make("data")
+    await exported(south, path)
+    route = Route.model_validate(await south.exports.export({"path": str(path), "size": 8, "encrypted": True}))
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
+    writer.write(first)
     async with asyncio.timeout(20):
-        assert b"@RSYNCD" in await reader.read()
+        assert (await reader.read()).startswith(answer)
     writer.close()
 
 
@@ -504,6 +514,7 @@ async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
     route = await exported(south, south.make("data"))
     folder = south.exports._tickets[route.module].folder
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
+    writer.write(GREETING)
     assert b"@RSYNCD" in await reader.readline()
     later: list[tuple[object, ...]] = []
     with monkeypatch.context() as watched:

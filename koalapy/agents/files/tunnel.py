@@ -1,0 +1,133 @@
+"""The encrypted way of one transfer, between an rsync here and the other side's; a program of its own.
+
+``tunnel.py connect`` is what a puller's rsync runs in place of a connection: it finds in its environment where to go,
+and the only certificate that may be shown there. ``tunnel.py serve SOCKET KEY SECONDS`` is the source's side: its
+standard input is a connection that was accepted, which has so many seconds to speak TLS; the other numbers are
+descriptors, of the socket of an rsync daemon, and of a file with certificate and key. Standard library only; what goes
+wrong is one line on standard error.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import ssl
+import sys
+
+sys.path.append(__file__.rsplit("/", 4)[0])
+
+from koalapy.pinning import pinned
+
+HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
+CONNECT_TIMEOUT = 10
+"""Seconds until both sides of a connection have agreed on a key."""
+LAST_WORDS_TIMEOUT = 10
+"""Seconds in which the other side must take the rest when one side has ended."""
+CHUNK_SIZE = 256 * 1024
+"""Bytes that are taken at once."""
+
+
+def main(words: list[str]) -> int:
+    signal.signal(signal.SIGALRM, _too_late)
+    if words[0] == "connect":
+        return _connect(os.environ[HOST], int(os.environ[PORT]), os.environ[CERTIFICATE])
+    return _serve(int(words[1]), int(words[2]), float(words[3]))
+
+
+def _too_late(_signal: int, _frame: object) -> None:
+    raise TimeoutError("it does not answer in time")
+
+
+def _connect(host: str, port: int, certificate: str) -> int:
+    here = socket.socket(fileno=0)
+    try:
+        signal.alarm(CONNECT_TIMEOUT)
+        there = socket.create_connection((host, port))
+        secured = pinned(certificate).wrap_socket(there)
+        signal.alarm(0)
+    except ssl.SSLCertVerificationError:
+        print(f"{host}:{port} shows another certificate than its agent has told", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"cannot reach {host}:{port} by TLS: {error.strerror or error}", file=sys.stderr)
+        return 1
+    os.close(1)
+    return pump(secured, here)
+
+
+def _serve(rsync: int, key: int, seconds: float) -> int:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"/proc/self/fd/{key}")
+    context.num_tickets = 0
+    os.close(key)
+    there, here = socket.socket(fileno=0), socket.socket(fileno=rsync)
+    there.setblocking(True)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        secured = context.wrap_socket(there, server_side=True)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except OSError:
+        return 1
+    return pump(secured, here)
+
+
+def pump(secured: ssl.SSLSocket, here: socket.socket) -> int:
+    """Pass on in both directions, until one side ends and the other has taken what that one said."""
+    secured.setblocking(False)
+    here.setblocking(False)
+    inward, outward = bytearray(), bytearray()
+    with contextlib.suppress(OSError):
+        while _step(secured, here, inward, outward):
+            pass
+    signal.alarm(LAST_WORDS_TIMEOUT)
+    with contextlib.suppress(OSError):
+        here.setblocking(True)
+        here.sendall(inward)
+    with contextlib.suppress(OSError):
+        secured.setblocking(True)
+        secured.sendall(outward)
+        secured.unwrap()
+    return 0
+
+
+def _step(secured: ssl.SSLSocket, here: socket.socket, inward: bytearray, outward: bytearray) -> bool:
+    """Wait until something can be done, and do it; False when one side has ended. Raises ``OSError``."""
+    waiting = select.poll()
+    # Only what the other side can take is taken in; of what TLS has taken in already, the kernel does not tell.
+    waiting.register(secured, (0 if inward else select.POLLIN) | (select.POLLOUT if outward else 0))
+    waiting.register(here, (0 if outward else select.POLLIN) | (select.POLLOUT if inward else 0))
+    waiting.poll(0 if secured.pending() and not inward else None)
+    there_goes_on = bool(inward) or _take(secured, inward)
+    here_goes_on = bool(outward) or _take(here, outward)
+    _give(here, inward)
+    _give(secured, outward)
+    return there_goes_on and here_goes_on
+
+
+def _take(source: socket.socket, buffer: bytearray) -> bool:
+    """What is there; False at its end."""
+    while len(buffer) < CHUNK_SIZE:
+        try:
+            data = source.recv(CHUNK_SIZE)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return True
+        if not data:
+            return False
+        buffer += data
+    return True
+
+
+def _give(target: socket.socket, buffer: bytearray) -> None:
+    given = 0
+    with memoryview(buffer) as view:
+        while given < len(view):
+            try:
+                given += target.send(view[given:])
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                break
+    del buffer[:given]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
