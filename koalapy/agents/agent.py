@@ -436,7 +436,7 @@ class Agent:
             return f"component {message.token} has not ended"
         del self._reporter.components[component.name]
         component.folder.remove()
-        self._places.remove(component)
+        self._jobs.forget(component)
         return ""
 
     def _new(self, token: str, size: int, walltime: float | None) -> Component:

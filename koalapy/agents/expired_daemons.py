@@ -62,6 +62,7 @@ class ExpiredDaemons:
                 self._files.collector.give_up(component)
                 del self._reporter.components[component.name]
                 component.folder.remove()
+                self._jobs.forget(component)
             elif component.plan is None and component.stop is None:
                 self._end(component)
         self._files.stages.abandon(instance)

@@ -86,6 +86,10 @@ class LrmJobs:
             started = any(node.phase for node in component.nodes)
             self._spawn(self._cancel(component, STOP_TIMEOUT if started else 0.0))
 
+    def forget(self, component: Component) -> None:
+        """Nobody wants what is left of its job."""
+        self._places.remove(component)
+
     async def watch(self) -> None:
         """Follow the resource manager until cancelled."""
         try:
