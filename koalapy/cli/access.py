@@ -58,7 +58,7 @@ class Access:
             return False
         from koalapy.cli import logins
 
-        logins.forget(self.url)
+        logins.forget(self.url, self.token)
         try:
             login = logins.find(self.url)
         except CliError as error:

@@ -17,12 +17,18 @@ def find(url: str | None) -> Login | None:
     kept = _kept(url)
     if kept is not None and not kept.is_due:
         return kept
-    try:
-        return log_in(kept.url if kept is not None else url)
-    except CliError:
-        if kept is None:
-            raise
+    if not agent_socket.sockets():
         return kept
+    with saved_logins.alone(agent_socket.LOGIN_TIMEOUT):
+        made = _kept(url)
+        if made is not None and not made.is_due:
+            return made
+        try:
+            return log_in(kept.url if kept is not None else url)
+        except CliError:
+            if kept is None:
+                raise
+            return kept
 
 
 def log_in(url: str | None) -> Login | None:

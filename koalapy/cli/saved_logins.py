@@ -4,10 +4,12 @@ They are found again by the very URL to which they may be shown. When one ends i
 when it was made: whatever the daemon's clock says.
 """
 
+import fcntl
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +19,8 @@ from koalapy.private import read_private, write_private
 
 RENEWED_BEFORE = 0.1
 """Of its lifetime, from when on a login is renewed."""
+RETRY_PAUSE = 0.05
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,50 @@ def save(login: Login) -> None:
         os.close(folder)
 
 
+@contextmanager
+def alone(timeout: float) -> Iterator[None]:
+    """Hold back the other commands of this account that want to log in: one login is enough for all of them.
+
+    After so many seconds, or where nothing can be held, it is gone on without.
+    """
+    try:
+        where = directory()
+        if where is None:
+            raise OSError("the account has no home")
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = open_own_folder(where)
+    except (OSError, ValueError):
+        yield
+        return
+    try:
+        # Another open file for each who asks: threads of one process wait for each other, too.
+        lock = os.open(".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError:
+        lock = -1
+    finally:
+        os.close(folder)
+    try:
+        if lock >= 0:
+            _wait_for(lock, time.monotonic() + timeout)
+        yield
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _wait_for(lock: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(RETRY_PAUSE)
+        except OSError:  # a file system that knows no locks
+            return
+
+
 def of_url(url: str) -> Login | None:
     """The login for a daemon, unless it has ended."""
     return next((login for login in _read_all([_name(url)]) if login.url == url), None)
@@ -86,7 +134,10 @@ def valid() -> list[Login]:
     return _read_all(None)
 
 
-def forget(url: str) -> None:
+def forget(url: str, token: str | None = None) -> None:
+    """With a ``token`` only that one: another command may have a new login already."""
+    if token is not None and ((kept := of_url(url)) is None or kept.token != token):
+        return
     where = directory()
     if where is not None:
         with suppress(OSError, ValueError):

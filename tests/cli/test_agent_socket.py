@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -89,14 +90,23 @@ def test_a_login_is_got_and_kept_for_the_daemon_it_is_for(tmp_path: Path, monkey
     assert [json.loads(line) for line in heard] == [{"ask": "login"}]
     assert logins.find(None) == login, "nobody is asked while it holds"
     assert TOKEN not in repr(login)
-    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/*")
+    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_commands_that_come_together_share_one_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.sock"
+    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    with listening(path, GREETING, ANSWER) as heard, ThreadPoolExecutor(16) as together:
+        logins_found = list(together.map(lambda _: logins.find(None), range(16)))
+    assert len(heard) == 1
+    assert len(set(logins_found)) == 1
 
 
 def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
     login = Login("http://a:1", TOKEN, "ann", "user", "north", "/s", 0.0, 1e12)
     saved_logins.save(login)
-    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/*")
+    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
     assert saved_logins.of_url("http://a:1") == login
     kept.chmod(0o644)
     assert saved_logins.of_url("http://a:1") is None

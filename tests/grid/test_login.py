@@ -83,7 +83,7 @@ class Site:
 
     def login_of(self, account: str) -> dict[str, Any]:
         """What the account keeps."""
-        (kept,) = (self.homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/*")
+        (kept,) = (self.homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/[!.]*")
         assert (kept.stat().st_mode & 0o777, kept.stat().st_uid) == (0o600, pwd.getpwnam(account).pw_uid)
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
