@@ -47,6 +47,11 @@ class Journal:
             print(f"locald: {self._path}: {error}", file=sys.stderr)
 
     @property
+    def is_there(self) -> bool:
+        """Whether nobody has removed it."""
+        return self._path.exists()
+
+    @property
     def is_long(self) -> bool:
         """Time to write it anew."""
         return self._lines > _MAX_LINES

@@ -7,6 +7,7 @@ import selectors
 import signal
 import socket
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,10 @@ _MAX_LINE = 4 << 20
 _MAX_UNSENT = 64 << 20
 _NOT_FOR_JOBS = ("submit", "cancel", "node", "shutdown", "keep")
 """What no program orders that runs on the cluster itself."""
+_UNTOLD = 1
+"""With which a runner ends whose result nobody took."""
+_OWED_FOR = 7 * 86400.0
+"""Seconds."""
 _BUSY_READING = 1 << 16
 """Bytes not yet read by a client that make its notices of change wait."""
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -100,6 +105,8 @@ class Server:
         self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
         self._journalled = jobs.seq
         self._key = ""
+        self._owed_until = 0.0
+        """Until when an agent may come for results that runners could not tell: only by our key are they theirs."""
         self._stopping = self._done = self._terminated = False
         self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._hello,
@@ -258,6 +265,8 @@ class Server:
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
             raise RequestRejected("ended_since: a whole number; ended_prefix: a string")
+        if prefix:  # an agent
+            self._owed_until = 0.0
         ended = (job for job in self._jobs.ended_since(since) if job.name.startswith(prefix))
         nodes = self._jobs.nodes
         return {
@@ -313,11 +322,16 @@ class Server:
             self._deadlines.set("linger", self._linger, self._on_linger)
 
     def _on_linger(self) -> None:
-        self._done = True
+        if time.monotonic() < self._owed_until and self._journal.is_there:
+            self._deadlines.set("linger", self._linger, self._on_linger)
+        else:
+            self._done = True
 
     def _write_ends(self) -> None:
         for job in reversed(self._jobs.ended_since(self._journalled)):
             self._journal.ended(job)
+            if self._key and job.exit_code == _UNTOLD:
+                self._owed_until = time.monotonic() + _OWED_FOR
             for client, id in self._waiting.pop(job, ()):
                 client.send({"id": id, **job.record()})
         self._journalled = self._jobs.seq

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import select
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -176,6 +178,37 @@ def test_it_ends_by_itself_without_clients_and_jobs(make_site: Callable[..., Sit
         assert (pid_of_locald(site.cluster), again.request("find", job=job)["state"]) == (locald, "running")
     (site.cluster.directory / "gate").touch()
     eventually(lambda: not is_alive(locald))
+
+
+@pytest.mark.parametrize("then", ["an agent comes", "its directory goes"])
+def test_it_stays_with_its_key_while_a_runner_could_not_tell_its_result(
+    make_site: Callable[..., Site], then: str
+) -> None:
+    """What that one left is known to be its own by the key alone."""
+    site = make_site(linger=0.1)
+    locald = pid_of_locald(site.cluster)
+    assert site.connection.request("keep", key="aa")["key"] == "aa"
+    assert site.wait(site.submit("exit 1"))["exit_code"] == 1
+    site.connection.close()
+    ended, _, _ = select.select([os.pidfd_open(locald)], [], [], 0.5)
+    assert not ended, "it would have ended five times"
+    if then == "an agent comes":
+        with site.cluster.connect() as agent:
+            assert agent.request("keep", key="bb")["key"] == "aa"
+            agent.request("list", ended_since=0, ended_prefix="koala-")
+    else:
+        shutil.rmtree(site.cluster.directory)
+    eventually(lambda: not is_alive(locald))
+
+
+def test_who_starts_a_runner_hands_it_its_secret_and_nobody_else(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    script = 'cat /dev/fd/"$KOALA_SECRET_PIPE"; tr "\\0" "\\n" </proc/self/environ | grep -c aaaa; exit 0'
+    job = site.submit(script, nodes=1, secrets=["aaaa"])
+    assert site.wait(job)["exit_code"] == 0
+    assert site.output().read_text() == "aaaa0\n"
+    assert "aaaa" not in (site.cluster.directory / "locald.jobs").read_text()
+    assert "aaaa" not in json.dumps(site.list())
 
 
 @pytest.mark.parametrize(
