@@ -23,7 +23,15 @@ from koalapy.api.network import network_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
-from koalapy.bootstrap.people import known_identities, known_use, logins, openid_provider, own_access, token_duties
+from koalapy.bootstrap.people import (
+    known_identities,
+    known_use,
+    logins,
+    note_impostors,
+    openid_provider,
+    own_access,
+    token_duties,
+)
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
@@ -123,6 +131,7 @@ async def run(
         vouched = logins(settings, identities, engine.clock, audit)
         await vouched.end_what_is_over()
         hub.log_in_with(vouched)
+        hub.note_impostors(note_impostors(audit))
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens)
         most, pace = connections.max_requests, Pace(services.limits.limits)

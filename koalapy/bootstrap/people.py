@@ -14,9 +14,12 @@ from koalapy.bootstrap.listening import addresses
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.identity import Identity, Role
+from koalapy.model.job import Job
 from koalapy.model.limits import DAY, Limits
+from koalapy.protocol.messages import Impostor
 from koalapy.scheduling.owner_use import HOURS, OwnerUse
-from koalapy.service.audit import Audit
+from koalapy.service.agent_messages import NoteImpostor
+from koalapy.service.audit import REFUSED, Audit
 from koalapy.service.certificate import Certificate
 from koalapy.service.duties import Duty
 from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
@@ -81,6 +84,18 @@ def known_identities(
         how = f"tokens[{index}] of the configuration"
         fixed[section.token] = Identity(section.user, section.role, how, groups, guessable=True)
     return Identities(fixed, stores.tokens, users, clock, provider)
+
+
+def note_impostors(audit: Audit) -> NoteImpostor:
+    """Who claimed to be a job's runner, as its cluster's agent told it, is written down."""
+
+    async def note(cluster: str, job: Job, told: Impostor) -> None:
+        how = "without the node's secret" if told.how == "forged" else "with the node's secret, though it has a runner"
+        detail = f"node {told.node} of {told.token}, {how}, {told.times} times since it was told last"
+        origin, target = f"{told.address} on {cluster}"[:100], f"job {job.id}"
+        await audit.record("impersonate-runner", None, origin=origin, target=target, outcome=REFUSED, detail=detail)
+
+    return note
 
 
 def logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -37,6 +37,8 @@ log = structlog.get_logger()
 
 MAX_COUNTED_STAGES = 10_000
 MAX_LOGINS_AT_ONCE = 100
+NoteImpostor = Callable[[ClusterName, Job, Impostor], Coroutine[Any, Any, None]]
+"""Writes down that somebody claimed to be a runner of a job on a cluster."""
 
 
 class TransferFeedback:
@@ -83,9 +85,9 @@ class AgentMessages:
         self._engine, self._outputs, self._sessions = engine, outputs, sessions
         self.feedback: TransferFeedback | None = None
         self.logins: Logins | None = None
-        self.impostors: Callable[[ClusterName, Job, Impostor], None] | None = None
+        self.impostors: NoteImpostor | None = None
         """Who writes down that somebody claimed to be a job's runner."""
-        self._logging_in: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._inventory,
             ClusterReport: self._reported,
@@ -145,17 +147,20 @@ class AgentMessages:
             times=message.times,
         )
         if self.impostors is not None:
-            self.impostors(session.cluster, found[0], message)
+            self._spawn(self.impostors(session.cluster, found[0], message))
 
     def _vouch(self, session: Session, message: Vouch) -> None:
         """Not waited for: a database that is slow holds up nothing else that the agent says."""
-        if self.logins is None or len(self._logging_in) >= MAX_LOGINS_AT_ONCE:
+        if self.logins is None or len(self._under_way) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
             session.offer(busy)
             return
-        logging_in = asyncio.create_task(self._log_in(self.logins, session, message))
-        self._logging_in.add(logging_in)
-        logging_in.add_done_callback(self._logging_in.discard)
+        self._spawn(self._log_in(self.logins, session, message))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
         session.offer(await logins.vouched(session.cluster, message))

@@ -9,12 +9,12 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
-from koalapy.model.job import Job, JobId
+from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Impostor, Welcome, from_agent
+from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Welcome, from_agent
 from koalapy.scheduling.events import ClusterDisconnected
 from koalapy.service.agent_memory import AgentMemory
-from koalapy.service.agent_messages import AgentMessages, TransferFeedback
+from koalapy.service.agent_messages import AgentMessages, NoteImpostor, TransferFeedback
 from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.login import Logins
 from koalapy.service.output import Outputs
@@ -62,7 +62,7 @@ class Hub:
         """Have agents vouch for the users of their head nodes."""
         self._messages.logins = logins
 
-    def note_impostors(self, note: Callable[[ClusterName, Job, Impostor], None]) -> None:
+    def note_impostors(self, note: NoteImpostor) -> None:
         """Have it written down that somebody claimed to be a job's runner."""
         self._messages.impostors = note
 

@@ -113,7 +113,11 @@ async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path:
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
         noted: list[tuple[str, int, str, int]] = []
-        grid.daemon.hub.note_impostors(lambda cluster, job, m: noted.append((cluster, job.id, m.token, m.times)))
+
+        async def note(cluster: str, job: Job, told: wire.Impostor) -> None:
+            noted.append((cluster, job.id, told.token, told.times))
+
+        grid.daemon.hub.note_impostors(note)
         for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
             grid.north.says(wire.Impostor(token=token, node=0, how="second"))
         grid.north.says(wire.Impostor(token=head, node=0, how="forged", address="10.0.0.9", times=7))
