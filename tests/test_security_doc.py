@@ -45,3 +45,18 @@ def test_every_line_of_the_threat_model_names_a_test() -> None:
     for cells in found:
         assert len(cells) == 3, cells
         assert re.search(r"::test_\w+`", cells[2]), cells
+
+
+def test_what_an_officer_asks_for_is_there() -> None:
+    """Where the page says that it is, and with a test."""
+    found = [cells for header, cells in rows(DOCS) if header.startswith("| asked for |")]
+    assert len(found) == 19
+    for asked, state, where, shown in found:
+        assert state.startswith("present"), asked
+        assert [name for name in re.findall(r"`([^`]+)`", where) if not (TESTS.parent / name).exists()] == [], asked
+        assert re.search(r"::test_\w+`", shown), asked
+    report = (TESTS.parent / "SECURITY.md").read_text()
+    assert "Report a vulnerability" in report
+    links = re.findall(r"\]\(([^)#]+)\)", report)
+    assert len(links) >= 3
+    assert [link for link in links if not (TESTS.parent / link).exists()] == []

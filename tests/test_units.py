@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.needs import CONFINEMENT, SYSTEMD, needs
+from koalapy.agents.accounts import Account
+from koalapy.agents.run_as import RunAs, Way
+from tests.needs import CONFINEMENT, ROOT, SYSTEMD, needs
 
 UNITS = Path(__file__).parents[1] / "deploy" / "systemd"
 SERVE = UNITS / "koala-serve.service"
@@ -127,6 +130,25 @@ def test_a_daemon_serves_under_what_its_unit_leaves(tmp_path: Path) -> None:
         _, errors = daemon.communicate(timeout=60)
     assert daemon.returncode == 0, errors
     assert not re.findall(r".*(?:denied|not permitted|Read-only|not supported).*", errors)
+
+
+@needs(ROOT)
+def test_three_capabilities_are_enough_to_become_others_and_are_left_to_nobody() -> None:
+    """As the drop-in says, and without new privileges: what an agent runs as somebody else has none of them."""
+    lines = (UNITS / "mapped-setuid.conf").read_text().splitlines()
+    kept = next(line.partition("=")[2].split() for line in lines if line.startswith("AmbientCapabilities="))
+    assert f"CapabilityBoundingSet={' '.join(kept)}" in lines
+    named = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in kept)])
+    agent = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--no-new-privs"]
+    agent += ["--inh-caps", named, "--ambient-caps", named, "--bounding-set", named]
+    accounts = SimpleNamespace(are_many=True)
+    account = Account("somebody", 4321, 4322, (4323,), "/", "/bin/sh")
+    look = RunAs(accounts, Way.SETUID).command(account, ["grep", "-E", "^(Cap|Uid|Gid|Groups)", "/proc/self/status"])  # type: ignore[arg-type]
+    done = subprocess.run([*agent, *look], capture_output=True, text=True, timeout=60)
+    told = {name: value.split() for name, _, value in (line.partition(":") for line in done.stdout.splitlines())}
+    assert told["Uid"] == ["4321"] * 4, done.stderr
+    assert (told["Gid"], told["Groups"]) == (["4322"] * 4, ["4322", "4323"])
+    assert {told[name][0] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
 
 
 def test_every_drop_in_is_told_of() -> None:

@@ -6,6 +6,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from koalapy.api.headers import AnswerHeaders
 from koalapy.api.problems import problem
 
 Address = IPv4Address | IPv6Address
@@ -89,8 +90,9 @@ def _without_port(text: str) -> str:
 
 
 def _past_the_proxy() -> ASGIApp:
-    return problem(
+    refusal = problem(
         403,
         "this daemon speaks no TLS, and is asked by its proxy only",
         hint="ask the proxy, by https://; or give the daemon a certificate (--tls-cert, --tls-key)",
     )
+    return AnswerHeaders(refusal)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from koalapy.api.addresses import BehindProxies
 from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
@@ -325,6 +326,14 @@ def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() ->
     with TestClient(app, URL, raise_server_exceptions=False) as client:
         assert_safe(failed := client.get("/mistake", headers=BEARER))
         assert (failed.status_code, TOKEN in failed.text) == (500, False)
+
+
+async def test_who_comes_past_the_proxy_is_answered_like_all_else() -> None:
+    behind = BehindProxies(create_app(MemoryService(), MemoryService(), administrators(TOKEN)), [], encrypted=False)
+    transport = httpx2.ASGITransport(behind, client=("192.0.2.9", 1))
+    async with httpx2.AsyncClient(transport=transport, base_url=URL) as past:
+        assert_safe(refused := await past.get("/healthz"))
+    assert refused.status_code == 403
 
 
 async def test_streams_and_downloads_are_answered_like_all_else(open_api: Open, body: dict[str, Any]) -> None:
