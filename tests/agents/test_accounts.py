@@ -9,7 +9,9 @@ from koalapy.agents import run_as
 from koalapy.agents.accounts import Account, Accounts, own_name
 from koalapy.agents.run_as import RunAs, Way, environment_of
 from koalapy.agents.settings import AgentSettings, SiteSettings
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.bootstrap.agents import _check_identity
+from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
+from koalapy.settings import ClusterSection
 
 ALICE = Account("alice", 64_101, 64_101, (64_101, 64_200), "/home/alice", "/bin/sh")
 MAPPED = SiteSettings(identity="mapped")
@@ -168,3 +170,25 @@ def test_stages_of_a_mapped_cluster_are_made_ready_where_no_account_comes(tmp_pa
     )
     assert settings.stages == tmp_path / "spool-stages"
     assert (settings.accounts_directory, settings.address_file) == (Path("/s"), Path("/s/agent.json"))
+
+
+# What an agent's configuration must say
+
+
+@pytest.mark.parametrize(
+    ("uid", "more", "field"),
+    [
+        (1500, {"stage_directory": None}, "stage_directory"),
+        (0, {"replica_directories": ["/data"]}, "replica_directories"),
+    ],
+)
+def test_an_agent_that_cannot_act_for_many_does_not_start(
+    uid: int, more: dict[str, object], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    section = ClusterSection(**{"kind": "slurm", "identity": "mapped", "stage_directory": "/s", **more})  # type: ignore[arg-type]
+    own = AgentSettings("north", "http://x", "t", tmp_path, identity="mapped", stage_directory=Path("/s"))
+    with pytest.raises(UsageError) as refused:
+        _check_identity("north", own, section)
+    assert refused.value.field == f"clusters.north.{field}"
+    assert refused.value.hint
