@@ -108,4 +108,4 @@ def test_an_agents_spool_is_read(tmp_path: Path) -> None:
 def test_a_stages_journal_is_read() -> None:
     order = Stage.model_validate(Folder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").entries()["order"])
     (sent,) = (message for message in recorded("from_daemon.json") if message["type"] == "stage")
-    assert json.loads(frame(from_daemon, [order])) == [sent]
+    assert json.loads(frame(from_daemon, [order])) == [sent | {"local_user": ""}]
