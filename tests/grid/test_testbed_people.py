@@ -14,6 +14,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
+from koalapy.tls import Trust
 from tests.grid.containers import Container
 from tests.grid.testbed import CLUSTERS, Testbed
 from tests.grid.world import DEADLINE, Gate, Seen, until
@@ -30,8 +31,9 @@ class Person:
         made = bed.run("token", "create", "--user", name, "--role", "user", "--expires", "1h", "-q")
         assert made.returncode == 0, made.stderr
         self.token = made.stdout.strip()
-        headers = {"Authorization": f"Bearer {self.token}"}
-        self.http = httpx2.Client(base_url=bed.url, timeout=90.0, headers=headers)
+        headers = {"Authorization": f"Bearer {self.token}", "X-Requested-With": "koala"}
+        verify = Trust(bed.ca_file).context()
+        self.http = httpx2.Client(base_url=bed.url, timeout=90.0, headers=headers, verify=verify)
 
     def submit(self, cluster: str, *command: str, size: int = 1, **more: Any) -> int:
         request = {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
@@ -208,7 +210,7 @@ def test_a_login_on_each_head_node_is_the_accounts_own(bed: Testbed) -> None:
 def test_what_was_done_is_written_down(bed: Testbed, alice: Person) -> None:
     mark = uuid4().hex
     alice.submit("north", "echo", mark)
-    said = bed.run("audit-log", "--json")
+    said = bed.run("audit-log", "--json-lines", "--user", "alice")
     assert said.returncode == 0, said.stderr
     print(said.stdout[-4000:])
     assert "alice" in said.stdout
