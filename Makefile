@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MINUTES ?= 10
 LOCKS := requirements
 # What is installed is what is written down, with the SHA-256 of each file, and nothing besides: no dependency is looked
 # for, and nothing is built but what has no wheel, by tools that are written down as well.
@@ -13,7 +14,7 @@ EXTRAS := drmaa mpi plots postgresql
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos check format bench bench-advisor experiment experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test chaos fuzz check format bench bench-advisor experiment experiment-live clean testbed testbed-down lock \
 	release
 
 help:  ## this list
@@ -53,6 +54,9 @@ test: $(STAMP)  ## the whole test suite, by two workers
 chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite and with PostgreSQL: ten minutes
 	$(BIN)/python -m tests.chaos --minutes 4.3
 	$(BIN)/python -m tests.chaos --minutes 4.3 --postgresql
+
+fuzz: $(STAMP)  ## hostile agents, daemons, runners and users, always others: ten minutes, or make fuzz MINUTES=60
+	KOALA_FUZZ_SECONDS=$$(( $(MINUTES) * 60 / 4 )) $(BIN)/python -m pytest tests/fuzz --timeout 0 -p no:cacheprovider
 
 testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up

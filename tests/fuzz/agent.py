@@ -31,6 +31,16 @@ class Recorded(MemoryLrm):
         return await super().submit(submission)
 
 
+class OnlyDaemon(FakeDaemon):
+    """One that has no other cluster, and passes nothing on."""
+
+    async def _take(self, cluster: str, message: dict[str, Any]) -> None:
+        if message["type"] in ("relay", "ask", "answer"):
+            self.messages.append(message)
+        else:
+            await super()._take(cluster, message)
+
+
 class Site:
     """The folders of a head node: those of the agent, its replicas, and what is none of its business."""
 

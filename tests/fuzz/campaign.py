@@ -19,8 +19,8 @@ from hypothesis.strategies import SearchStrategy
 
 SECONDS = float(os.environ.get("KOALA_FUZZ_SECONDS", "0"))
 """How long each of the fuzzers plays; 0: some examples."""
-SEED = int(os.environ.get("KOALA_FUZZ_SEED", "0"))
-"""Of the first round, where there is more than one."""
+SEED = int(os.environ.get("KOALA_FUZZ_SEED") or time.time())
+"""Of the first round of those who play for a time."""
 SHRINK = bool(os.environ.get("KOALA_FUZZ_SHRINK"))
 """Whether what was found is to be made as short as can be, which takes minutes."""
 MAX_SHOWN = 20_000
@@ -37,9 +37,11 @@ class Figures:
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
+    findings: int = 0
+
     def __str__(self) -> str:
         counted = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
-        return f"{self.name}: {counted} in {self.seconds:.0f} s"
+        return f"{self.name}: {counted} in {self.seconds:.0f} s; {self.findings} findings"
 
 
 TOLD: list[Figures] = []
@@ -58,6 +60,9 @@ def play(name: str, examples: int, strategy: SearchStrategy[Any], body: Callable
         while time.monotonic() - began < SECONDS:
             _round(strategy, body, figures, ROUND, number)
             number += 1
+    except BaseException:
+        figures.findings += 1
+        raise
     finally:
         figures.seconds = time.monotonic() - began
     return figures

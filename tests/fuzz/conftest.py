@@ -17,6 +17,6 @@ def silent() -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if campaign.SECONDS:
-        terminalreporter.section("fuzzed")
+        terminalreporter.section(f"fuzzed from KOALA_FUZZ_SEED={campaign.SEED}")
         for figures in campaign.TOLD:
             terminalreporter.write_line(str(figures))
