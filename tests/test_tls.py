@@ -64,3 +64,16 @@ def test_a_file_of_authorities_that_is_of_no_use_is_refused(tmp_path: Path) -> N
 def test_other_errors_are_told_by_those_who_know_them() -> None:
     assert refusal(ConnectionRefusedError("no"), "127.0.0.1") is None
     assert refusal(ValueError("no"), "127.0.0.1") is None
+
+
+def test_others_are_told_of_few_authorities_only(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue()
+    served = Certificate(pair.certificate, pair.key, tmp_path).context
+    told = Trust(authority.file).told()
+    assert shown(served, Trust(authorities=told).context()) == pair.certificate.read_text()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shown(served, Trust(authorities=told).context(), "grid.example.org")
+    many = tmp_path / "many.pem"
+    many.write_text(authority.file.read_text() * 50)
+    assert [Trust(path).told() for path in (many, tmp_path / "none", None)] == ["", "", ""]

@@ -1,0 +1,43 @@
+"""A daemon behind a proxy: whose word counts on where a request comes from, as the audit tells it."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+
+pytestmark = pytest.mark.grid
+PROXY = "127.0.0.2"
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[Embedded]:
+    clusters = {"north": {"embedded": False, "token": "the-secret-of-north"}}
+    behind = {"KOALA_BEHIND_PROXY": json.dumps([PROXY]), "KOALA_CLUSTERS": json.dumps(clusters)}
+    grid = Embedded(tmp_path / "data", **behind)
+    grid.speak_to(grid.launch())
+    yield grid
+    close(grid)
+
+
+def test_an_address_that_somebody_makes_up_is_not_taken_for_his(grid: Embedded) -> None:
+    port = int(urlsplit(grid.url).port or 0)
+    for peer, told in [(PROXY, "192.0.2.77"), ("127.0.0.1", "192.0.2.88"), (PROXY, "192.0.2.99, 127.0.0.3")]:
+        asking = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(peer, 0))
+        headers = {"Authorization": "Bearer not-the-token-there-is", "X-Forwarded-For": told}
+        asking.request("GET", "/api/v1/jobs", headers=headers)
+        assert asking.getresponse().status == 401
+        asking.close()
+
+    def addresses() -> set[str]:
+        listed = grid.run("audit-log", "--json-lines").stdout.splitlines()
+        return {json.loads(line)["address"] for line in listed}
+
+    until(lambda: {"192.0.2.77", "127.0.0.1", "127.0.0.3"} <= addresses(), "what was refused to be told")
+    found = addresses()
+    assert not {"192.0.2.88", "192.0.2.99", PROXY} & found
