@@ -1,6 +1,7 @@
 """Where a request comes from: the address of who connected, or what a proxy that we were told of says of it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from starlette.datastructures import Headers
@@ -73,6 +74,7 @@ def _peer(scope: Scope) -> Address | None:
     return None if client is None else _address(str(client[0]))
 
 
+@lru_cache(1000)
 def _address(text: str) -> Address | None:
     """One address has one form: a listener for both families tells of IPv4 as of a part of IPv6."""
     try:

@@ -45,4 +45,4 @@ def _line(entry: Json) -> str:
     parts = [entry["at"], who, f"from {entry['address']}", entry["action"], entry["target"], entry["outcome"]]
     more = [entry["detail"]] if entry["detail"] else []
     times = [f"({entry['times']} times)"] if entry["times"] > 1 else []
-    return printable("  ".join([*(part for part in parts if part), *more, *times]))
+    return "  ".join(printable(part) for part in [*parts, *more, *times] if part)

@@ -1,7 +1,6 @@
 """The audit in SQL. Triggers keep its rows as they are; what is too old is removed past them, by us and nobody else."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select
 
@@ -9,6 +8,7 @@ from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.store.database import Database
 from koalapy.store.tables import audit as table
 
+GIVEN = [column.name for column in table.columns if column.name != "id"]
 KEPT = "audit_is_kept"
 """The trigger that refuses that rows are removed."""
 
@@ -52,7 +52,4 @@ class SqlAudit:
 def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
     """As a part of a transaction."""
     if entries:
-        rows = [asdict(entry) for entry in entries]
-        for row in rows:
-            del row["id"]
-        connection.execute(insert(table), rows)
+        connection.execute(insert(table), [{name: getattr(entry, name) for name in GIVEN} for entry in entries])

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,9 @@ from koalapy.api.files import files_router
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.cli.main import main
+from koalapy.service.audit import Audit
 from koalapy.service.identities import Identities
+from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.cli.memory_files import MemoryBundles, MemoryFiles, MemoryResults
@@ -58,6 +61,7 @@ class Server:
     """Who may come in; by default as administrators who shows one of the tokens."""
     agents: dict[str, str | None] = field(default_factory=dict)
     """What each cluster's agent must show."""
+    audit: Audit = field(default_factory=lambda: Audit(MemoryStore(Memory()), time.time))
     port: int = 0
 
     @property
@@ -74,7 +78,8 @@ class Server:
             files_router(self.files, self.bundles, self.results),
             *([limits_router(self.limits)] if self.limits else []),
         ]
-        app = create_app(self.service, self.service, self.identities or administrators(*self.tokens), routers)
+        identities = self.identities or administrators(*self.tokens)
+        app = create_app(self.service, self.service, identities, routers, audit=self.audit)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
         # Connections that come before the server is ready wait in the listener's queue.
