@@ -139,7 +139,7 @@ class AccountProcess(io.RawIOBase):
                 with contextlib.suppress(OSError):
                     pipe.close()
         if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait(EXIT_TIMEOUT)
         self._errors.close()
