@@ -3,13 +3,13 @@
 North and east have agents that may change their account, south's has rules of sudo. Collected when the testbed is up.
 """
 
+import json
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx2
 import pytest
@@ -209,13 +209,25 @@ def test_a_login_on_each_head_node_is_the_accounts_own(bed: Testbed) -> None:
             )
 
 
-def test_what_was_done_is_written_down(bed: Testbed, alice: Person) -> None:
-    mark = uuid4().hex
-    alice.submit("north", "echo", mark)
-    said = bed.run("audit-log", "--json-lines", "--user", "alice")
+def test_what_was_done_is_written_down(bed: Testbed, alice: Person, robert: Person) -> None:
+    """And what was refused; by whom, as whom they came, and from where."""
+    head = bed.heads["north"]
+    head.run("koala", "logout", user="alice")
+    head.run("koala", "whoami", user="alice")
+    ident = alice.submit("north", "true")
+    assert robert.http.post(f"/api/v1/jobs/{ident}/hold").status_code == 403
+    bed.wait(ident)
+    said = bed.run("audit-log", "--json-lines")
     assert said.returncode == 0, said.stderr
-    print(said.stdout[-4000:])
-    assert "alice" in said.stdout
+    entries = [json.loads(line) for line in said.stdout.splitlines()]
+    known = {(e["actor"], e["how"].partition(" ")[0], e["action"], e["target"], e["outcome"]) for e in entries}
+    assert ("alice", "token", "submit_job", f"job {ident}", "done") in known
+    login = next(e for e in entries if (e["actor"], e["action"], e["how"]) == ("alice", "login", "alice on north"))
+    assert (login["role"], login["address"], login["outcome"]) == ("user", "cluster north", "done")
+    refused = [e for e in entries if e["actor"] == "robert" and e["outcome"] == "refused"]
+    assert any(str(ident) in f"{e['target']} {e['detail']}" for e in refused), refused
+    secrets = [alice.token, robert.token]
+    assert not [word for word in secrets if word in said.stdout]
 
 
 def test_an_agent_that_comes_back_finds_what_was_left_meanwhile(bed: Testbed, alice: Person) -> None:
