@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -71,13 +72,26 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     try:
         grid.start()
         made = grid.http.post("/api/v1/tokens", json={"user": "bea", "role": "user"}).json()["token"]
-        job = grid.submit(two, *gate.hold, environment={"KEY_OF_THE_JOB": "the-secret-of-the-job"})
+        more = files(grid, tmp_path_factory.mktemp("sent"))
+        job = grid.submit(two, *gate.hold, environment={"KEY_OF_THE_JOB": "the-secret-of-the-job"}, **more)
         grid.wait_state(job, "running")
         yield Busy(grid, job, made)
         gate.open()
         assert grid.wait(job)["state"] == "succeeded"
     finally:
         close(grid)
+
+
+def files(grid: Embedded, folder: Path) -> dict[str, Any]:
+    """Let a job bring something back, and another have what was sent along with it."""
+    script = folder / "run.sh"
+    script.write_text("#!/bin/sh\nmkdir out && echo made > out/result\n")
+    script.chmod(0o755)
+    sent = ["--stage", str(script), "--collect", "out/*", "--launcher", "processes", "--wait"]
+    done = grid.run("submit", "--fixed", "north:1,south:1", *sent, "--", "./run.sh")
+    assert done.returncode == 0, done.stderr
+    bundle = grid.http.get("/api/v1/jobs").json()["jobs"][0]["bundle"]
+    return {"bundle": bundle}
 
 
 @needs(ROOT)
@@ -156,7 +170,7 @@ def test_no_file_is_for_others_to_read(busy: Busy) -> None:
                 if not stat.S_ISLNK(seen.st_mode) and stat.S_IMODE(seen.st_mode) & 0o077:
                     open_to_others.append((oct(seen.st_mode), str(path.relative_to(top))))
     assert open_to_others == []
-    assert looked > 20
+    assert looked > 40
 
 
 def test_nobody_looks_into_the_memory_of_daemon_agents_and_runners(busy: Busy) -> None:

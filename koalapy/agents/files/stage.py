@@ -130,7 +130,7 @@ class StageRun:
     def note(self, **entry: Any) -> None:
         """Write down what must not be forgotten; where that cannot be, the stage has failed."""
         try:
-            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(self._own)
             self._journal.write(**entry)
         except OSError as error:
             self._fail(site_error(self._means.cluster, error))
@@ -251,7 +251,7 @@ class StageRun:
     def _clear_workshop(self) -> None:
         """Begin with the folder as it should be."""
         self._end_orphans()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(self.folder)
 
     def _end_orphans(self) -> None:
         """End what an agent before us may have left running."""
@@ -417,3 +417,10 @@ class StageRun:
             return
         shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
         tree.rename(self.folder)
+
+
+def _make(folder: Path) -> None:
+    """A folder that is the account's alone, and so is the one that it is in; ``OSError``."""
+    with contextlib.suppress(FileExistsError):
+        folder.parent.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
