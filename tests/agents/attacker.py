@@ -1,6 +1,8 @@
 """What a job does that wants to be another's: a program for a node. Says as JSON what it got.
 
-attacker.py AGENT_DIRECTORY LOCALD_DIRECTORY COMPONENT_NAME TOKEN PIDS
+attacker.py AGENT_DIRECTORY LOCALD_DIRECTORY TOKEN PIDS
+
+``TOKEN`` is of whom it goes for, or how that begins.
 """
 
 import json
@@ -75,13 +77,14 @@ def impersonate(address: dict[str, object], name: str, secret: bytes) -> list[st
     return heard
 
 
-def main(agent: str, locald: str, name: str, token: str, pids: str) -> dict[str, object]:
+def main(agent: str, locald: str, token: str, pids: str) -> dict[str, object]:
+    [folder] = Path(agent).glob(f"*/{token}*")
+    name = f"koala-{folder.parent.name}-{folder.name}"
     everything = b"\n".join(texts(agent))
     address = json.loads(Path(agent, "agent.json").read_text())
     guesses = sorted({bytes.fromhex(each.decode()) for each in HEX.findall(everything) if len(each) % 2 == 0})[:100]
     guesses += [derive(guess, "runner", name, "0") for guess in guesses]
     heard = [word for guess in (b"", *guesses) for word in impersonate(address, name, guess)]
-    folder = Path(agent, "test", token)
     for file, content in (("result.0.json", json.dumps(RESULT)), ("output.0.0", "forged\n")):
         (folder / file).write_text(content)
     orders: list[dict[str, object]] = [
@@ -90,10 +93,10 @@ def main(agent: str, locald: str, name: str, token: str, pids: str) -> dict[str,
         {"op": "submit", "name": name, "nodes": 1, "argv": ["true"]},
     ]
     return {
-        "secrets": b"SECRET" in everything or bool(list(Path(agent).rglob("secret.*"))),
+        "secrets": b"KOALA_RUNNER_SECRET=" in everything or bool(list(Path(agent).rglob("secret.*"))),
         "heard": heard,
         "guesses": len(guesses),
-        "memory": {pid: looked_into(pid) for pid in pids.split(",")},
+        "memory": {pid: looked_into(pid) for pid in pids.split(",") if pid},
         "orders": [sorted(ask_locald(locald, order)) for order in orders],
     }
 

@@ -18,7 +18,7 @@ async def attack(site: Site, daemon: FakeDaemon, pids: list[int]) -> dict[str, o
     await daemon.submit(OTHER)
     await daemon.reaches(OTHER, "claimed")
     program = [sys.executable, str(ATTACKER), str(site.settings.directory), str(site.cluster.directory)]
-    await daemon.open([*ROOTS_LOOK, *program, f"koala-test-{VICTIM}", VICTIM, ",".join(map(str, pids))], OTHER)
+    await daemon.open([*ROOTS_LOOK, *program, VICTIM, ",".join(map(str, pids))], OTHER)
     status = await daemon.reaches(OTHER, "ended")
     assert status["program_exit"] == 0, daemon.output[OTHER]
     got: dict[str, object] = json.loads(daemon.output[OTHER])

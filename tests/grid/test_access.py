@@ -17,6 +17,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.agents.test_other_jobs import ATTACKER
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import IPV6, ROOT, RSYNC, needs
@@ -181,6 +182,26 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     grid.token = "the-secret-of-users"
     yield grid.start()
     close(grid)
+
+
+def test_a_job_that_goes_for_anothers_node_gets_nothing_and_is_in_the_audit(secretive: Embedded) -> None:
+    on_north = {"type": "fixed", "components": [{"cluster": "north", "size": 1}]}
+    gate = secretive.gate()
+    victim = secretive.submit(on_north, *gate.hold, launcher="processes")
+    secretive.wait_state(victim, "running")
+    cluster = next(secretive.directory.glob("**/north/**/agent.json")).parent
+    attack = [sys.executable, str(ATTACKER), str(cluster), str(cluster.with_name("lrm")), f"{victim}.", ""]
+    attacker = secretive.submit(on_north, *attack, launcher="processes")
+    assert secretive.wait(attacker)["state"] == "succeeded", secretive.logs(attacker)
+    got = json.loads(secretive.logs(attacker))
+    assert (got["secrets"], got["heard"], got["orders"]) == (False, [], [["error", "kind"]] * 3)
+    trail = secretive.http.get("/api/v1/audit", params={"action": "impersonate-runner"}).json()["entries"]
+    assert [(entry["target"], entry["outcome"]) for entry in trail][:1] == [(f"job {victim}", "refused")]
+    assert "127.0.0.1 on north" in trail[0]["address"]
+    gate.open()
+    ended = secretive.wait(victim)
+    assert (ended["state"], ended["exit_code"]) == ("succeeded", 0)
+    assert "forged" not in secretive.logs(victim)
 
 
 def test_a_program_inherits_what_is_named_and_nothing_else(secretive: Embedded) -> None:
