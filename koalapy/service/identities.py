@@ -187,8 +187,15 @@ class Identities:
             token = StoredToken(
                 number, digest_of_token(shown), user, str(role), how, note, now, created_by, expires_at, made_by=made_by
             )
-            await asyncio.to_thread(self._store.save_tokens, [token])
+            # Known before it is written, so that who revokes the one that was shown meanwhile ends this one, too.
             self._stored[number] = token
+            try:
+                await asyncio.to_thread(self._store.save_tokens, [token])
+            except BaseException:
+                del self._stored[number]
+                raise
+            if self._stored[number].revoked_at is not None:
+                raise ForbiddenError("the token that was shown holds no longer", hint="show another")
             self._admit(token)
         return token, shown
 
@@ -271,6 +278,11 @@ class Identities:
             for number, token in self._stored.items()
             if number != newest and min(_moments(token), default=before) < before
         }
+        # By one of which there is more, what it has made is found when the one that made it is revoked.
+        kept = self._stored.keys() - old
+        while kept:
+            kept = {made_by for number in kept if (made_by := self._stored[number].made_by) in old}
+            old -= kept
         async with self._changing:
             if old and self._store is not None:
                 await asyncio.to_thread(self._store.remove_tokens, old)

@@ -1,6 +1,8 @@
 """Tokens that were asked for: who may have which, for how long, and what ends with them."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -176,6 +178,39 @@ async def test_a_token_that_is_revoked_while_it_makes_another_makes_none(place: 
     await revoking
 
 
+async def test_nor_does_one_that_is_revoked_while_the_other_is_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, alice = await place.made()
+    save, writing, go_on = place.store.save_tokens, threading.Event(), threading.Event()
+
+    def slow(tokens: Sequence[StoredToken]) -> None:
+        if [token.id for token in tokens] == [2]:
+            writing.set()
+            assert go_on.wait(30)
+        save(tokens)
+
+    monkeypatch.setattr(place.store, "save_tokens", slow)
+    making = asyncio.ensure_future(place.identities.create(ALICE, alice))
+    await asyncio.to_thread(writing.wait, 30)
+    revoking = asyncio.ensure_future(place.identities.revoke([1], ROOT))
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(ForbiddenError):
+        await making
+    assert [token.id for token in await revoking] == [1, 2]
+    assert place.identities.list(ROOT) == []
+    place.start()
+    assert place.identities.list(ROOT) == []
+
+
+async def test_one_that_cannot_be_written_is_none(place: Place) -> None:
+    place.store.fails = True
+    with pytest.raises(StoreUnavailable):
+        await place.made()
+    assert place.identities.list(ROOT, every=True) == []
+
+
 async def test_nobody_has_any_number_of_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOKENS_OF_ONE", 2)
     await place.made()
@@ -292,6 +327,22 @@ async def test_those_that_have_ended_are_listed_for_a_while_and_their_numbers_ar
     place.start()
     assert [token.id for token in place.identities.list(ROOT, every=True)] == [3]
     assert (await place.made())[0].id == 4
+
+
+async def test_what_was_made_is_found_by_what_made_it_however_long_ago_one_between_has_ended(place: Place) -> None:
+    _, _, stolen = await place.made(TokenOrder("root", Role.ADMIN, None))
+    _, _, between = await place.made(TokenOrder("root", Role.ADMIN, 10.0), stolen)
+    _, _, again = await place.made(TokenOrder("root", Role.ADMIN, 10.0), between)
+    _, left, _ = await place.made(TokenOrder("root", Role.ADMIN, None), again)
+    await place.made(TokenOrder("alice", Role.USER, 10.0), between)
+    await place.made()
+    place.clock.at += RETENTION + 11
+    assert await place.identities.tidy() == 1
+    place.start()
+    assert [token.id for token in await place.identities.revoke([1], ROOT)] == [1, 2, 3, 4]
+    assert place.identities.of(left) is None
+    place.clock.at += RETENTION + 1
+    assert await place.identities.tidy() == 4
 
 
 async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place) -> None:
