@@ -5,7 +5,9 @@ Standard library only, as the command line needs it, too.
 
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import SplitResult
 
 from koalapy.model.errors import UsageError
 from koalapy.pinning import pinned
@@ -19,6 +21,25 @@ _EXPIRED, _EARLY, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 _UNKNOWN_AUTHORITY = (2, 7, 18, 19, 20, 21, 24, 26, 27)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _TOO_OLD = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION")
+
+
+def is_this_machine(host: str) -> bool:
+    """By its name or address alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_encrypted(url: SplitResult) -> None:
+    """``UsageError`` where a token would go over a network in clear."""
+    if url.scheme != "https" and not is_this_machine(url.hostname or ""):
+        raise UsageError(
+            f"{url.geturl()} is not encrypted: a token would go there for all to read",
+            field="--url",
+            value=url.geturl(),
+            hint="use https://; see docs/security.md, On the wire",
+        )
 
 
 @dataclass(frozen=True, slots=True)

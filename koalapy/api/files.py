@@ -1,5 +1,6 @@
 """The routes of files: the replica catalogue, submitters' bundles, and what jobs brought."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Ou
 from koalapy.api.jobs import MAX_PAGE_SIZE
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
+from koalapy.model.errors import NotFoundError
 from koalapy.model.replica import Replica, ReplicaState
 from koalapy.service.audit import about
 from koalapy.service.bundles import Bundles
@@ -220,8 +222,10 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         return Response()
 
 
-def agent_files_router(bundles: Bundles, results: Results, tokens: Tokens) -> APIRouter:
-    """For agents, who show the tokens of their clusters."""
+def agent_files_router(
+    bundles: Bundles, results: Results, tokens: Tokens, is_sent_to: Callable[[str, str], bool]
+) -> APIRouter:
+    """For agents, who show the tokens of their clusters; ``is_sent_to`` tells whether a cluster is to have a bundle."""
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 
     def sent_away(request: Request, cluster: str) -> Response | None:
@@ -233,6 +237,8 @@ def agent_files_router(bundles: Bundles, results: Results, tokens: Tokens) -> AP
         """A bundle, or the rest of it (Range)."""
         if answer := sent_away(request, cluster):
             return answer
+        if not is_sent_to(cluster, bundle):
+            raise NotFoundError(f"no job on {cluster} has a bundle {bundle}", field="bundle", value=bundle)
         bundles.get(bundle)
         return FileResponse(bundles.path(bundle), media_type=TAR)
 

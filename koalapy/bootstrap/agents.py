@@ -29,7 +29,7 @@ from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
 from koalapy.resources import raise_limit
 from koalapy.settings import ClusterSection, Settings, load
-from koalapy.tls import OF_THIS_MACHINE, Trust
+from koalapy.tls import OF_THIS_MACHINE, Trust, check_encrypted
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
@@ -55,6 +55,7 @@ def agent(
     if embedded:
         token, settings, trust = take_handover()
     else:
+        check_encrypted(urlsplit(url))
         settings, trust = load(config), Trust(ca_file)
         trust.check()
     forget_own()
@@ -242,6 +243,7 @@ def check(
         runner_host, transfer_address = _addresses(section, url)
     except UsageError:
         runner_host, transfer_address = "", section.transfer_address or ""
+    check_encrypted(urlsplit(url))
     trust = Trust(ca_file)
     trust.check()
     own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)

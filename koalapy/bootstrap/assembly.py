@@ -41,6 +41,7 @@ from koalapy.resources import raise_limit
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus, HealthStatus
 from koalapy.scheduling.events import AgentFailed
+from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
@@ -133,7 +134,7 @@ async def run(
         hub.log_in_with(vouched)
         hub.note_impostors(note_impostors(audit))
         hosts = Hosts([host, *settings.allowed_hosts])
-        routers = _routers(settings, services, hub, tokens)
+        routers = _routers(settings, services, hub, tokens, engine.queries)
         most, pace = connections.max_requests, Pace(services.limits.limits)
         app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit)
         services.network.start()
@@ -307,13 +308,13 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
     ]
 
 
-def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens) -> list[APIRouter]:
+def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, queries: Queries) -> list[APIRouter]:
     bundles, files, results = services.bundles, services.files, services.results
     return [
         agents_router(hub, tokens),
         background_router(services.jobs, hub.questions, settings.background_load),
         files_router(files, bundles, results),
-        agent_files_router(bundles, results, tokens),
+        agent_files_router(bundles, results, tokens, queries.is_sent_to),
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),

@@ -15,9 +15,8 @@ from koalapy.cli.errors import CliError, of_koala
 from koalapy.cli.http import PORTS
 from koalapy.credentials import Found, address_of, find_token
 from koalapy.model.errors import UsageError
-from koalapy.tls import CA_FILE, OF_THIS_MACHINE, Trust
+from koalapy.tls import CA_FILE, OF_THIS_MACHINE, Trust, check_encrypted, is_this_machine
 
-LOOPBACK = ("localhost", "127.", "::1")
 LOCALHOST = ("127.0.0.1", "::1")
 _WHERE = "it is in tokens of the daemon's configuration, or in the file token of its data directory"
 
@@ -38,11 +37,16 @@ class Access:
             self._find()
         elif (known := _own_daemon(self.parts))[1].certificate:
             self.parts, self.pinned = known[0], known[1].certificate
+        if self.token and not find_token(self.parts.hostname or "", self.parts.port or PORTS[self.parts.scheme]).token:
+            try:
+                check_encrypted(self.parts)
+            except UsageError as error:
+                raise of_koala(error) from error
         self.trust = self._trust()
         # A proxy of the environment does not know this machine's own addresses, nor may it see a token of our own.
-        local = self.pinned is not None or (self.parts.hostname or "").startswith(LOOPBACK)
+        local = self.pinned is not None or is_this_machine(self.parts.hostname or "")
         own = bool(self.token) and not shown
-        self.by_proxy = not local and (not own or (self._renews and self.parts.scheme == "https"))
+        self.by_proxy = not local and self.parts.scheme == "https" and (not own or self._renews)
 
     @property
     def url(self) -> str:

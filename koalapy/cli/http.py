@@ -47,7 +47,10 @@ class Connection:
     def __init__(
         self, url: SplitResult, headers: Mapping[str, str], *, by_proxy: bool, trust: Trust = OF_THIS_MACHINE
     ) -> None:
-        """``by_proxy``: by the proxy that the environment names, if any. ``ValueError`` for a URL that is none."""
+        """``by_proxy``: through the proxy that the environment names, if any, which sees nothing of what is said.
+
+        ``ValueError`` for a URL that is none.
+        """
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
         proxy = _proxy(url.scheme, host) if by_proxy else None
         self.headers, self.by_proxy, self.trust = headers, by_proxy, trust
@@ -58,12 +61,8 @@ class Connection:
         if proxy is None:
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        self._new = partial(_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust)
-        if url.scheme == "https":
-            self._new = partial(_tunnel, self._new, host, port, _credentials(via, "Proxy-Authorization"))
-        else:
-            self._headers |= _credentials(via, "Proxy-Authorization")
-            self._base = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{self._base}"
+        there = partial(_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust)
+        self._new = partial(_tunnel, there, host, port, _credentials(via, "Proxy-Authorization"))
 
     def show(self, headers: Mapping[str, str]) -> None:
         """Show these from now on."""

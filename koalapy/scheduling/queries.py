@@ -42,6 +42,11 @@ class Queries:
         """All jobs that are not final."""
         return list(self._ledger.jobs.values())
 
+    def is_sent_to(self, cluster: ClusterName, bundle: str) -> bool:
+        """Whether a component there is to have these files of its submitter."""
+        wanted = (job for job in self.jobs() if job.spec.bundle is not None and job.spec.bundle.id == bundle)
+        return any(c.cluster == cluster for job in wanted if job.attempt for c in job.attempt.components)
+
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """The component of a live attempt that a token names, and its job."""
         return self._ledger.find(token)

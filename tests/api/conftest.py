@@ -141,7 +141,7 @@ async def serving(
     routers = [
         network_router(network),
         files_router(files, bundles, results),
-        agent_files_router(bundles, results, AGENT_TOKENS),
+        agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
         advisor_router(Advisor(experience, SqlAdvice(database))),
         limits_router(LimitsInUse(engine, bundles, results)),
     ]

@@ -50,7 +50,7 @@ async def served(path: Path) -> AsyncIterator[str]:
     await asyncio.to_thread(path.write_text, "files")
     app = FastAPI()
     app.include_router(agents_router(Hub(), TOKENS))
-    app.include_router(agent_files_router(Bundles(path), MemoryResults(), TOKENS))  # type: ignore[arg-type]
+    app.include_router(agent_files_router(Bundles(path), MemoryResults(), TOKENS, lambda *_: True))  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical"))
     serving = asyncio.create_task(server.serve([listener]))

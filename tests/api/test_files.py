@@ -340,6 +340,8 @@ async def test_an_agent_downloads_a_bundle_and_goes_on_after_a_cut(open_api: Ope
     assert (rest.status_code, rest.content) == (206, ARCHIVE[1000:])
     over = await api.get(path, headers=NORTH | {"Range": f"bytes={len(ARCHIVE)}-"})
     assert over.status_code == 416
+    elsewhere = await api.get(path.replace("north", "south"), headers=SOUTH)
+    assert elsewhere.status_code == 404, "no job there has it"
     missing = await api.get("/api/v1/agents/north/bundles/..%2F..%2Fkoala.db", headers=NORTH)
     assert missing.status_code == 404
 

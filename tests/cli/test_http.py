@@ -150,18 +150,22 @@ def test_pieces_come_as_they_are_sent() -> None:
 def test_proxies_are_asked_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with peer(says(OK), says(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")) as (url, heard):
-        monkeypatch.setenv("http_proxy", url.replace("://", "://me:se%40cret@"))
-        monkeypatch.setenv("https_proxy", url)
-        assert Client("http://grid.example:8642/koala", "token").get("/api") == {}
+    with peer(says(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")) as (url, heard):
+        monkeypatch.setenv("https_proxy", url.replace("://", "://me:se%40cret@"))
         with pytest.raises(CliError, match=r"no daemon answers at https://grid\.example"):
             Client("https://grid.example", "token").get("/api")
-    assert heard[0].splitlines()[0] == b"GET http://grid.example:8642/koala/api HTTP/1.1"
-    assert b"Host: grid.example:8642" in heard[0]
+    assert heard[0].splitlines()[0] == b"CONNECT grid.example:443 HTTP/1.0"
     assert b"Proxy-Authorization: Basic bWU6c2VAY3JldA==" in heard[0]
-    assert b"Authorization: Bearer token" in heard[0]
-    assert heard[1].splitlines()[0] == b"CONNECT grid.example:443 HTTP/1.0"
-    assert b"token" not in heard[1]
+    assert b"Bearer" not in heard[0]
+
+
+def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for url in ("http://grid.example:8642", "http://192.0.2.1", "http://localhost.evil.example"):
+        with pytest.raises(CliError, match="is not encrypted: a token would go there") as refused:
+            Client(url, "token")
+        assert "use https://" in refused.value.hint
 
 
 def test_an_answer_that_does_not_come_in_time_is_none() -> None:

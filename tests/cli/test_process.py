@@ -146,10 +146,10 @@ def test_no_proxy_is_shown_the_token_of_this_accounts_own_daemon(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     daemon = Registration(TOKEN, [("192.0.2.9", 8642)])
     own, given = Client("http://192.0.2.9:8642", None), Client("http://192.0.2.9:8642", TOKEN)
-    elsewhere = Client("http://192.0.2.10:8642", None)
+    elsewhere, encrypted = Client("http://192.0.2.10:8642", None), Client("https://192.0.2.10:8642", TOKEN)
     daemon.close()
     assert [client.http.headers.get("Authorization") for client in (own, given, elsewhere)] == [BEARER, BEARER, None]
-    assert [client.http.by_proxy for client in (own, given, elsewhere)] == [False, True, True]
+    assert [client.http.by_proxy for client in (own, given, elsewhere, encrypted)] == [False, False, False, True]
 
 
 def test_a_daemon_that_is_refused_its_port_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:

@@ -314,6 +314,9 @@ def test_the_submitters_own_files_wait_for_nobody() -> None:
     world = world_by_hand()
     job = world.submit(FlexibleRequest(6), bundle=Bundle("0" * 64, 10_000, 3))
     assert world.state(job) is JobState.CLAIMING
+    assert world.queries.is_sent_to("north", "0" * 64)
+    assert not world.queries.is_sent_to("elsewhere", "0" * 64), "no agent is given what no job of its cluster has"
+    assert not world.queries.is_sent_to("north", "1" * 64)
     for name in ("north", "south"):
         world.obey(name)
         for token in world.sites[name].startable():
