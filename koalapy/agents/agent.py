@@ -129,6 +129,9 @@ class Agent:
         self._recall()
         await self._runners.listen(self._barrier)
         await self._logins.listen()
+        if self._accounts.own_uid == 0 and not self._accounts.are_many:
+            hint = "run it as an account of its own, or make the cluster mapped"
+            log.warning("jobs of all users run as root", action="start", cluster=self._settings.cluster, hint=hint)
         log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
         try:
             async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -188,8 +188,18 @@ class JobFolders:
                 talk(process)
                 process.finish()
 
-        async with self._turns.setdefault(user, asyncio.Semaphore(MAX_CONCURRENT)):
-            await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        await self.in_turn(user, self._threads, call)
+
+    async def in_turn(self, user: str, threads: Executor, work: Callable[[], None]) -> None:
+        """Have a thread do what talks to a process of an account's: who hangs his own has few of the threads.
+
+        A thread counts until it is through, also when nobody waits for it any more.
+        """
+        turn = self._turns.setdefault(user, asyncio.Semaphore(MAX_CONCURRENT))
+        await turn.acquire()
+        running = asyncio.get_running_loop().run_in_executor(threads, work)
+        running.add_done_callback(lambda _: turn.release())
+        await asyncio.shield(running)
 
     def _process(self, account: Account, verb: str, folder: Path | None) -> AccountProcess:
         if self.run_as.way is Way.SUDO:

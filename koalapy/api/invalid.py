@@ -28,7 +28,8 @@ WANTED = {
     "float_type": ("not a number", "give a number"),
     "string_unicode": ("no Unicode text", "remove lone surrogates"),
     "one_line": ("with characters that cannot be shown", "leave them out"),
-    "string_pattern_mismatch": ("with a NUL in it", "leave it out"),  # there is no other pattern
+    "string_pattern_mismatch": ("with signs that may not be in it", "leave them out"),
+    "nul": ("with a NUL in it", "leave it out"),
     "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
     "duration": ("no duration", "give seconds, 90m, 1h30m or 1:30:00"),
 }
@@ -61,7 +62,7 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     if first["loc"][-1] == "[key]":
         return _bad_name(first)
-    field, kind, value = field_of(first["loc"]), str(first["type"]), first.get("input")
+    field, kind, value = field_of(first["loc"]), _kind(first), first.get("input")
     context = first.get("ctx") or {}
     if kind == "extra_forbidden":
         return Invalid(f"unknown field {field}", field, value, _known_beside(first["loc"], model))
@@ -97,8 +98,14 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
 def _bad_name(error: Mapping[str, Any]) -> Invalid:
     """What is wrong with a name in an object whose names are free."""
     field, name = field_of(error["loc"][:-2]), error.get("input")
-    problem, hint = WANTED.get(str(error["type"]), ("which is no name", "use another"))
+    problem, hint = WANTED.get(_kind(error), ("which is no name", "use another"))
     return Invalid(f"{field} has the name {shown(name)}, {problem}", field, name, hint)
+
+
+def _kind(error: Mapping[str, Any]) -> str:
+    """What is wrong, in pydantic's words; most patterns keep nothing out but NULs."""
+    kind = str(error["type"])
+    return "nul" if kind == "string_pattern_mismatch" and "\0" in str(error.get("input")) else kind
 
 
 def shown(value: object) -> str:

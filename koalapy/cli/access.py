@@ -50,7 +50,8 @@ class Access:
 
     @property
     def url(self) -> str:
-        return self.parts.geturl()
+        """As it may be shown: a name and a password in it are for the daemon, or what stands before it."""
+        return self.parts._replace(netloc=self.parts.netloc.rpartition("@")[2]).geturl()
 
     @property
     def headers(self) -> dict[str, str]:

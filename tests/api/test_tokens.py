@@ -220,3 +220,16 @@ async def test_what_is_being_changed_is_not_left_half_done() -> None:
         service.go_on.set()
         assert (await submitting).status_code == 201
         assert (await api.get("/api/v1/jobs")).status_code == 401
+
+
+async def test_what_is_wrong_with_a_users_name_is_told(open_api: Open) -> None:
+    api = await open_api()
+    told = [
+        (await api.post("/api/v1/tokens", json={"user": user, "role": "user"})).json()["detail"]
+        for user in ("älice", "alice\n", "a\0")
+    ]
+    assert [text.rpartition(", ")[2] for text in told] == [
+        "with signs that may not be in it",
+        "with signs that may not be in it",
+        "with a NUL in it",
+    ]

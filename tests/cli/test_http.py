@@ -168,6 +168,14 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
         assert "use https://" in refused.value.hint
 
 
+def test_a_password_in_a_url_is_told_nowhere() -> None:
+    client = Client("http://grid:pass-word@127.0.0.1:1/koala", "token")
+    with pytest.raises(CliError) as error:
+        client.get("/api")
+    assert client.url == "http://127.0.0.1:1/koala"
+    assert "pass-word" not in f"{error.value!r}{error.value}"
+
+
 def test_an_answer_that_does_not_come_in_time_is_none() -> None:
     done = threading.Event()
     with peer(lambda _: done.wait(30) and None) as (url, _):

@@ -99,7 +99,10 @@ class Collector:
                 continue
             try:
                 send = partial(self._send, component, folder, inputs)
-                await asyncio.get_running_loop().run_in_executor(self._threads, send)
+                if component.user:
+                    await self._folders.in_turn(component.user, self._threads, send)
+                else:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, send)
                 return ""
             except SiteUnavailable as error:
                 if waited >= (BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT):

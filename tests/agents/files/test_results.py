@@ -15,7 +15,7 @@ from koalapy.agents.component import Component
 from koalapy.agents.files import results
 from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.results import Collector
-from koalapy.agents.job_folders import JobFolders
+from koalapy.agents.job_folders import MAX_CONCURRENT, JobFolders
 from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.runtime.collected import TooDeep, regular, write_archive
@@ -252,6 +252,38 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.
         assert (await collecting.collect()).error == "its results could not be collected: a: Permission denied"
     finally:
         fake.close()
+
+
+async def test_who_hangs_what_collects_his_results_does_not_keep_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs as an account, which may stop it; also when nobody wants the results any more, a thread hangs by it."""
+    hung, sent = threading.Event(), []
+
+    def send(_: Collector, component: Component, *__: object) -> None:
+        sent.append(component.user)
+        assert component.user != "mallory" or hung.wait(60)
+
+    monkeypatch.setattr(Collector, "_send", send)
+    collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
+    collecting.reached = True
+    stubborn = [
+        Component("test", f"{job}.1.0", Folder(tmp_path / "spool"), stage=f"{job}.1.9", collect=("*",), user="mallory")
+        for job in range(100, 100 + 3 * results.MAX_SENDERS)
+    ]
+    try:
+        for component in stubborn:
+            component.plan, component.ended = {}, True
+            collecting.collector.collect(component)
+        await asyncio.sleep(0)
+        for component in stubborn[: results.MAX_SENDERS]:
+            collecting.collector.give_up(component)
+        collecting.component.user = "alice"
+        await collecting.collect()
+        assert sent.count("mallory") <= MAX_CONCURRENT
+    finally:
+        hung.set()
+        await collecting.collector.close()
 
 
 def test_folders_without_end_are_no_results(deep: Path) -> None:
