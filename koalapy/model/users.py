@@ -80,6 +80,10 @@ class Accounts:
         self._closed: dict[str, frozenset[ClusterName]] = {}
         """By owner; both do not change while a daemon lives."""
 
+    def role_of(self, owner: str) -> Role:
+        """What the configuration says that somebody may do."""
+        return self._users.role_of(owner)
+
     def identity_of(self, cluster: ClusterName) -> str:
         """Whose processes its jobs are to be."""
         return self._domains.get(cluster, SERVICE).identity

@@ -109,7 +109,7 @@ class Jobs:
         The same key with another spec is a ``ConflictError``; keys are each user's own. ``ForbiddenError`` for what the
         user may not ask for.
         """
-        spec = in_the_name_of(spec, by, self._high_priority)
+        spec = self._named(spec, by)
         if idempotency_key is None:
             return await self._engine.database.await_outcome(self._store_new(spec, by, None), UNKNOWN_JOB), True
         # It goes on when its client goes away: the next one with its key must find what becomes of it.
@@ -117,6 +117,9 @@ class Jobs:
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
         return await self._engine.database.await_outcome(submitting, UNKNOWN_JOB_OF_KEY)
+
+    def _named(self, spec: JobSpec, by: Identity) -> JobSpec:
+        return in_the_name_of(spec, by, self._high_priority, self._engine.queries.accounts.role_of)
 
     async def _submit_once(self, spec: JobSpec, by: Identity, key: str) -> tuple[JobRecord, bool]:
         own = key_of(by.user, key)
@@ -284,7 +287,7 @@ class Jobs:
 
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
-        spec = await self._checked(in_the_name_of(spec, by, self._high_priority), by)
+        spec = await self._checked(self._named(spec, by), by)
         self._engine.queries.admit(spec)
         return explain_submission(self._engine.queries, spec, self._engine.clock())
 

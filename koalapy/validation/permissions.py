@@ -1,5 +1,6 @@
 """What somebody may do with jobs: their own, others', and in whose name."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from koalapy.model.errors import ForbiddenError
@@ -23,10 +24,11 @@ def check_is_theirs(by: Identity, job: Job) -> None:
         )
 
 
-def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role) -> JobSpec:
+def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role, role_of: Callable[[str], Role]) -> JobSpec:
     """A submission with its owner, who is who submits it: ``ForbiddenError`` when only an operator may ask for that.
 
-    ``high_priority`` is the least role that may ask for more than low priority.
+    ``high_priority`` is the least role that may ask for more than low priority; ``role_of`` says what somebody may do,
+    for whoever has a job run as another's account can do what he can.
     """
     owner = spec.owner or by.user
     if owner != by.user and not by.may(Role.OPERATOR):
@@ -35,6 +37,13 @@ def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role) -> JobSpec:
             field="owner",
             value=owner,
             hint="leave it out: a job is whose who submits it; operators may submit for others",
+        )
+    if owner != by.user and not by.may(role_of(owner)):
+        raise ForbiddenError(
+            f"owner is {owner}, whose role is {role_of(owner)}, and yours is {by.role}",
+            field="owner",
+            value=owner,
+            hint="leave it out: a job is whose who submits it",
         )
     if spec.priority is not Priority.LOW and not by.may(high_priority):
         raise ForbiddenError(

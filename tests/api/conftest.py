@@ -22,6 +22,7 @@ from koalapy.model.disk import DiskLimits
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import Measuring
+from koalapy.model.users import Accounts
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.advisor.experience import Experience
@@ -81,6 +82,7 @@ async def serving(
     people: Mapping[str, Identity] | None = None,
     high_priority: Role = Role.USER,
     limits: Limits | None = None,
+    accounts: Accounts | None = None,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     migrate(tables := make_engine(f"sqlite:///{path}"))
     database = Database(tables, 0.0)
@@ -90,7 +92,10 @@ async def serving(
         cluster.total = 4
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(
-        SchedulerState(rules, builtin(), clusters, experience=experience, owner_use=OwnerUse(limits)), nonces=str
+        SchedulerState(
+            rules, builtin(), clusters, experience=experience, owner_use=OwnerUse(limits), accounts=accounts
+        ),
+        nonces=str,
     )
     saved = store.load()
     scheduler.restore(saved.jobs, time.time(), saved.scans)

@@ -25,6 +25,7 @@ from koalapy.model.field import described
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
+from koalapy.model.users import Accounts, User, Users
 from koalapy.scheduling.rules import Rules
 from koalapy.service.jobs import JobRecord
 from tests.api.conftest import AGENT_TOKENS, NO_PAGE, URL, serving
@@ -301,6 +302,18 @@ async def test_a_job_is_whose_who_submits_it_and_operators_submit_for_others(api
     assert (await api.submit("director", owner="ada"))["owner"] == "ada"
     shown = (await api.ask("ada", "GET", "/api/v1/jobs/3")).json()
     assert shown["timeline"][0]["actor"] == "director"
+
+
+async def test_an_operator_submits_for_no_administrator(tmp_path: Path) -> None:
+    """Such a job would run as that one's account, and find there what he is known by."""
+    users = Users({"chief": User(role=Role.ADMIN), "other": User(role=Role.OPERATOR)})
+    async with opened(tmp_path, accounts=Accounts(users)) as api:
+        for path in ("/api/v1/jobs", "/api/v1/explain"):
+            refused = await api.ask("director", "POST", path, json=BODY | {"owner": "chief"})
+            assert (refused.status_code, refused.json()["field"]) == (403, "owner")
+            assert refused.json()["detail"] == "owner is chief, whose role is admin, and yours is operator"
+        assert (await api.submit("director", owner="other"))["owner"] == "other"
+        assert (await api.submit("root", owner="chief"))["owner"] == "chief"
 
 
 async def test_high_priority_is_for_operators_where_the_site_says_so(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class MemoryService:
             return self._record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        spec = in_the_name_of(spec, by, Role.USER)
+        spec = in_the_name_of(spec, by, Role.USER, lambda _: Role.USER)
         check(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
