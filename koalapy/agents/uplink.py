@@ -48,7 +48,7 @@ class Uplink:
         """Set while there is a connection."""
         self.online_since = float("-inf")
         """Since when, by the monotonic clock; or when the last one began."""
-        self._complained = False
+        self._complained = self._welcomed = False
 
     def put(self, message: FromAgent, *, urgent: bool = False) -> None:
         """Send soon, or drop while there is no connection: the inventory says it all again."""
@@ -63,6 +63,7 @@ class Uplink:
         """Keep connected until cancelled; ``lost`` is told of every break."""
         pause = MIN_RECONNECT_PAUSE
         while True:
+            self._welcomed = False
             try:
                 headers = {"Authorization": f"Bearer {self._token}"}
                 async with connect(
@@ -75,7 +76,6 @@ class Uplink:
                     ping_interval=PING_INTERVAL,
                     ping_timeout=PING_TIMEOUT,
                 ) as socket:
-                    pause = MIN_RECONNECT_PAUSE
                     await self._converse(socket, received)
                 self._complain("the daemon hung up")
             except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
@@ -84,8 +84,14 @@ class Uplink:
                 self.online.clear()
                 self._queue.clear()
                 lost()
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            if self._welcomed:  # who is turned away comes again less and less often
+                pause = MIN_RECONNECT_PAUSE
+            await self._rest(pause)
             pause = min(MAX_RECONNECT_PAUSE, pause * 2)
+
+    async def _rest(self, seconds: float) -> None:
+        """So that not all agents come back at the same moment."""
+        await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
 
     def _complain(self, reason: str) -> None:
         if not self._complained:
@@ -102,9 +108,11 @@ class Uplink:
         try:
             async for received_frame in socket:
                 for message in from_daemon.validate_json(received_frame):
-                    if message.type == "welcome" and self._complained:
-                        log.info("daemon in reach again", action="connect", url=self._url)
-                        self._complained = False
+                    if message.type == "welcome":
+                        self._welcomed = True
+                        if self._complained:
+                            log.info("daemon in reach again", action="connect", url=self._url)
+                            self._complained = False
                     received(message)
         except asyncio.CancelledError:
             await socket.close(CloseCode.GOING_AWAY, "the agent is shutting down")

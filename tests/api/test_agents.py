@@ -18,6 +18,7 @@ from koalapy.agents.uplink import Uplink
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
 from koalapy.ports import StoredBundle
+from koalapy.protocol.messages import Hello
 from tests.cli.memory_files import MemoryResults
 
 TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}
@@ -120,6 +121,30 @@ async def test_an_agent_that_is_not_let_in_says_why(tmp_path: Path, monkeypatch:
             assert (await said).startswith("the token is not that of cluster north: set KOALA_AGENT_TOKEN")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_who_is_turned_away_after_its_hello_comes_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    enough = asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            enough.set()
+            await asyncio.Event().wait()
+
+    hello = Hello(cluster="north", version="1", lrm="local", host="head", pid=1)
+    async with served(tmp_path / "bundle") as address:
+        uplink = Uplink(f"ws://{address}/north/connect", "of north", lambda: hello)
+        monkeypatch.setattr(uplink, "_rest", rest)
+        running = asyncio.create_task(uplink.run(lambda _: None, lambda: None))
+        async with asyncio.timeout(30):
+            await enough.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert pauses == sorted(set(pauses)), "each is longer than the one before"
 
 
 async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -> None:
