@@ -20,6 +20,7 @@ from koalapy.service.login import Logins
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
 from koalapy.service.session import Connection, Session
+from koalapy.service.wire import is_brought
 
 log = structlog.get_logger()
 
@@ -55,8 +56,11 @@ class Hub:
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters for whose nodes jobs wait."""
         self._hanging_up: set[asyncio.Task[None]] = set()
-        self.questions = Questions(self._offer)
+        self.questions = Questions(self._offer, self._is_brought)
         self._messages = AgentMessages(engine, outputs, self._sessions, self.questions)
+
+    def _is_brought(self, cluster: ClusterName, source: ClusterName, path: str) -> bool:
+        return is_brought(self._engine.queries.jobs(), cluster, source, path, self._engine.catalogue)
 
     def log_in_with(self, logins: Logins) -> None:
         """Have agents vouch for the users of their head nodes."""

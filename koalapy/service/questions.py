@@ -5,9 +5,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import structlog
+
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import Answer, Ask
+
+log = structlog.get_logger()
 
 ANSWER_TIMEOUT = 30.0
 """Seconds."""
@@ -17,15 +21,18 @@ LOST = "lost"
 BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
 """What agents may ask each other, all of it about replicas; all else is the daemon's to ask."""
 
+ABOUT_REPLICAS = frozenset({"stat", "export"})
 Send = Callable[[ClusterName, Ask | Answer], bool]
 """Gives a message to a cluster's agent; False when it is not connected."""
+IsBrought = Callable[[ClusterName, ClusterName, str], bool]
+"""Whether a job on the first cluster is to get what is at a path of the second one's."""
 
 
 class Questions:
     """Asks and passes on; nothing is kept: whoever gets no answer asks again."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, is_brought: IsBrought) -> None:
+        self._send, self._is_brought = send, is_brought
         self._open: dict[str, tuple[ClusterName, asyncio.Future[Answer]]] = {}
 
     async def ask(
@@ -60,6 +67,12 @@ class Questions:
         """An agent asks another."""
         if message.what not in BETWEEN_AGENTS:
             error = f"agents do not ask each other for {message.what!r}"
+            self._send(cluster, Answer(ident=message.ident, error=error, fault="refused", cluster=message.cluster))
+            return
+        path = message.payload.get("path")
+        if message.what in ABOUT_REPLICAS and not self._is_brought(cluster, message.cluster, str(path)):
+            log.warning("an agent asks for what none of its jobs is to have", action="reject", cluster=cluster)
+            error = f"no job on {cluster} is to have that from {message.cluster}"
             self._send(cluster, Answer(ident=message.ident, error=error, fault="refused", cluster=message.cluster))
             return
         forwarded = message.model_copy(update={"cluster": cluster})

@@ -1,6 +1,6 @@
 """The scheduler's commands as messages to agents, with everything an agent needs to carry them out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from koalapy.model.job import Component, Job, JobId, parse_token
@@ -102,6 +102,19 @@ def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, 
         bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
         local_user=local_user,
     )
+
+
+def is_brought(jobs: Iterable[Job], cluster: ClusterName, source: ClusterName, path: str, catalogue: Catalogue) -> bool:
+    """Whether a component on a cluster is to get files from what is at a path of another one's."""
+    for job in jobs:
+        for component in job.attempt.components if job.attempt else ():
+            if component.cluster == cluster and source in component.sources:
+                files = zip(job.spec.inputs_of(component.request_index), component.sources, strict=False)
+                for file in (file for file, site in files if site == source):
+                    replica = catalogue.get(file.name, source)
+                    if replica is not None and path in (replica.path, f"{replica.path}/{file.part}"):
+                        return True
+    return False
 
 
 def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:

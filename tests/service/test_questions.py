@@ -12,7 +12,8 @@ from koalapy.service.questions import Questions
 class Wire:
     def __init__(self, *connected: str) -> None:
         self.sent: dict[str, list[Ask | Answer]] = {name: [] for name in connected}
-        self.questions = Questions(self._send)
+        self.brought = {("north", "south", "/a")}
+        self.questions = Questions(self._send, lambda *asked: asked in self.brought)
 
     def _send(self, cluster: str, message: Ask | Answer) -> bool:
         if cluster not in self.sent:
@@ -79,6 +80,19 @@ def test_agents_ask_each_other_by_way_of_the_daemon(what: str) -> None:
     answer = wire.sent["north"].pop()
     assert isinstance(answer, Answer)
     assert (answer.error, wire.sent["south"]) == ("agents do not ask each other for 'background'", [])
-    wire.questions.asked("north", Ask(ident="2", what="export", payload={}, cluster="east"))
+    wire.brought.add(("north", "east", "/a"))
+    wire.questions.asked("north", Ask(ident="2", what="export", payload={"path": "/a"}, cluster="east"))
     refused = wire.sent["north"].pop()
     assert refused == Answer(ident="2", error="east is out of reach", fault="unavailable", cluster="east")
+
+
+@pytest.mark.parametrize("what", ["stat", "export"])
+@pytest.mark.parametrize("payload", [{"path": "/b"}, {"path": "/a/"}, {"path": None}, {}, {"path": ["/a"]}])
+def test_agents_are_told_nothing_of_what_no_job_of_theirs_is_to_have(what: str, payload: dict[str, object]) -> None:
+    wire = Wire("north", "south", "east")
+    for asking, path in (("north", payload), ("east", {"path": "/a"})):
+        wire.questions.asked(asking, Ask(ident="1", what=what, payload=path, cluster="south"))
+        answer = wire.sent[asking].pop()
+        assert isinstance(answer, Answer)
+        assert (answer.error, answer.fault) == (f"no job on {asking} is to have that from south", "refused")
+    assert wire.sent["south"] == []

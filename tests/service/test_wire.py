@@ -9,7 +9,7 @@ from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, Inp
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
 from koalapy.scheduling.effects import OpenBarrier, StageComponent, SubmitComponent
-from koalapy.service.wire import CommandMessages
+from koalapy.service.wire import CommandMessages, is_brought
 
 PROFILES = {
     "north": ClusterProfile(2, "/scratch", "/home/ada"),
@@ -154,3 +154,33 @@ def test_what_was_placed_before_its_owner_lost_the_account_is_not_submitted() ->
     told = commands.message(SubmitComponent("south", "7.1.1"), job, 3)
     assert (told["type"], told["reason"]) == ("stop", "south is bob's own")
     assert commands.message(StageComponent("north", "7.1.0"), job, 3)["type"] == "unstage"
+
+
+def test_what_is_brought_is_what_a_job_there_is_to_have_from_that_site() -> None:
+    catalogue = Catalogue(
+        [
+            Replica("sky", "files", "/data/sky", 70, "sum", (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))),
+            Replica("map", "files", "/data/map", 5, "sum-m"),
+            Replica("map", "south", "/r/map", 5, "sum-m"),
+            Replica("other", "files", "/data/other", 5, "sum-o"),
+        ]
+    )
+    inputs = (InputFile("sky", 40, part="b"), InputFile("map", 5))
+    spec = JobSpec(NonFixedRequest((ComponentRequest(1), ComponentRequest(2, inputs=inputs))), ("true",))
+    placed = (PLACED[0], replace(PLACED[1], staging_since=1.0, sources=("files", "south")))
+    jobs = [
+        Job(6, spec, 0.0, JobState.QUEUED),
+        Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0)),
+    ]
+    asked = [
+        ("south", "files", "/data/sky"),
+        ("south", "files", "/data/sky/b"),
+        ("south", "south", "/r/map"),
+        ("south", "files", "/data/sky/a"),
+        ("south", "files", "/data/map"),
+        ("south", "files", "/data/other"),
+        ("south", "files", "/data"),
+        ("south", "files", "/data/sky/../secret"),
+        ("north", "files", "/data/sky"),
+    ]
+    assert [each for each in asked if is_brought(jobs, *each, catalogue)] == asked[:3]
