@@ -143,6 +143,13 @@ async def test_a_request_names_one_host(open_api: Open, hosts: list[str]) -> Non
     assert messages[0]["status"] == 400
 
 
+def test_who_shows_two_tokens_shows_none(daemon: TestClient) -> None:
+    """What stands before the daemon may have looked at the other one."""
+    for shown, status in (([TOKEN], 200), ([TOKEN, "another"], 401), ([TOKEN, TOKEN], 401)):
+        headers = [("Authorization", f"Bearer {token}") for token in shown]
+        assert daemon.get("/api/v1/whoami", headers=headers).status_code == status
+
+
 def test_nothing_is_changed_without_a_token_and_no_page_is_given_leave_to_show_one(daemon: TestClient) -> None:
     paths = daemon.get("/openapi.json").json()["paths"]
     changing = [
