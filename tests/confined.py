@@ -24,6 +24,7 @@ X86_64 = 0xC000003E
 LOAD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
+REPOSITORY = Path(__file__).resolve().parents[1]
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,7 +48,14 @@ def mounts(data: str) -> None:
     call("unshare", NEW_NAMESPACE_OF_MOUNTS)
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     call("mount", data.encode(), b"/mnt", None, BIND, None)
+    # What is run may itself be below /tmp.
+    needed = [path for path in {REPOSITORY, Path(sys.prefix)} if path.is_relative_to("/tmp")]
+    opened = [(path, os.open(path, os.O_PATH)) for path in sorted(needed)]
     call("mount", b"tmp", b"/tmp", b"tmpfs", 0, b"mode=0700")
+    for path, descriptor in opened:
+        if not path.exists():
+            path.mkdir(parents=True)
+            call("mount", f"/proc/self/fd/{descriptor}".encode(), bytes(path), None, BIND, None)
     call("mount", b"proc", b"/proc", b"proc", 0, b"hidepid=invisible")
     _attributes(b"/", ATTR_READ_ONLY, 0, AT_RECURSIVE)
     for path in (b"/mnt", b"/tmp", b"/proc"):

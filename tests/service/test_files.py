@@ -301,9 +301,9 @@ async def test_submissions_are_filled_in(world: World) -> None:
     assert resolved.bundle == Bundle(bundle.id, bundle.size, 3)
     assert resolved.application == "wave"
     with pytest.raises(UsageError, match="bundle has a data, and so is an input called"):
-        await world.files.resolve(replace(spec, inputs=(InputFile("m", target="data"),)))
+        await world.files.resolve(replace(spec, inputs=(InputFile("m", target="data"),)), DIRECTOR)
     with pytest.raises(UsageError, match="there is no bundle") as refused:
-        await world.files.resolve(replace(spec, bundle=Bundle("f" * 64, 0, 0)))
+        await world.files.resolve(replace(spec, bundle=Bundle("f" * 64, 0, 0)), DIRECTOR)
     assert (refused.value.field, "--stage" in refused.value.hint) == ("bundle", True)
 
 
