@@ -286,5 +286,6 @@ def test_localhost_is_the_daemon_at_a_loopback_address(state: Path, address: str
         assert (client.url, client.http.headers["Authorization"]) == (f"http://{written}:8642", f"Bearer {TOKEN}")
     for elsewhere in ("http://localhost:8643", "http://localhost.example:8642", "http://localhost:8642@evil.example"):
         client = Client(elsewhere, None)
-        assert (client.url, "Authorization" in client.http.headers) == (elsewhere, False)
+        told = elsewhere.replace("localhost:8642@", "")  # what may be a password is told nowhere
+        assert (client.url, "Authorization" in client.http.headers) == (told, False)
     daemon.close()

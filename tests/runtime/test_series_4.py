@@ -55,7 +55,7 @@ async def test_ranks_share_memory_with_those_of_their_own_node_only(agent: FakeA
     nodes = await gang(agent, SERIES, north=2, south=1)
     await run(agent, nodes, [sys.executable, "-c", WHO_SHARES])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
-    groups_agree(json.loads(nodes[0].output.splitlines()[-1]))
+    groups_agree(json.loads(nodes[0].output.strip().splitlines()[-1]))
 
 
 async def test_ranks_have_their_own_nodes_path_and_settings(agent: FakeAgent, tmp_path: Path) -> None:
