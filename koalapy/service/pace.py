@@ -1,46 +1,58 @@
 """How fast requests may come: those of a user, and those that show no token which is known, by where they come from."""
 
+import time
+from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address, ip_network
 
 from koalapy.model.limits import Excess, Limits
-from koalapy.service.rates import Rates
+from koalapy.model.throttle import Throttle
 
 RATE = "requests_per_second"
 BURST_SECONDS = 5.0
 """As much may come at once as in so many seconds."""
-FAILURES_PER_SECOND = 0.5
 FAILURES_AT_ONCE = 20.0
 """Requests with tokens that nobody has, from one address."""
+FAILURE_INTERVAL = 2.0
+"""Seconds after which there may be one more."""
 
 
 class Pace:
     """Counts requests; ``limits`` are of users and groups."""
 
-    def __init__(self, limits: Limits | None = None, rates: Rates | None = None, failures: Rates | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()
         self._is_limited = self._limits.limits(RATE)
-        self._rates, self._failures = rates or Rates(), failures or Rates()
+        self._clock = clock
+        self._requests: dict[float, Throttle] = {}
+        """By the rate that is the limit: of these there are as many as the configuration names."""
+        self._failures = Throttle(FAILURES_AT_ONCE, FAILURE_INTERVAL)
 
     def excess(self, user: str) -> tuple[Excess, float] | None:
         """The limit that a user has reached, and seconds until the next request may come; else one more is counted."""
         if not self._is_limited:
             return None
-        scopes = [(s.key, rate, s) for s in self._limits.scopes(user) if (rate := s.limits.requests_per_second)]
-        for key, rate, scope in scopes:
-            burst = max(1.0, rate * BURST_SECONDS)
-            if wait := self._rates.wait(key, rate, burst):
+        now = self._clock()
+        scopes = [(s, rate) for s in self._limits.scopes(user) if (rate := s.limits.requests_per_second)]
+        for scope, rate in scopes:
+            if wait := self._throttle(rate).wait(scope.key, now):
                 return Excess(scope, RATE, rate, rate, 1, self._limits.contact), wait
-        for key, rate, _ in scopes:
-            self._rates.take(key, rate, max(1.0, rate * BURST_SECONDS))
+        for scope, rate in scopes:
+            self._throttle(rate).count(scope.key, now)
         return None
+
+    def _throttle(self, rate: float) -> Throttle:
+        throttle = self._requests.get(rate)
+        if throttle is None:
+            throttle = self._requests[rate] = Throttle(max(1.0, rate * BURST_SECONDS), 1 / rate)
+        return throttle
 
     def guessing(self, address: str) -> float:
         """Seconds for which nothing is said to an address that has shown too many tokens which nobody has."""
-        return self._failures.wait(_network(address), FAILURES_PER_SECOND, FAILURES_AT_ONCE)
+        return self._failures.wait(_network(address), self._clock())
 
     def failed(self, address: str) -> None:
         """A token was shown that nobody has."""
-        self._failures.take(_network(address), FAILURES_PER_SECOND, FAILURES_AT_ONCE)
+        self._failures.count(_network(address), self._clock())
 
 
 def _network(address: str) -> str:

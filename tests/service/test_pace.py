@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
+from koalapy.model.throttle import Throttle
 from koalapy.service.pace import BURST_SECONDS, FAILURES_AT_ONCE, Pace
-from koalapy.service.rates import Rates
 
 
 class Clock:
@@ -22,7 +22,7 @@ def clock() -> Clock:
 
 
 def pace(clock: Clock, settings: LimitSettings, groups: tuple[str, ...] = ()) -> Pace:
-    return Pace(Limits(settings, lambda _: groups), Rates(clock), Rates(clock))
+    return Pace(Limits(settings, lambda _: groups), clock)
 
 
 def allowed(pace: Pace, user: str, most: int = 100) -> int:
@@ -66,10 +66,9 @@ def test_a_slow_limit_lets_one_through_at_a_time(clock: Clock) -> None:
 
 
 def test_without_limits_nothing_is_counted(clock: Clock) -> None:
-    rates = Rates(clock)
-    paced = Pace(None, rates)
+    paced = Pace(None, clock)
     assert allowed(paced, "alice") == 100
-    assert not rates._buckets
+    assert not paced._requests
 
 
 def test_who_guesses_is_not_listened_to_after_a_while(clock: Clock) -> None:
@@ -92,23 +91,22 @@ def test_a_network_of_addresses_is_one_who_guesses(clock: Clock) -> None:
     assert not paced.guessing("unknown")
 
 
-def test_memory_is_bounded_however_many_come(clock: Clock) -> None:
-    rates = Rates(clock, most=3)
+def test_memory_is_bounded_however_many_come() -> None:
+    throttle = Throttle(1.0, 1.0, most=3)
     for number in range(1000):
-        rates.take(number, 1.0, 1.0)
-        rates.take("busy", 1.0, 1.0)
-    assert len(rates._buckets) == 3
-    assert rates.wait("busy", 1.0, 1.0)
+        throttle.count(number, 0.0)
+        throttle.count("busy", 0.0)
+    assert len(throttle._full_at) == 3
+    assert throttle.wait("busy", 0.0)
 
 
 @given(rate=st.floats(0.01, 100), burst=st.floats(1, 100), pauses=st.lists(st.floats(0, 20), max_size=60))
 def test_never_more_than_the_burst_and_what_has_come_since(rate: float, burst: float, pauses: list[float]) -> None:
-    clock = Clock()
-    rates, taken = Rates(clock), 0
+    throttle, now, taken = Throttle(burst, 1 / rate), 0.0, 0
     for pause in pauses:
-        clock.at += pause
-        while not rates.wait("x", rate, burst):
-            rates.take("x", rate, burst)
+        now += pause
+        while not throttle.wait("x", now):
+            throttle.count("x", now)
             taken += 1
-        assert taken <= burst + clock.at * rate + 1e-6
-        assert rates.wait("x", rate, burst) <= 1 / rate + 1e-9
+        assert taken <= burst + now * rate + 1e-6
+        assert throttle.wait("x", now) <= 1 / rate + 1e-9
