@@ -37,11 +37,8 @@ class Access:
             self._find()
         elif (known := _own_daemon(self.parts))[1].certificate:
             self.parts, self.pinned = known[0], known[1].certificate
-        if self.token and not find_token(self.parts.hostname or "", self.parts.port or PORTS[self.parts.scheme]).token:
-            try:
-                check_encrypted(self.parts)
-            except UsageError as error:
-                raise of_koala(error) from error
+        if self.token:
+            self._check_encrypted()
         self.trust = self._trust()
         # A proxy of the environment does not know this machine's own addresses, nor may it see a token of our own.
         local = self.pinned is not None or is_this_machine(self.parts.hostname or "")
@@ -88,6 +85,15 @@ class Access:
         if login is not None:
             self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
             self.hint = "koala login asks for another login"
+
+    def _check_encrypted(self) -> None:
+        """``CliError`` where the token would go over a network in clear."""
+        try:
+            check_encrypted(self.parts)
+        except UsageError as error:
+            # What this account's own daemon listens at is this machine, whatever its address.
+            if not find_token(self.parts.hostname or "", self.parts.port or PORTS[self.parts.scheme]).token:
+                raise of_koala(error) from error
 
     def _trust(self) -> Trust:
         """This account's own daemon is known by its very certificate, any other by an authority."""
