@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from koalapy.agents.agent import run_agent
+from koalapy.agents.files import service
+from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.settings import RUNNER, AgentSettings
+from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 
 DEADLINE = 30.0
 MPI_ENVIRONMENT = {
@@ -250,3 +253,14 @@ async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
 def alive(pids: bytes) -> list[int]:
     """Which of these processes (numbers with blanks between) still exist."""
     return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]
+
+
+@pytest.fixture
+def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
+    """The daemon's side of bundles and results, for agents that are started after it."""
+    fake = FakeDaemonFiles()
+    monkeypatch.setattr(
+        service, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
+    )
+    yield fake
+    fake.close()

@@ -25,14 +25,19 @@ async def attack(site: Site, daemon: FakeDaemon, pids: list[int]) -> dict[str, o
     return got
 
 
-async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daemon: FakeDaemon) -> None:
+async def victim(site: Site, daemon: FakeDaemon) -> tuple[Path, int]:
+    """Somebody's job, which says who its runner is and waits at a gate."""
     await daemon.submit(VICTIM)
     await daemon.reaches(VICTIM, "claimed")
     gate = site.settings.directory / "gate"
     os.mkfifo(gate)
     await daemon.open(["sh", "-c", f"echo $PPID; read line < {gate}; echo genuine; exit 7"], VICTIM)
     await daemon.until(lambda: b"\n" in daemon.output.get(VICTIM, b""))
-    runner = int(daemon.output[VICTIM])
+    return gate, int(daemon.output[VICTIM])
+
+
+async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daemon: FakeDaemon) -> None:
+    gate, runner = await victim(site, daemon)
     locald = int(json.loads((site.cluster.directory / "locald.json").read_text())["pid"])
     got = await attack(site, daemon, [runner, locald])
     assert got["secrets"] is False
@@ -49,18 +54,12 @@ async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daem
 
 async def test_a_result_that_another_job_wrote_is_none_for_the_next_agent(site: Site, daemon: FakeDaemon) -> None:
     """While nobody listens, the runner's own word is in the same folder."""
-    await daemon.submit(VICTIM)
-    await daemon.reaches(VICTIM, "claimed")
-    gate = site.settings.directory / "gate"
-    os.mkfifo(gate)
-    await daemon.open(["sh", "-c", f"echo $PPID; read line < {gate}; echo genuine; exit 7"], VICTIM)
-    await daemon.until(lambda: b"\n" in daemon.output.get(VICTIM, b""))
-    runner = daemon.output[VICTIM]
-    await attack(site, daemon, [int(runner)])
+    gate, runner = await victim(site, daemon)
+    await attack(site, daemon, [runner])
     await site.stop()
     await site.start()
     await daemon.reaches(VICTIM, "running")
     gate.write_text("go on\n")
     status = await daemon.reaches(VICTIM, "ended")
     assert (status["program_exit"], status["error"], status["missing"]) == (7, "", "")
-    assert daemon.output[VICTIM] == runner + b"genuine\n"
+    assert daemon.output[VICTIM] == f"{runner}\ngenuine\n".encode()

@@ -4,12 +4,15 @@ By themselves, as in ``make test``, each plays some examples, always the same. F
 the time and plays new ones until that is over, from a seed that is told; a failure is told with its seed, too.
 """
 
+import asyncio
 import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -42,6 +45,26 @@ class Figures:
     def __str__(self) -> str:
         counted = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
         return f"{self.name}: {counted} in {self.seconds:.0f} s; {self.findings} findings"
+
+
+Attacked = Callable[[Path, list[Any], Figures], Coroutine[Any, Any, None]]
+
+
+class Ground:
+    """Where attacks are played one after the other, each in a folder of its own, in one event loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._numbers = directory, count(1)
+        self._runner = asyncio.Runner()
+
+    def of(self, attacked: Attacked) -> Callable[[list[Any], Figures], None]:
+        """What ``play`` is given."""
+        return lambda attack, figures: self._runner.run(
+            attacked(self._directory / f"{next(self._numbers)}", attack, figures)
+        )
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 TOLD: list[Figures] = []

@@ -1,14 +1,11 @@
 """Whatever a daemon says, in whatever order: its agent lives, and does nothing outside its own folders."""
 
-import asyncio
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -16,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from koalapy.protocol import messages as wire
 from tests.agents.conftest import FakeDaemon
 from tests.fuzz.agent import OnlyDaemon, Site, settled
-from tests.fuzz.campaign import Figures, play
+from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames
 
 KINDS = get_args(get_args(wire.FromDaemon)[0])
@@ -203,26 +200,5 @@ async def go_on(site: Site, daemon: FakeDaemon) -> None:
     assert await daemon.acknowledged(await daemon.command("forget", token)) == ""
 
 
-class Ground:
-    """Where it is all played, in one event loop."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._numbers = directory, count(1)
-        self._runner = asyncio.Runner()
-
-    def play(self, attack: list[Any], figures: Figures) -> None:
-        self._runner.run(attacked(self._directory / f"{next(self._numbers)}", attack, figures))
-
-    def close(self) -> None:
-        self._runner.close()
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> Iterator[Ground]:
-    made = Ground(tmp_path)
-    yield made
-    made.close()
-
-
 def test_a_daemon_leads_its_agent_nowhere(ground: Ground) -> None:
-    play("a daemon against its agent", EXAMPLES, acts(), ground.play)
+    play("a daemon against its agent", EXAMPLES, acts(), ground.of(attacked))

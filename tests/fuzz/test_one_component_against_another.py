@@ -1,23 +1,19 @@
 """Whatever comes to an agent's port for runners, from strangers and from one component's own runner: the agent lives,
 and no other component is touched."""
 
-import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 
 from koalapy.agents import runner_messages, runners
 from tests.agents.conftest import FakeDaemon
 from tests.agents.played_runner import PlayedRunner, secret_of
 from tests.fuzz.agent import OnlyDaemon, Site, settled
-from tests.fuzz.campaign import Figures, play
+from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames
 
 EXAMPLES = 15
@@ -217,27 +213,6 @@ async def go_on(daemon: FakeDaemon, others: list[PlayedRunner]) -> None:
         await daemon.until(lambda token=token: daemon.status(token)["program_exit"] == 3)  # type: ignore[misc]
 
 
-class Ground:
-    """Where it is all played, in one event loop."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._numbers = directory, count(1)
-        self._runner = asyncio.Runner()
-
-    def play(self, attack: list[Any], figures: Figures) -> None:
-        self._runner.run(attacked(self._directory / f"{next(self._numbers)}", attack, figures))
-
-    def close(self) -> None:
-        self._runner.close()
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> Iterator[Ground]:
-    made = Ground(tmp_path)
-    yield made
-    made.close()
-
-
 def test_one_component_cannot_touch_another(ground: Ground) -> None:
     assert runners.MAX_UNAUTHENTICATED > MOST_ACTS, "strangers would push each other out"
-    play("runners against their agent", EXAMPLES, acts(), ground.play)
+    play("runners against their agent", EXAMPLES, acts(), ground.of(attacked))

@@ -257,13 +257,6 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-async def daemon_files() -> AsyncIterator[FakeDaemonFiles]:
-    found = FakeDaemonFiles()
-    yield found
-    found.close()
-
-
-@pytest.fixture
 async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> AsyncIterator[FileSite]:
     """The execution site."""
     site = FileSite("north", tmp_path / "north", wire, DaemonFiles(daemon_files.url, "north", "s3cret"))

@@ -6,14 +6,12 @@ import os
 import random
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from koalapy.agents.files import rsync, service
-from koalapy.agents.files.daemon_files import DaemonFiles
+from koalapy.agents.files import rsync
 from tests.agents.conftest import FakeDaemon, Site
 from tests.agents.files.conftest import Gate, content_of, needs_rsync
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
@@ -21,16 +19,6 @@ from tests.agents.test_agent import AGENT
 
 T, S = "7.1.0", "7.1.9"
 BIG = random.Random(2).randbytes(6_000_000)
-
-
-@pytest.fixture
-def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
-    fake = FakeDaemonFiles()
-    monkeypatch.setattr(
-        service, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
-    )
-    yield fake
-    fake.close()
 
 
 def replica(site: Site, name: str, content: bytes, **fields: Any) -> dict[str, Any]:

@@ -4,12 +4,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 
-import pytest
-
-from koalapy.agents.files import service
-from koalapy.agents.files.daemon_files import DaemonFiles
 from tests.agents.conftest import FakeDaemon
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 
@@ -17,16 +12,6 @@ from .conftest import ALICE, MappedSite
 from .test_mapped_jobs import comes_true, run
 
 S, T = "7.1.9", "7.1.0"
-
-
-@pytest.fixture
-def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
-    fake = FakeDaemonFiles()
-    monkeypatch.setattr(
-        service, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
-    )
-    yield fake
-    fake.close()
 
 
 def bundle(**files: str) -> bytes:
