@@ -92,7 +92,7 @@ class OwnerUse:
         return Ask(spec.owner, spec.request.total_size, _hours(spec) if hours else 0.0)
 
     def excess(self, ask: Ask | None, now: float) -> Excess | None:
-        """The same, by what the job asks for."""
+        """The limit that keeps an owner from having what is asked for now."""
         if ask is None:
             return None
         for scope in self.limits.scopes(ask.owner):
