@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     false,
+    text,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -107,7 +108,8 @@ jobs = Table(
     Column("application", Plain(200), nullable=False, server_default=""),
     Index(None, "state", "id"),
     Index(None, "application", "id"),
-    Index(None, "owner", "id"),
+    Index(None, "owner", "state", "id"),
+    Index(None, "name", "id"),
     Column("internal", Boolean, nullable=False, server_default=false()),
     Index(None, "internal", "ended_at"),
 )
@@ -191,7 +193,8 @@ audit = Table(
     Column("detail", PlainText(), nullable=False),
     Column("times", Integer, nullable=False),
     Index(None, "at"),
-    Index(None, "actor", "at"),
+    Index(None, "actor", "id"),
+    Index(None, "action", "id"),
 )
 
 timeline = Table(
@@ -272,6 +275,7 @@ lease = Table(
     Column("expires_at", Float, nullable=False),
     Column("batch", BigId, nullable=False, server_default="0"),
     Column("last_job", BigId, nullable=False, server_default="0"),
+    Column("summed_until", Float),
 )
 
 replicas = Table(
@@ -309,6 +313,7 @@ results = Table(
     Column("size", BigInteger, nullable=False),
     Column("files", Integer, nullable=False),
     Column("at", Float, nullable=False),
+    Index("ix_results_kept", "job_id", "size", sqlite_where=text("size > 0"), postgresql_where=text("size > 0")),
 )
 
 measurements = Table(
@@ -339,7 +344,7 @@ advice = Table(
     Column("options", JSON, nullable=False),
     Column("reason", PlainText(), nullable=False),
     Column("actual", Float),
-    Index(None, "application", "at"),
+    Index(None, "application", "job_id"),
 )
 
 # What the advisor learned from jobs that are not kept any more.
@@ -348,4 +353,30 @@ runs = Table(
     metadata,
     Column("job_id", BigId, primary_key=True, autoincrement=False),
     Column("run", JSON, nullable=False),
+)
+
+# What was in the days (since the epoch, in UTC) of the whole grid, and by cluster, user, policy and priority: counts of
+# the jobs that ended, sums over those that ran to an end of their own, and node-seconds. Up to ``lease.summed_until``.
+days = Table(
+    "days",
+    metadata,
+    Column("kind", Plain(8), primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("name", Plain(200), primary_key=True),
+    *(
+        Column(name, Integer, nullable=False, server_default="0")
+        for name in ("jobs", "succeeded", "failed", "cancelled", "restarts", "ran", "coallocated")
+    ),
+    *(
+        Column(name, Integer, nullable=False, server_default="0")
+        for name in ("within_1m", "within_10m", "within_1h", "within_6h", "within_1d")
+    ),
+    *(
+        Column(name, Float, nullable=False, server_default="0")
+        for name in ("queue_time", "wait_time", "startup_overhead", "run_time", "response_time", "slowdown")
+    ),
+    *(
+        Column(name, Float, nullable=False, server_default="0")
+        for name in ("node_seconds", "coallocated_node_seconds", "capacity")
+    ),
 )

@@ -16,7 +16,7 @@ from sqlalchemy import JSON, RowMapping, Table, select, update
 
 from koalapy.model.advice import Advised, Option
 from koalapy.model.cluster import Drain
-from koalapy.model.digest import digest_of
+from koalapy.model.digest import digest_of, key_of
 from koalapy.model.job import (
     Attempt,
     ClaimingMode,
@@ -79,6 +79,9 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         since = SINCE.get(kind.__name__, {})
         known = {name: value for name, value in values.items() if name in names and since.get(name, 1) <= revision}
         return kind(**known)
+
+    def key(user: str, given: str) -> str:
+        return key_of(user, given) if revision >= 12 else given
 
     if own_jobs_known is None:
         own_jobs_known = revision >= 8
@@ -267,9 +270,9 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
             timeline=timeline,
             outbox=commands,
             submitted=[
-                Submitted("key of 1", 1, digest(plain)),
-                Submitted("key of 8", 8, digest(rich)),
-                Submitted("key of 9", 9, digest(named)),
+                Submitted(key("ada", "key of 1"), 1, digest(plain)),
+                Submitted(key("bob", "key of 8"), 8, digest(rich)),
+                Submitted(key("cyd", "key of 9"), 9, digest(named)),
             ],
             clusters=[usable, given_up],
             scans={Priority.LOW: 9, Priority.HIGH: 3},

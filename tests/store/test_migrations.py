@@ -121,7 +121,7 @@ def fill(engine: Engine, revision: int) -> None:
             connection.exec_driver_sql(statement)
 
 
-@pytest.mark.parametrize("revision", range(1, 12))
+@pytest.mark.parametrize("revision", range(1, 13))
 def test_what_a_revision_left_is_read_as_it_was_written(url: str, tmp_path: Path, revision: int) -> None:
     """And is written on."""
     engine = make_engine(url)
