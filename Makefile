@@ -15,7 +15,7 @@ LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 -
 	--custom-compile-command 'make lock'
 
 .PHONY: help demo test chaos fuzz check format bench bench-advisor experiment experiment-live clean testbed testbed-down lock \
-	release
+	release docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -73,6 +73,10 @@ check: $(STAMP)  ## lint, format, types, the arrows between the rooms, and wheth
 	$(BIN)/vermin --quiet --target=3.9- --no-tips koalapy/runtime
 	$(BIN)/lint-imports
 
+docs: $(STAMP)  ## the documentation as a site, in site/: what it says of settings and the API is made of the code
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "read it: xdg-open site/index.html, or $(BIN)/python -m http.server -d site"
+
 format: $(STAMP)  ## bring the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -90,4 +94,4 @@ experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on th
 	KOALA=$(BIN)/koala docs/experiments/live/run
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) $(RELEASE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json
+	rm -rf $(VENV) $(RELEASE) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

@@ -94,8 +94,11 @@ class TokenSection:
     """A token of somebody's that holds as long as it stands here."""
 
     token: Secret = field(repr=False)
+    """16 characters or more."""
     user: UserName
+    """Who comes in by it."""
     role: Role = Role.USER
+    """What they may do."""
 
 
 def _with_a_user(section: object) -> object:
@@ -111,7 +114,9 @@ class UserSection:
     accounts: dict[str, str] = field(default_factory=dict)
     """By cluster."""
     role: Role = Role.USER
+    """What they may do, where they come in by something that says no other."""
     groups: list[UserName] = field(default_factory=list)
+    """For limits."""
 
 
 def _keys_uri(uri: str) -> str:
@@ -180,6 +185,7 @@ class ClusterSection(ClusterProfile, SiteSettings):
     than its start needs. ``nodes`` and ``network`` are for the kind ``local``: N nodes of this machine."""
 
     speed: Annotated[float, Field(gt=0)] = 1.0
+    """Of its nodes, as against those of the other clusters."""
     token: Secret | None = field(default=None, repr=False)
     """What the cluster's agent must show to be let in."""
     user: UserName | None = None
@@ -230,6 +236,7 @@ class LinkSection:
     """What is known of the network between two clusters, or within one (``between: [north, north]``)."""
 
     between: tuple[str, str]
+    """The two clusters; of the network within one, it twice."""
     latency: Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds; also as ``0.5ms``."""
     bandwidth: Annotated[float, BeforeValidator(bytes_per_second_of), Field(gt=0, allow_inf_nan=False)] | None = None

@@ -43,6 +43,7 @@ class SiteSettings:
     """What the configuration says of a cluster, under ``clusters.NAME``, that its agent takes as it is."""
 
     kind: Annotated[str, AfterValidator(_known_kind)] = "local"
+    """Its resource manager: ``slurm``, ``sge``, ``drmaa``, or ``local`` for nodes of this machine."""
     nodes: Annotated[int, Field(ge=1, le=254)] = 4
     """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
     network: str | None = None

@@ -31,6 +31,7 @@ class UserLimits:
     result_bytes: Annotated[int, Ge(0)] | None = None
     """Bytes brought back by jobs that are kept."""
     requests_per_second: Annotated[Finite, Gt(0)] | None = None
+    """Requests; five seconds' worth may come at once."""
 
 
 UNLIMITED = UserLimits()

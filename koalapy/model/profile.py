@@ -51,6 +51,7 @@ class ClusterProfile:
     """One cluster as programs find it: what the configuration says of it, under ``clusters.NAME``."""
 
     processes_per_node: Annotated[int, Ge(1), Le(MAX_PROCESSES_PER_NODE)] = 1
+    """MPI processes on each node, where a job does not say."""
     scratch: str | None = None
     """Folder for large files; ``{scratch}`` in commands, working directories and output files."""
     home: str | None = None

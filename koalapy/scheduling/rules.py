@@ -48,27 +48,39 @@ class Rules:
     """Parameters of scheduling and claiming; the section ``rules`` of the configuration. Times in seconds."""
 
     queue: QueueMode = "scan"
+    """How a scan goes through a queue: past jobs that do not fit (``scan``), or no further than the first of them."""
     queue_order: QueueOrder = "fcfs"
+    """By age, or small jobs first."""
     high_scans_per_low: Count = 2
     """S: how often the high queue is scanned for each scan of the low one."""
     scan_interval: Seconds = 30.0
+    """Between two regular scans."""
     event_driven: bool = True
     """Scan also when nodes become free, a job arrives or a cluster comes back."""
     placement_queue_limit: Count = 100_000
+    """Jobs that may wait; beyond it submissions are refused for the time being."""
     max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000
+    """Each of them is told of all."""
     max_placement_tries: Count | None = None
+    """After so many tries to place it a job fails, unless it says otherwise itself."""
     claim_grace: Seconds = 10.0
     """How long a runner may stay queued in its LRM before its claim has timed out: local users got the nodes first."""
     barrier_timeout: Seconds = 120.0
     """From placement until every node has reported, and from the open barrier until the program is launched."""
     unreachable_after: Seconds = 5.0
+    """Without a word from a cluster's agent its components count as unknown."""
     lost_after: Seconds = 600.0
+    """The same: as lost, and their jobs are tried again."""
     error_threshold: Count = 3
+    """After so many errors of the infrastructure in a row a cluster is ``unusable``."""
     max_restarts: Annotated[int, Requirement("at least 0, or left out for no limit", NOT_NEGATIVE.holds)] | None = 10
+    """After so many failures of the infrastructure a job fails, unless it says otherwise itself."""
     restart_pause: Annotated[float, NOT_NEGATIVE, FINITE] = 1.0
     """Before a job's second restart; each further one doubles it, up to ``restart_pause_max``. 0 is none."""
     restart_pause_max: Annotated[float, NOT_NEGATIVE, FINITE] = 60.0
+    """The longest of these pauses."""
     claiming: ClaimingMode = ClaimingMode.ATOMIC
+    """All of a job's components at once, or those that can be had, unless the job says otherwise itself."""
     claim_threshold: Annotated[float, Requirement("from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
     """T of incremental claiming: the fraction of components that must be startable for a claim to start any."""
     claim_factor: Factor = 0.75
@@ -76,9 +88,11 @@ class Rules:
     claim_factor_step: Annotated[float, Requirement("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.125
     """What L is lowered by after a claim that failed in the end."""
     claim_factor_min: Factor = 0.25
+    """How far L is lowered at most."""
     claim_epsilon: Annotated[Seconds, FINITE] = 1.0
     """So near to the job start time, it counts as reached."""
     max_claiming_tries: Count | None = None
+    """After so many claims in vain a job fails, unless it says otherwise itself."""
     preemption: Preemption = "placement"
     """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
     assumed_bandwidth: Annotated[float, Requirement("greater than 0", lambda value: value > 0)] = 100e6
@@ -86,11 +100,13 @@ class Rules:
     aging: bool = True
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
     aging_tries: Count = 20
+    """In how many scans a job must have failed to be one that nothing may delay further."""
     probation: bool = True
     """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
     probation_pause: Annotated[Seconds, FINITE] = 60.0
     """The first pause; each failed trial doubles it, up to ``probation_pause_max``."""
     probation_pause_max: Annotated[Seconds, FINITE] = 3600.0
+    """The longest of these pauses."""
 
     def __post_init__(self) -> None:
         if faults := list(self._faults()):
