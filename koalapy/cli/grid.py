@@ -1,23 +1,35 @@
 """The commands for the grid: its clusters, what an operator does with them, and how well they are used."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from koalapy.cli import tables
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
-from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
 from koalapy.model.wording import nodes
 
 Name = Annotated[str, Argument(help="the cluster")]
 
 
-def clusters(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def clusters(watch: Watch = False, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
     """Show the clusters and their nodes."""
-    answer = Client(url, token).get("/api/v1/clusters")
+    client = Client(url, token)
+    if watch:
+        from koalapy.cli import watching
+
+        watching.refuse_with_watch(json=as_json)
+        watching.watch(client, _look, tables.clusters)
+    answer = client.get("/api/v1/clusters")
     if as_json:
         show_json(answer)
     else:
         print(tables.clusters(answer["clusters"]))
+
+
+def _look(client: Client) -> list[dict[str, Any]]:
+    """When they were heard of last is no change."""
+    found = client.get("/api/v1/clusters")["clusters"]
+    return [{**cluster, "last_heard": None} for cluster in found]
 
 
 def clear(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:

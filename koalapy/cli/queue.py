@@ -2,15 +2,20 @@
 
 import json
 import sys
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 from koalapy.cli import tables
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import printable
-from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
 from koalapy.model.job import JobState
+
+Json = dict[str, Any]
+Look = Callable[[Client], tuple[list[Json], bool]]
+"""Gives the jobs, and whether there are more."""
 
 
 class Format(StrEnum):
@@ -29,6 +34,7 @@ def queue(
     limit: Annotated[int, Option(help="how many at most", min=1)] = 100,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
     form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
+    watch: Watch = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -41,9 +47,17 @@ def queue(
     mine = True if not user and not everyone else None
     query = {"mine": mine, "owner": user, "state": state, "name": name, "cluster": cluster}
     client = Client(url, token)
-    jobs, more = client.jobs(limit, active=None if state else True, **query)
-    if not jobs and cluster:
-        client.cluster(cluster)  # says so if there is none
+
+    def look(client: Client) -> tuple[list[Json], bool]:
+        jobs, more = client.jobs(limit, active=None if state else True, **query)
+        if not jobs and cluster:
+            client.cluster(cluster)  # says so if there is none
+        return jobs, more
+
+    nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster))
+    if watch:
+        _watch(client, look, form, nothing, limit, json=as_json or form is Format.JSON, quiet=quiet)
+    jobs, more = look(client)
     if as_json or form is Format.JSON:
         show_json({"jobs": jobs})
     elif form is Format.NDJSON:
@@ -55,11 +69,39 @@ def queue(
     else:
         print(tables.queue(jobs, wide=form is Format.WIDE))
         if not jobs:
-            print(
-                f"koala: {printable(_none(user or ('yours' if mine else ''), state, name, cluster))}", file=sys.stderr
-            )
+            print(f"koala: {nothing}", file=sys.stderr)
     if more:
-        print(f"koala: only the newest {limit} are shown; --limit shows more", file=sys.stderr)
+        print(f"koala: {_only(limit)}", file=sys.stderr)
+
+
+def _watch(client: Client, look: Look, form: Format, nothing: str, limit: int, **others: bool) -> NoReturn:
+    """Show every change; as NDJSON each job that has changed, also when it has left what was asked for."""
+    from koalapy.cli import watching
+
+    watching.refuse_with_watch(**others)
+    if form is Format.NDJSON:
+        watching.each_change(client, look, lambda before, now: _print_changed(client, before, now))
+
+    def page(found: tuple[list[Json], bool]) -> str:
+        jobs, more = found
+        told = tables.queue(jobs, wide=form is Format.WIDE)
+        return told + (f"\n{nothing}" if not jobs else "") + (f"\n{_only(limit)}" if more else "")
+
+    watching.watch(client, look, page)
+
+
+def _print_changed(client: Client, before: tuple[list[Json], bool] | None, now: tuple[list[Json], bool]) -> None:
+    known = {job["id"]: job for job in before[0]} if before else {}
+    found = {job["id"]: job for job in now[0]}
+    gone = [client.get(f"/api/v1/jobs/{job}") for job in known.keys() - found.keys()]
+    for job in sorted([*gone, *found.values()], key=lambda job: int(job["id"])):
+        job.pop("timeline", None)
+        if job != known.get(job["id"]):
+            print(json.dumps(job), flush=True)
+
+
+def _only(limit: int) -> str:
+    return f"only the newest {limit} are shown; --limit shows more"
 
 
 def _none(owner: str, state: list[JobState] | None, name: str | None, cluster: str | None) -> str:

@@ -1,9 +1,13 @@
 """Texts in columns of a terminal: East Asian signs take two, accents that stand by themselves none."""
 
+import os
 import shutil
 from typing import TextIO
 
 from rich.cells import cell_len, chop_cells
+
+WITHOUT_CURSOR = ("", "dumb", "unknown")
+"""Terminals, by ``TERM``, on which nothing can be written over."""
 
 
 def left(text: str, columns: int) -> str:
@@ -38,3 +42,8 @@ def folded(text: str, columns: int) -> list[str]:
 def terminal_size(stream: TextIO) -> tuple[int, int] | None:
     """Columns and lines of a terminal; None where the text goes elsewhere."""
     return shutil.get_terminal_size() if stream.isatty() else None
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether somebody sits there, at a terminal on which what was written can be written over."""
+    return stream.isatty() and os.environ.get("TERM", "") not in WITHOUT_CURSOR

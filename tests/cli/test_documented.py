@@ -46,6 +46,7 @@ HEAVY = (
     "drmaa",
     "httpx2",
     "pydantic",
+    "textual",
     "typer",
     "rich.console",
     "numpy",
