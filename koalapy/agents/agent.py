@@ -23,6 +23,7 @@ from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.login import LoginServer
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
+from koalapy.agents.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
@@ -31,8 +32,9 @@ from koalapy.agents.runners import RunnerServer
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.agents.spool import RUNNER_LOG, Spool, write_error
 from koalapy.agents.uplink import Uplink
+from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
-from koalapy.model.reports import ComponentStatus
+from koalapy.model.reports import ComponentStatus, Versions
 from koalapy.protocol.messages import (
     Ack,
     Answer,
@@ -69,6 +71,8 @@ FIRST_SNAPSHOT_TIMEOUT = 10.0
 components count as lost else, though their runners are heard."""
 SWEEP_INTERVAL = 60.0
 """Seconds between two looks for what killed runners have left."""
+VERSIONS_INTERVAL, VERSIONS_RETRY_INTERVAL = 3600.0, 60.0
+"""Seconds between two looks which versions of what there are; and where the resource manager did not say."""
 RETRY_INTERVAL = 2.0
 """Seconds between two looks for what could not be written or sent."""
 MAX_THREADS = 64
@@ -99,6 +103,7 @@ class Agent:
         self._files = FileService(
             settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync, folders
         )
+        self._reporter.versions = Versions(agent=koalapy.__version__)
         self._places = JobPlaces(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(
             lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
@@ -141,6 +146,7 @@ class Agent:
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
                 group.create_task(self._disks.watch())
+                group.create_task(self._watch_versions())
                 group.create_task(self._expired.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
@@ -202,6 +208,19 @@ class Agent:
                 if swept := await asyncio.to_thread(sweep, base):
                     log.info("folders of killed runners were removed", action="sweep", below=base, folders=swept)
             await asyncio.sleep(SWEEP_INTERVAL)
+
+    async def _watch_versions(self) -> None:
+        """Tell what runs here; what is installed may change under us."""
+        while True:
+            lrm = await self._jobs.version()
+            try:
+                open_mpi = await open_mpi_here(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
+            except SiteError as error:
+                log.info("the version of Open MPI is not known", action="version", reason=error.message)
+                open_mpi = OpenMpi()
+            self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
+            self._jobs.polls.soon()
+            await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
 
     def _hello(self) -> Hello:
         return Hello(

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 import structlog
 
+from koalapy.agents.lrm_calls import CallRecord
 from koalapy.model.errors import SiteError, SiteUnavailable
+from koalapy.model.reports import LrmOperation
 from koalapy.model.wording import clock
 
 log = structlog.get_logger()
@@ -33,6 +35,7 @@ class LrmHealth:
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
+        self.calls = CallRecord()
         self._fault = ""
         """Why it cannot be asked."""
         self._obstacle = ""
@@ -51,7 +54,7 @@ class LrmHealth:
         refusal = self._refusal if time.monotonic() < self._refused_until else ""
         return self._fault or self._obstacle or refusal
 
-    async def poll(self, asked: Awaitable[T]) -> T:
+    async def poll(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
         began = time.monotonic()
         # One that always takes its time is slow, and not silent.
@@ -66,11 +69,13 @@ class LrmHealth:
                 raise SiteUnavailable(f"no answer within {CALL_TIMEOUT:g} s")
             answer = _result(polling)
         except SiteError as error:
+            self.calls.note(operation, began, error)
             text = in_one_line(error)
             self._out_of_reach(text, silent=time.monotonic() - began >= timeout)
             raise
         finally:
             polling.cancel()
+        self.calls.note(operation, began)
         self._answered_at, self._took = time.time(), time.monotonic() - began
         if self._fault:
             log.info("resource manager in reach again", action="lrm-back")
@@ -78,8 +83,11 @@ class LrmHealth:
             self._tell()
         return answer
 
-    async def call(self, asked: Awaitable[T]) -> T:
+    async def call(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer to anything else; ``SiteUnavailable`` when there is none: it may have been done all the same."""
+        return await self.calls.measured(operation, self._call(asked))
+
+    async def _call(self, asked: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 return await asked

@@ -17,6 +17,7 @@ from koalapy.agents.reporter import Reporter
 from koalapy.agents.runner_timeouts import ConnectTimeouts, HangUpTimeouts
 from koalapy.agents.spool import write_error
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.reports import LrmOperation
 
 log = structlog.get_logger()
 
@@ -53,6 +54,7 @@ class LrmJobs:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
         self._places = places
         self._health = LrmHealth(self._tell)
+        reporter.calls = self._health.calls.told
         self._leftovers = Leftovers()
         self.polls = PollSchedule(poll_interval, reporter.live.values)
         self._hang_ups = HangUpTimeouts(self._spawn)
@@ -69,6 +71,15 @@ class LrmJobs:
     def problem(self) -> str:
         """Why nothing can be started in the resource manager, in one line; empty when it can."""
         return self._health.problem
+
+    async def version(self) -> str:
+        """What the resource manager is, for people; empty where it does not say."""
+        await self._opened.wait()
+        try:
+            return await self._health.call(LrmOperation.VERSION, self._lrm.version())
+        except SiteError as error:
+            log.info("the resource manager does not say its version", action="version", reason=error.message)
+            return ""
 
     def submit(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
@@ -114,7 +125,7 @@ class LrmJobs:
         pause = FIRST_POLL_DELAY
         while not self._opened.is_set():
             try:
-                await self._health.poll(self._lrm.open())
+                await self._health.poll(LrmOperation.OPEN, self._lrm.open())
                 self._opened.set()
             except SiteError:
                 await asyncio.sleep(pause)
@@ -127,7 +138,7 @@ class LrmJobs:
     async def _poll(self, *, anyway: bool) -> None:
         number, began, snapshot = self.polls.begins(), time.monotonic(), None
         try:
-            snapshot = await self._health.poll(self._lrm.snapshot())
+            snapshot = await self._health.poll(LrmOperation.SNAPSHOT, self._lrm.snapshot())
         except SiteError:
             pass
         finally:
@@ -137,6 +148,8 @@ class LrmJobs:
             self._compare(snapshot, began)
             self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
             self._reporter.report(snapshot, self.problem, anyway=anyway)
+        elif anyway:
+            self._reporter.report(None, self.problem, anyway=True)
         self.polls.taken_in(number)
 
     def _tell(self) -> None:
@@ -222,10 +235,12 @@ class LrmJobs:
         health, lrm = self._health, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
-                lrm_job = await health.call(lrm.find(component.name, component.user)) if unsure else None
+                lrm_job = (
+                    await health.call(LrmOperation.FIND, lrm.find(component.name, component.user)) if unsure else None
+                )
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.synced()  # else it might run and nobody know of it
-                    lrm_job = await health.call(lrm.submit(self._submission(component)))
+                    lrm_job = await health.call(LrmOperation.SUBMIT, lrm.submit(self._submission(component)))
                     health.accepted()
                 if lrm_job is not None or component.stop is not None:
                     return lrm_job
@@ -233,7 +248,10 @@ class LrmJobs:
                 unsure, failed = True, error
                 if attempt == MAX_SUBMIT_TRIES:
                     raise
-                await self._settle(component, max(SUBMIT_PAUSE * 2**attempt, await health.call(lrm.settling_time())))
+                await self._settle(
+                    component,
+                    max(SUBMIT_PAUSE * 2**attempt, await health.call(LrmOperation.SETTLE, lrm.settling_time())),
+                )
         raise failed
 
     async def _settle(self, component: Component, seconds: float) -> None:
@@ -252,7 +270,9 @@ class LrmJobs:
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
-            await self._health.call(self._lrm.cancel(job.id, job.name, job.user, by_force=by_force))
+            await self._health.call(
+                LrmOperation.CANCEL, self._lrm.cancel(job.id, job.name, job.user, by_force=by_force)
+            )
             self.polls.soon()
         except SiteError as error:
             log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
@@ -271,7 +291,9 @@ class LrmJobs:
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:
-                    await self._health.call(self._lrm.cancel(component.lrm_job, component.name, component.user))
+                    await self._health.call(
+                        LrmOperation.CANCEL, self._lrm.cancel(component.lrm_job, component.name, component.user)
+                    )
                     self.polls.soon()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)

@@ -10,7 +10,7 @@ from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.uplink import Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState, is_token
-from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, StageStatus, Versions
 from koalapy.protocol.messages import Output
 
 EMPTY_REPORT = ClusterReport(total=0, idle=0)
@@ -40,6 +40,9 @@ class Reporter:
         """Programs that are missing on this host now."""
         self.disks: list[Disk] = []
         """Where we write."""
+        self.versions = Versions()
+        self.calls: Callable[[], tuple[LrmCalls, ...]] = tuple
+        """How the resource manager answered until now."""
         self.low: list[str] = []
         self.full = ""
         """Which of them have little room, and which have none, so that nothing may be started."""
@@ -166,9 +169,12 @@ class Reporter:
                 notices=(*self.notices, *self.low),
                 lacks=frozenset(self.lacks()),
                 disks=tuple(self.disks),
+                versions=self.versions,
+                calls=self.calls(),
             )
         else:
-            report = replace(self._reported or EMPTY_REPORT, problem=problem)
+            known = self._reported or EMPTY_REPORT
+            report = replace(known, problem=problem, versions=self.versions, calls=self.calls())
         if anyway or report != self._reported:
             self._reported = report
             self.uplink.put(report)

@@ -82,6 +82,8 @@ Name = Annotated[str, _at_most(1000)]
 Path = Annotated[str, _at_most(65_536)]
 Base64 = Annotated[str, _at_most(4 * 1024 * 1024), Predicate(_is_base64)]
 """A piece of output."""
+Label = Annotated[str, Truncate(100)]
+"""For people, too: a few words, such as a version."""
 TruncatedText = Annotated[str, Truncate(MAX_TEXT_LENGTH)]
 """For people."""
 

@@ -4,11 +4,25 @@ A report may come twice or late. None names its cluster: that is whose agent sen
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from annotated_types import MaxLen
 
-from koalapy.model.bounds import MAX_LISTED, MAX_NODES, Bytes, ExitCode, Host, Name, Nodes, Path, Seconds, TruncatedText
+from koalapy.model.bounds import (
+    MAX_LISTED,
+    MAX_NODES,
+    Bytes,
+    ExitCode,
+    Host,
+    Label,
+    Name,
+    Nodes,
+    Number,
+    Path,
+    Seconds,
+    TruncatedText,
+)
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState
 
@@ -55,6 +69,52 @@ class ComponentStatus:
     type: Literal["status"] = field(default="status", kw_only=True)
 
 
+class LrmOperation(StrEnum):
+    """What an agent asks of its resource manager."""
+
+    OPEN = "open"
+    SNAPSHOT = "snapshot"
+    SUBMIT = "submit"
+    FIND = "find"
+    SETTLE = "settle"
+    CANCEL = "cancel"
+    VERSION = "version"
+
+
+@dataclass(frozen=True, slots=True)
+class LrmCalls:
+    """What an agent has asked of its resource manager in one way, since the agent began.
+
+    A failure is a call that was not answered, or that the resource manager could not do by a fault of its own; a job
+    that it does not take is none.
+    """
+
+    operation: Label
+    """One of ``LrmOperation``, or of a later agent's."""
+    count: Number = 0
+    """Calls that are over."""
+    failures: Number = 0
+    """How many of these."""
+    seconds: Seconds = 0.0
+    """All that they took together."""
+    largest: Seconds = 0.0
+    """What the longest of the last minutes took."""
+    last_error: TruncatedText = ""
+    failed_ago: Seconds | None = None
+    """Seconds between the last failure and the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What runs on a cluster, for people; empty where that is not known."""
+
+    agent: Label = ""
+    lrm: Label = ""
+    """The resource manager, with its name."""
+    open_mpi: Label = ""
+    """That of the agent's host, which is as a rule its nodes' as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
@@ -73,6 +133,10 @@ class ClusterReport:
     """Programs that are missing on the agent's host, and that some jobs need."""
     disks: Annotated[tuple[Disk, ...], MaxLen(MAX_LINES)] = ()
     """Where the agent writes."""
+    versions: Versions | None = None
+    """None of an agent of before there was this."""
+    calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_LINES)] = field(default=(), compare=False)
+    """Told with the next report that there is for another reason: they change with every look."""
     type: Literal["report"] = field(default="report", kw_only=True)
 
 

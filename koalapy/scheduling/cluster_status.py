@@ -6,7 +6,7 @@ from koalapy.model.cluster import ClusterState, ClusterView, Drain
 from koalapy.model.disk import Disk
 from koalapy.model.job import Token
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import ClusterReport
+from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock, listed, nodes
 
@@ -106,6 +106,12 @@ class ClusterStatus:
     """Programs that are missing there."""
     disks: tuple[Disk, ...] = ()
     """Where its agent writes."""
+    versions: Versions | None = None
+    """What runs there; an agent of before there was this says nothing."""
+    calls: tuple[LrmCalls, ...] = ()
+    """How its resource manager has answered its agent, as of ``reported_at``."""
+    reported_at: float | None = None
+    """When its agent last told its nodes: all that is known of these is as old as that."""
     over: set[Token] = field(default_factory=set)
     """Components whose program has ended, as was told before its exit code."""
     _idle: int = 0
@@ -139,8 +145,9 @@ class ClusterStatus:
     _proofs: set[Token] = field(default_factory=set)
     """Claims that are under way for nodes that count again after a doubt."""
 
-    def report(self, report: ClusterReport) -> None:
+    def report(self, report: ClusterReport, now: float) -> None:
         """Take in what its agent says of its nodes."""
+        self.reported_at, self.versions, self.calls = now, report.versions, report.calls
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
         before, expected = (self.available if not self.problem or report.problem else 0), self.expected

@@ -200,7 +200,7 @@ class Scheduler:
 
     def _reported(self, cluster: ClusterName, report: Report, now: float) -> None:
         if isinstance(report, ClusterReport):
-            self._report(self._grid[cluster], report)
+            self._report(self._grid[cluster], report, now)
             return
         if isinstance(report, ComponentStatus):
             self._components.update(cluster, report, now)
@@ -208,12 +208,12 @@ class Scheduler:
             self._transfers.update(cluster, report, now)
         self._endings.settle(report.token, now)
 
-    def _report(self, cluster: ClusterStatus, report: ClusterReport) -> None:
+    def _report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         shown = report.total, report.problem, report.notices, report.lacks
         if shown != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
             self._ledger.cluster_changed(cluster.name)
         doubt = cluster.doubt
-        cluster.report(report)
+        cluster.report(report, now)
         if cluster.doubt != doubt:
             self._ledger.cluster_changed(cluster.name)
 

@@ -22,6 +22,9 @@ class MemoryLrm:
         """Whether a submission that is refused is taken all the same, once somebody has looked for it."""
         self.answering = asyncio.Event()
         self.answering.set()
+        self.versions = asyncio.Event()
+        """Set while it says its version."""
+        self.versions.set()
         self.submit_error = ""
         self.background = self.down = 0
         self.takes = 0.0
@@ -67,6 +70,10 @@ class MemoryLrm:
 
     async def settling_time(self) -> float:
         return self.settling
+
+    async def version(self) -> str:
+        await self.versions.wait()
+        return "memory 1.0"
 
     async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         self.cancelled.append((job, by_force))

@@ -19,6 +19,7 @@ from koalapy.agents.lrm_leftovers import Leftovers, job_of
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import Spool
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.reports import LrmOperation
 from koalapy.runtime.session import derive
 from tests.agents.conftest import FakeDaemon, Site
 from tests.agents.memory_lrm import MemoryLrm
@@ -99,7 +100,7 @@ async def test_one_that_always_takes_its_time_is_slow_and_not_silent(monkeypatch
         await asyncio.sleep(0.2)
 
     for _ in range(3):
-        await health.poll(look())
+        await health.poll(LrmOperation.SNAPSHOT, look())
     assert [bool(problem) for problem in told] == [True, False], "only the first time is a surprise"
 
 

@@ -408,9 +408,11 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
     def with_more_idle(name: str, count: int) -> bool:
         """As an agent would report it."""
         status, before = queries.grid[name], world.sites[name].look()
-        status.report(ClusterReport(before.total, before.idle + count, before.background - count, 0, before.holding))
+        status.report(
+            ClusterReport(before.total, before.idle + count, before.background - count, 0, before.holding), 0.0
+        )
         answer = fits()
-        status.report(ClusterReport(before.total, before.idle, before.background, 0, before.holding))
+        status.report(ClusterReport(before.total, before.idle, before.background, 0, before.holding), 0.0)
         return answer
 
     for cluster in found.clusters:

@@ -1,9 +1,6 @@
 """What ``koala check`` looks at on a cluster's head node before the first job, which it leaves as it was."""
 
 import asyncio
-import os
-import re
-import shlex
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +13,8 @@ from koalapy.agents.check.files import check_files, shared_folder
 from koalapy.agents.check.login import check_logins
 from koalapy.agents.check.node import check_runner
 from koalapy.agents.job_folders import JobFolders
-from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm
-from koalapy.agents.lrm.script import MODULES
+from koalapy.agents.open_mpi import open_mpi_here
 from koalapy.agents.settings import AgentSettings
 from koalapy.model.errors import SiteError
 
@@ -87,36 +83,26 @@ async def _check_lrm(
 async def _check_mpi(settings: AgentSettings, expected: Expected) -> Finding:
     """The first ``mpirun`` that a program would find, as far as this host is like the nodes."""
     where = f"clusters.{settings.cluster}.mpi"
-    mpirun = f"{expected.mpi_prefix}/bin/mpirun" if expected.mpi_prefix else "mpirun"
-    lines = [MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
-    if path := settings.environment.get("PATH"):
-        lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
-    lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")
-    others = {name: value for name, value in settings.environment.items() if name != "PATH"}
     try:
-        answer = await run("sh", "-c", "".join(lines), environment={**os.environ, **others})
+        found = await open_mpi_here(settings, expected.mpi_prefix)
     except SiteError as error:
         return Finding("Open MPI", False, error.message, error.hint)
-    output = answer.output.decode(errors="replace").splitlines()
-    version = re.search(r"\(Open MPI\) (\d+)[\w.]*", "\n".join(output[1:]))
     hint = f"install it, load a module with it, or set {where}.prefix to where it is"
     # Programs run on the nodes, and their head may have none; modules that do not give one here are worth a look.
-    if not output and not settings.lrm.on_this_host and not settings.modules:
-        found = f"{_not_found(mpirun, answer.errors)} on this host, where it is not needed"
-        return Finding("Open MPI", True, found, f"see that the nodes have it; if not, {hint}")
-    if version is None:
-        found = f"{output[0]} is no Open MPI" if output else _not_found(mpirun, answer.errors)
-        return Finding("Open MPI", False, found, hint)
-    found = f"{version[0].removeprefix('(Open MPI) ')} ({output[0]})"
-    if int(version[1]) != expected.mpi_series:
-        hint = f"set {where}.series to {version[1]}, or {where}.prefix to where series {expected.mpi_series} is"
-        return Finding("Open MPI", False, f"{found}, but {where}.series is {expected.mpi_series}", hint)
-    return Finding("Open MPI", True, found)
-
-
-def _not_found(mpirun: str, errors: str) -> str:
-    complaint = next((line.strip() for line in errors.splitlines() if line.strip()), "")
-    return f"{mpirun} was not found" + (f" ({complaint})" if complaint else "")
+    if not found.path and not settings.lrm.on_this_host and not settings.modules:
+        return Finding(
+            "Open MPI",
+            True,
+            f"{found.complaint} on this host, where it is not needed",
+            f"see that the nodes have it; if not, {hint}",
+        )
+    if not found.version:
+        return Finding("Open MPI", False, found.complaint, hint)
+    text = f"{found.version} ({found.path})"
+    if found.series != expected.mpi_series:
+        hint = f"set {where}.series to {found.series}, or {where}.prefix to where series {expected.mpi_series} is"
+        return Finding("Open MPI", False, f"{text}, but {where}.series is {expected.mpi_series}", hint)
+    return Finding("Open MPI", True, text)
 
 
 def _check_directory(settings: AgentSettings) -> Finding:

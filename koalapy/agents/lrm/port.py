@@ -133,6 +133,10 @@ class Lrm(Protocol):
         """Look once at everything."""
         ...
 
+    async def version(self) -> str:
+        """What it is, and of which version, in a few words for people."""
+        ...
+
     async def check(self) -> Sequence[Finding]:
         """What an operator should know before the first job: everything looked at, in order; raises nothing."""
         ...

@@ -73,6 +73,9 @@ class DrmaaAccounts:
         found = (control.ending(job) for control in (self._own, *self._controls.values()))
         return next((ending for ending in found if ending is not None), None)
 
+    async def version(self) -> str:
+        return await self._own.version()
+
     async def submit_error(self) -> str:
         """As for the agent's own account."""
         await self._retire()

@@ -135,6 +135,9 @@ class DrmaaLrm:
                 raise
             return dict.fromkeys(jobs, "undetermined")
 
+    async def version(self) -> str:
+        return await self._control.version()
+
     async def check(self) -> Sequence[Finding]:
         return [
             *await self._control.check(),

@@ -102,6 +102,11 @@ class DrmaaControl:
             if isinstance(error, SiteRejected):
                 self._retry_at = time.monotonic() + RETRY_INTERVAL
 
+    async def version(self) -> str:
+        """What the library says of itself and its resource manager; ``SiteError``."""
+        about = await self._process.about()
+        return f"{about['system']}, DRMAA {about['version']}"
+
     async def check(self) -> Sequence[Finding]:
         try:
             about = await self._process.about()

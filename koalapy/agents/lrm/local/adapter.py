@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import koalapy
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -122,6 +123,9 @@ class LocalLrm:
         except SiteRejected as error:
             if error.value != "unknown":  # ended so long ago that it is forgotten
                 raise
+
+    async def version(self) -> str:
+        return f"local of koalapy {koalapy.__version__}"
 
     async def check(self) -> list[Finding]:
         try:

@@ -135,6 +135,9 @@ class SgeLrm:
         held = {node for job in shown if job.state is LrmJobState.RUNNING for node in job.nodes}
         return replace(snapshot_of(listing, layout, held, jobs), submit_error=await self._control.submit_error())
 
+    async def version(self) -> str:
+        return await self._commands.version()
+
     async def check(self) -> Sequence[Finding]:
         return [
             *await findings(self._commands, self._settings.parallel_environment, self._settings.queue),

@@ -36,8 +36,7 @@ def _root() -> Finding:
 
 async def _master(commands: SgeCommands) -> Finding:
     await commands.ask("qconf", "-sql")
-    version = (await commands.run("qstat", "-help")).output.decode(errors="replace").split("\n")[0].strip()
-    return Finding("master", True, f"answers; {version}")
+    return Finding("master", True, f"answers; {await commands.version()}")
 
 
 async def _submit_host(commands: SgeCommands) -> Finding:

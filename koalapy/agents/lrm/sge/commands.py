@@ -48,6 +48,10 @@ class SgeCommands:
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
                 self._folder = folder
 
+    async def version(self) -> str:
+        """As Grid Engine says it itself."""
+        return (await self.run("qstat", "-help")).output.decode(errors="replace").split("\n")[0].strip()
+
     async def run(
         self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT, user: str = ""
     ) -> CommandResult:

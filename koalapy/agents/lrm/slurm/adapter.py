@@ -24,7 +24,7 @@ from koalapy.agents.lrm.slurm.answers import (
     read_nodes,
     words_in,
 )
-from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_version
+from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_version, version
 from koalapy.agents.lrm.slurm.commands import (
     SlurmCommands,
     ask,
@@ -149,6 +149,9 @@ class SlurmLrm:
             self._cancelled.add(job)
             await self._control.cancel(job, user)
             self._polling.soon()
+
+    async def version(self) -> str:
+        return await version()
 
     async def check(self) -> Sequence[Finding]:
         found = [find_commands("sinfo", "squeue", "srun")]

@@ -14,16 +14,21 @@ _MIN_RELEASE = (21, 8)
 """Release since which squeue and sinfo speak JSON."""
 
 
+async def version() -> str:
+    """As Slurm says it itself; ``SiteError``."""
+    return (await ask("sinfo", "--version")).output.decode(errors="replace").strip()
+
+
 async def check_version() -> Finding:
     """Whether Slurm is new enough."""
     try:
-        version = (await ask("sinfo", "--version")).output.decode(errors="replace").strip()
+        told = await version()
     except SiteError as error:
         return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
-    found = re.search(r"(\d+)\.(\d+)", version)
+    found = re.search(r"(\d+)\.(\d+)", told)
     if found is None or (int(found[1]), int(found[2])) < _MIN_RELEASE:
-        return Finding("Slurm", False, f"{version[:80]}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later")
-    return Finding("Slurm", True, version)
+        return Finding("Slurm", False, f"{told[:80]}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later")
+    return Finding("Slurm", True, told)
 
 
 async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
