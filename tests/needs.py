@@ -112,6 +112,13 @@ CONFINEMENT = Need(
     "apt-get install systemd linux-libc-dev, and root with the capability SYS_ADMIN, on x86-64 with Linux 6.3",
     "the daemon is not run under what its unit takes away",
 )
+CHROMIUM_PATH = Path(shutil.which("chromium") or "/usr/bin/chromium")
+CHROMIUM = Need(
+    "Chromium",
+    CHROMIUM_PATH.exists() and _has_module("playwright"),
+    "apt-get install chromium",
+    "the dashboard is not shown in a browser",
+)
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
 NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
 """Found out by the tests themselves."""
@@ -128,6 +135,7 @@ ALL = (
     RELEASE_TOOLS,
     SYSTEMD,
     CONFINEMENT,
+    CHROMIUM,
     ROOT,
     NAMESPACES,
 )

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from koalapy.api import fields
-from koalapy.model.errors import ForbiddenError
+from koalapy.model.errors import ForbiddenError, NotLoggedIn
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
 from koalapy.service.audit import under_way
@@ -38,6 +38,9 @@ ACCESS: Mapping[str, Access] = {
     "health": "everybody",
     "hold_job": "owner",
     "list_attempts": "owner",
+    "dashboard_events": Role.USER,
+    "dashboard_file": "everybody",
+    "dashboard_login": "everybody",
     "list_audit": Role.ADMIN,
     "list_clusters": Role.USER,
     "list_jobs": Role.USER,
@@ -78,6 +81,8 @@ ASKING = frozenset({"explain_submission"})
 TOLD_AS = {"name": "cluster"}
 _IDENTITY = "identity"
 """Where the guard leaves who has come in."""
+_SESSION = "browser_session"
+"""Where it leaves the token of a browser's login."""
 
 
 def access_of(path: str, operation: str | None) -> Access:
@@ -102,6 +107,16 @@ def identity_of(scope: Scope) -> Identity | None:
     return identity if isinstance(identity, Identity) else None
 
 
+def note_session(scope: Scope, token: str) -> None:
+    """Note that a request is by a browser's login."""
+    scope[_SESSION] = token
+
+
+def session_of(scope: Scope) -> str:
+    """The token of the browser's login that a request is by; empty of others."""
+    return str(scope.get(_SESSION, ""))
+
+
 def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callable[[HTTPConnection], Awaitable[None]]:
     """What every route depends on; ``theirs`` raises ``ForbiddenError`` for a job that is somebody else's."""
 
@@ -115,7 +130,9 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
         if needed in ("everybody", "agents"):
             return
         least = needed if isinstance(needed, Role) else Role.USER
-        if identity is None or not identity.may(least):
+        if identity is None:
+            raise NotLoggedIn("nobody is logged in", hint="log in first")
+        if not identity.may(least):
             raise ForbiddenError(f"that is for {least}s", hint="ask an administrator of the daemon for the role")
         if needed == "owner" and not identity.may(Role.OPERATOR):
             # What is no number for the route is none here, and the route says so.

@@ -8,11 +8,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENTS, admit, identity_of
+from koalapy.api.access import AGENTS, admit, identity_of, note_session, session_of
 from koalapy.api.addresses import client_address
+from koalapy.api.cookie import LOGIN, shown_by_cookie
 from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
-from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.api.shown import ShownTokens, unauthorized
 from koalapy.model.identity import Identity
 from koalapy.service.identities import Identities
 from koalapy.service.pace import Pace
@@ -43,6 +44,7 @@ class Guard:
         self._app = app
         self._pace = pace
         self._identities = identities
+        self._shown = ShownTokens(identities, pace)
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +91,7 @@ class Guard:
                 raise
             # Of an answer that has begun the end is left out, so that nobody takes it for the whole.
             if not began:
-                await _unauthorized()(scope, receive, send)
+                await unauthorized()(scope, receive, send)
 
     async def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         """Why a request is not let in; None when it is."""
@@ -104,49 +106,33 @@ class Guard:
         # The agents' routes look at tokens of their own.
         if path.startswith(AGENTS):
             return None
-        found = await self._identity(scope, _shown(headers))
+        changes, of_api = scope["method"] not in READING, path.startswith("/api/")
+        found = await self._identity(scope, headers, by_cookie=not (changes and of_api))
         if isinstance(found, Identity):
             if refusal := self._too_fast(found):
                 return refusal
-            if scope["method"] not in READING and (refusal := _from_elsewhere(scope, headers)):
+            if changes and (refusal := _from_elsewhere(scope, headers)):
                 return refusal
             admit(scope, found)
-        elif path.startswith("/api/") or scope["method"] not in READING:
+        elif of_api or (changes and path != LOGIN):
             return found
+        elif changes and (refusal := _from_another_page(scope, headers)):
+            return refusal
         announced = headers.get("content-length", "0")
         if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
             return problem(413, TOO_LARGE, field="body")
         return None
 
-    async def _identity(self, scope: Scope, shown: str) -> Identity | JSONResponse:
-        """Who shows a token, or what is said to who shows none that is good.
-
-        Whoever guesses is not listened to after a while. That keeps none out whose token cannot be guessed.
-        """
-        if not shown:
-            return _unauthorized()
-        address, why = client_address(scope), ""
-        identity = self._identities.of(shown)
-        if identity is None:
-            try:
-                identity = await self._identities.verify(shown)
-            except TokenRefused as error:
-                why = error.message
-            except SiteUnavailable as error:
-                return problem(503, error.message, hint=error.hint, headers={"Retry-After": "10"})
-        if identity is not None and not identity.guessable:
+    async def _identity(self, scope: Scope, headers: Headers, *, by_cookie: bool) -> Identity | JSONResponse:
+        """Who asks; a browser shows it by its cookie, and only pages of ours have it change something."""
+        if not headers.getlist("authorization") and by_cookie and (shown := shown_by_cookie(scope, headers)):
+            if (identity := self._shown.of_browser(shown)) is None:
+                return unauthorized()
+            if scope["method"] not in READING and (refusal := _from_another_page(scope, headers)):
+                return refusal
+            note_session(scope, shown)
             return identity
-        if wait := self._pace.guessing(address):
-            return problem(
-                429,
-                f"too many tokens that nobody has were shown from {address}",
-                hint="see that no program there shows an old one",
-                headers={"Retry-After": str(ceil(wait))},
-            )
-        if identity is None:
-            self._pace.failed(address)
-            return _unauthorized(why)
-        return identity
+        return await self._shown.identity(client_address(scope), _shown(headers))
 
     def _too_fast(self, identity: Identity) -> JSONResponse | None:
         if (found := self._pace.excess(identity.user)) is None:
@@ -169,13 +155,28 @@ def _shown(headers: Headers) -> str:
     return shown.strip() if scheme.lower() == "bearer" else ""
 
 
-def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
-    """Why a change is not taken that a page of another origin may have asked for; None when none can have."""
+def _from_another_page(scope: Scope, headers: Headers) -> JSONResponse | None:
+    """Why a form is not taken; None when a page of ours has sent it, for browsers tell where a form comes from."""
+    if "origin" not in headers:
+        return problem(403, "who sends a form tells of which page it is", field="Origin", hint="use a browser")
+    return _of_another_origin(scope, headers)
+
+
+def _of_another_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"{scope['scheme']}://{headers['host']}".lower():
         return problem(403, "pages of another origin change nothing", field="Origin", value=origin[:300])
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return problem(403, "pages of another site change nothing", field="Sec-Fetch-Site")
+    return None
+
+
+def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
+    """Why a change is not taken that a page of another origin may have asked for; None when none can have."""
+    if refusal := _of_another_origin(scope, headers):
+        return refusal
+    if session_of(scope):
+        return None  # Of a browser's login it is known already that a page of ours has sent it.
     # What else changes something a browser sends for no other origin without asking, and it asks in vain.
     if scope["method"] != "POST" or REQUESTED_WITH in headers or _is_of_no_form(headers):
         return None
@@ -200,15 +201,6 @@ def _not_this_host(named: str) -> JSONResponse:
         field="Host",
         value=named[:300],
         hint="use an IP address or localhost, or add the name to allowed_hosts in the daemon's configuration",
-    )
-
-
-def _unauthorized(why: str = "") -> JSONResponse:
-    return problem(
-        401,
-        f"no valid token was shown: {why}" if why else "no valid token was shown",
-        hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
-        headers={"WWW-Authenticate": "Bearer"},
     )
 
 

@@ -7,15 +7,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 STARTS = ("http.response.start", "websocket.http.response.start")
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """A content security policy by which a page loads and runs nothing, sends no form, and stands in no frame."""
+FOREVER = "public, max-age=31536000, immutable"
+"""Files that pages load are kept, for their content gives them their names; nothing else is."""
 ALWAYS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-UNLESS_GIVEN = {"content-security-policy": NOTHING}
+UNLESS_GIVEN = {"content-security-policy": NOTHING, "referrer-policy": "no-referrer"}
 """What a route may say of its own answer."""
 
 
@@ -39,10 +40,12 @@ class AnswerHeaders:
 
 
 def _complete(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() not in _ALWAYS]
+    kept = [(name, value) for name, value in headers if name.lower() not in _ALWAYS or value == _FOREVER]
     given = {name.lower() for name, _ in kept}
-    return [*kept, *_ALWAYS.items(), *((name, value) for name, value in _UNLESS_GIVEN.items() if name not in given)]
+    always = ((name, value) for name, value in _ALWAYS.items() if name not in given)
+    return [*kept, *always, *((name, value) for name, value in _UNLESS_GIVEN.items() if name not in given)]
 
 
+_FOREVER = FOREVER.encode()
 _ALWAYS = {name.encode(): value.encode() for name, value in ALWAYS.items()}
 _UNLESS_GIVEN = {name.encode(): value.encode() for name, value in UNLESS_GIVEN.items()}

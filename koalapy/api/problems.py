@@ -1,6 +1,7 @@
 """Errors as problem+json: one mapping from the error tree to HTTP."""
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from koalapy.model.errors import (
     KoalaError,
     LeaseLost,
     NotFoundError,
+    NotLoggedIn,
     SiteError,
     SiteUnavailable,
     StoreUnavailable,
@@ -39,6 +41,7 @@ STATUS: dict[type[KoalaError], int] = {
     TooLargeError: 413,
     UsageError: 422,
     NotFoundError: 404,
+    NotLoggedIn: 401,
     ForbiddenError: 403,
     ConflictError: 409,
     BusyError: 429,
@@ -51,6 +54,7 @@ STATUS: dict[type[KoalaError], int] = {
 RETRY_AFTER = 5.0
 """Seconds after which it is worth to ask again what cannot be answered now."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+KEPT_HEADERS = ("retry-after", "allow")
 MAX_VALUE_LENGTH = 1000
 """Characters of JSON up to which a wrong value is sent back."""
 
@@ -113,6 +117,26 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
+ErrorPage = Callable[[Request, int, dict[str, Any]], Response]
+"""What shows people in a browser a problem, of a status."""
+
+
+def show_problems_by(app: FastAPI, page: ErrorPage) -> None:
+    """Have problems shown as pages to who asks for pages."""
+    app.state.error_page = page
+
+
+def _for_browser(request: Request, answer: JSONResponse) -> Response:
+    """As a page, where one was asked for and there are pages."""
+    page: ErrorPage | None = getattr(request.app.state, "error_page", None)
+    wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+    if page is None or not wants_page:
+        return answer
+    shown = page(request, answer.status_code, json.loads(bytes(answer.body)))
+    shown.headers.update({name: value for name, value in answer.headers.items() if name in KEPT_HEADERS})
+    return shown
+
+
 def install(app: FastAPI) -> None:
     """Have every error of the application answered as a problem."""
     app.add_exception_handler(KoalaError, _koala_error)
@@ -121,12 +145,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
-async def _koala_error(_: Request, error: Exception) -> JSONResponse:
+async def _koala_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KoalaError)
     status = _status(error)
     after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER if status == 503 else None
     headers = None if after is None else {"Retry-After": str(max(1, round(after)))}
-    return problem(status, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
+    told = problem(status, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
+    return _for_browser(request, told)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -145,24 +170,26 @@ async def _http_error(request: Request, error: Exception) -> Response:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
     if error.status_code in (404, 405):
-        return problem(error.status_code, str(error.detail), hint="GET /openapi.json tells the routes", headers=headers)
+        hint = "GET /openapi.json tells the routes"
+        return _for_browser(request, problem(error.status_code, str(error.detail), hint=hint, headers=headers))
     if error.status_code == 400:
         return problem(400, "the body is no JSON", field="body", hint="send one object in UTF-8", headers=headers)
     return problem(error.status_code, str(error.detail), headers=headers)
 
 
-async def _bug(request: Request, error: Exception) -> JSONResponse:
+async def _bug(request: Request, error: Exception) -> Response:
     log.error("a request failed", action="bug", path=request.url.path, exc_info=error)
-    return problem(500, "the daemon made a mistake; its log has the details")
+    return _for_browser(request, problem(500, "the daemon made a mistake; its log has the details"))
 
 
-async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
     invalid = explain(error.errors(), _body_of(request))
-    return problem(422, invalid.detail, field=invalid.field, value=invalid.value, hint=invalid.hint)
+    told = problem(422, invalid.detail, field=invalid.field, value=invalid.value, hint=invalid.hint)
+    return _for_browser(request, told)
 
 
 def _body_of(request: Request) -> type[BaseModel]:

@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import structlog
@@ -20,6 +20,7 @@ from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
+from koalapy.api.shown import ShownTokens
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
@@ -32,6 +33,7 @@ from koalapy.bootstrap.people import (
     own_access,
     token_duties,
 )
+from koalapy.dashboard.app import add_dashboard
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
@@ -67,6 +69,7 @@ from koalapy.service.pace import Pace
 from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
+from koalapy.service.services import Services
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
@@ -74,21 +77,6 @@ from koalapy.store.output import FileOutput
 log = structlog.get_logger()
 
 Describe = Callable[[str], ClusterRecord]
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What the routes and the duties call."""
-
-    jobs: Jobs
-    bundles: Bundles
-    files: Files
-    results: Results
-    network: Network
-    advisor: Advisor
-    health: HealthMonitor
-    retention: Retention
-    limits: LimitsInUse
 
 
 async def run(
@@ -137,6 +125,7 @@ async def run(
         routers = _routers(settings, services, hub, tokens, engine.queries)
         most, pace = connections.max_requests, Pace(services.limits.limits)
         app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit)
+        add_dashboard(app, services, engine, identities, ShownTokens(identities, pace), settings.login_lifetime)
         services.network.start()
         try:
             await services.health.look_at_disks()

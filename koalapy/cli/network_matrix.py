@@ -7,9 +7,9 @@ from typing import Any
 from rich.cells import cell_len
 
 from koalapy.cli.errors import printable
-from koalapy.cli.tables import duration, table
+from koalapy.cli.tables import table
 from koalapy.cli.width import left, right
-from koalapy.model.wording import clock
+from koalapy.model.wording import clock, duration
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from koalapy.cli.errors import printable
 from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
 from koalapy.cli.width import folded, left, terminal_size
-from koalapy.model.wording import clock, nodes
+from koalapy.model.wording import clock, duration, nodes
 
 Json = dict[str, Any]
 MIN_FOLDED_COLUMNS = 20
@@ -52,17 +52,6 @@ def _span(start: str, end: str) -> float:
 
 def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
-
-
-def duration(seconds: float | None) -> str:
-    """``0:07``, ``1:02:03``, ``2-00:00:00``."""
-    if seconds is None:
-        return "-"
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
-    clock = f"{hours}:{minutes:02}:{left:02}" if hours or days else f"{minutes}:{left:02}"
-    return f"{days}-{clock}" if days else clock
 
 
 def _where(job: Json) -> str:

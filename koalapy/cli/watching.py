@@ -10,8 +10,8 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.feed import Feed
 from koalapy.cli.screen import Screen
-from koalapy.cli.tables import duration
 from koalapy.cli.width import can_redraw
+from koalapy.model.wording import duration
 
 T = TypeVar("T")
 TICK = 1.0

@@ -8,6 +8,7 @@ KoalaError
 │   └── LimitReached    a user or group has as much as they may have
 ├── TokenRefused      a token is not believed
 ├── ForbiddenError    who asks may not do that
+│   ├── NotLoggedIn     it is not known who asks
 │   └── NeverAllowed    more is asked for at once than a user or group may ever have
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
 ├── FullError         there is no room for what was sent
@@ -55,6 +56,10 @@ class ConflictError(KoalaError):
 
 class ForbiddenError(KoalaError):
     """Who asks is known, and may not do that; nothing was done."""
+
+
+class NotLoggedIn(ForbiddenError):
+    """It is not known who asks."""
 
 
 class TokenRefused(KoalaError):

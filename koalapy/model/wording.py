@@ -41,6 +41,17 @@ def clock(at: float, now: float, *, exact: bool = False) -> str:
     return time if moment.date() == today.date() else f"{moment.date().isoformat()} {time}"
 
 
+def duration(seconds: float | None) -> str:
+    """``0:07``, ``1:02:03``, ``2-00:00:00``."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
+    clock = f"{hours}:{minutes:02}:{left:02}" if hours or days else f"{minutes}:{left:02}"
+    return f"{days}-{clock}" if days else clock
+
+
 def is_utf8(text: str) -> bool:
     """Whether a text can be encoded: JSON, file systems and arguments may bring lone surrogates, which cannot."""
     try:

@@ -25,6 +25,7 @@ from koalapy.scheduling.effects import MAX_STRAYS, Command, Effects, ForgetCompo
 from koalapy.scheduling.events import Event, InventoryReceived
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.audit import DONE, Deed, take
+from koalapy.service.changes import Changes, Topic
 from koalapy.service.database import SLOW_AFTER, DatabaseMonitor
 from koalapy.service.outbox import Outbox
 from koalapy.service.wire import CommandMessages
@@ -106,6 +107,7 @@ class Engine:
         self.clock = clock or steady_clock()
         self.draining = False
         self.database = DatabaseMonitor()
+        self.changes = Changes()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self._store = store
@@ -173,6 +175,7 @@ class Engine:
     def drain(self) -> None:
         """Let go of everyone who waits for a job: the daemon is about to end."""
         self.draining = True
+        self.changes.end()
         for watching in self._watchers.values():
             for changed in watching:
                 changed.set()
@@ -340,6 +343,9 @@ class Engine:
             self.dispatcher.jobs_wait_for(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.changed(ident)
+        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": bool(effects.clusters)}
+        if any(changed.values()):
+            self.changes.note(*(topic for topic, is_so in changed.items() if is_so))
 
     def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
         if self.dispatcher is not None:

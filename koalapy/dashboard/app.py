@@ -1,0 +1,56 @@
+"""All of the dashboard: its pages, its login, its files, and the signal by which pages stay true."""
+
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from koalapy.api.headers import FOREVER
+from koalapy.api.problems import show_problems_by
+from koalapy.api.shown import ShownTokens
+from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.files import page_files
+from koalapy.dashboard.login import add_login
+from koalapy.dashboard.pages.now import add_now
+from koalapy.model.errors import NotFoundError
+from koalapy.service.engine import Engine
+from koalapy.service.identities import Identities
+from koalapy.service.services import Services
+
+KEPT = {"Cache-Control": FOREVER}
+
+
+def add_dashboard(
+    app: FastAPI, services: Services, engine: Engine, identities: Identities, shown: ShownTokens, lifetime: float
+) -> None:
+    """Serve the dashboard; ``lifetime``: seconds for which a browser's login holds."""
+    dashboard = Dashboard(engine)
+    add_now(dashboard, services)
+    add_login(dashboard, identities, shown, lifetime)
+    _add_files(dashboard)
+    _add_events(dashboard)
+    app.include_router(dashboard.router)
+    show_problems_by(app, dashboard.show_problem)
+
+
+def _add_files(dashboard: Dashboard) -> None:
+    @dashboard.router.get("/static/{digest}/{name:path}", operation_id="dashboard_file")
+    async def file(request: Request, digest: str, name: str) -> Response:
+        """A file that pages load, under the name that its content gives it."""
+        found = page_files().get(name)
+        if found is None or found.digest != digest:
+            raise NotFoundError(f"there is no file {name}", hint="load the page again")
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers = KEPT | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+            return Response(found.compressed, 200, headers, found.type)
+        return Response(found.content, 200, KEPT, found.type)
+
+
+def _add_events(dashboard: Dashboard) -> None:
+    changes = dashboard.changes
+
+    @dashboard.router.get("/events", operation_id="dashboard_events", response_class=EventSourceResponse)
+    async def events(since: str = "") -> AsyncIterator[ServerSentEvent]:
+        """An event ``changed`` whenever something has; pages then ask for themselves again."""
+        async for topics in changes.follow(since):
+            yield ServerSentEvent(event="changed", data={"topics": sorted(topics), "version": changes.version})

@@ -1,0 +1,238 @@
+"""How a page is made a route, and an action of a page: what is the same for all of them."""
+
+import gzip
+import json
+import time
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial, wraps
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+
+from koalapy.api.access import Caller, identity_of, session_of
+from koalapy.api.queries import refuse_unknown
+from koalapy.dashboard.cache import PageCache
+from koalapy.dashboard.rendering import HEADERS, render, with_query
+from koalapy.model.errors import ForbiddenError, UsageError
+from koalapy.model.identity import Identity, Role
+from koalapy.service.engine import Engine
+
+Load = Callable[..., Awaitable[Any]]
+Act = Callable[..., Awaitable[str]]
+MAX_FIELDS = 2000
+"""Of a form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An entry of the navigation; ``role``: who sees it."""
+
+    path: str
+    title: str
+    key: str
+    role: Role = Role.USER
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a form of a page says."""
+
+    fields: Mapping[str, str]
+
+    def get(self, name: str) -> str:
+        """Without blanks around it; empty where it says nothing."""
+        return self.fields.get(name, "").strip()
+
+
+class Dashboard:
+    """Makes routes of what tells (``page``) and of what acts (``action``), each named by the operation of the REST API
+    that tells or does the same: so who may call it stands in one table, ``api/access.py``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.changes = engine, engine.changes
+        self.router = APIRouter(include_in_schema=False)
+        self.links: list[Link] = []
+        self._cache = PageCache(engine.changes)
+
+    # Pages
+
+    def page(
+        self, path: str, template: str, *, operation: str, title: str, key: str = "", role: Role = Role.USER
+    ) -> Callable[[Load], Load]:
+        """Make a function a page at ``path``, and its JSON twin at ``path.json``: its parameters are the query's, what
+        it returns is one dataclass, which the template knows as ``view``.
+
+        With a ``key`` it is in the navigation; ``role``: who sees it there.
+        """
+        if key:
+            self.links.append(Link(path, title, key, role))
+
+        def register(load: Load) -> Load:
+            bound = Depends(_bound(load))
+
+            async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
+                """As HTML; only what changes, where a page of ours asks again."""
+                is_part = "hx-request" in request.headers
+                which = (request.url.path, request.url.query, caller.user, caller.role, caller.groups, is_part)
+                made = await self._cache.get(
+                    (*which, session_of(request.scope)),
+                    lambda: self._make(request, caller, load, template, title, is_part=is_part),
+                )
+                return _compressed(request, made)
+
+            async def twin(load: Callable[[], Awaitable[Any]] = bound) -> JSONResponse:
+                """As JSON."""
+                return JSONResponse(jsonable_encoder(await load()))
+
+            checks = [Depends(refuse_unknown)]
+            self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
+            json_path = "/now.json" if path == "/" else f"{path}.json"
+            self.router.add_api_route(json_path, twin, operation_id=operation, dependencies=checks)
+            return load
+
+        return register
+
+    async def _make(
+        self,
+        request: Request,
+        caller: Identity,
+        load: Callable[[], Awaitable[Any]],
+        template: str,
+        title: str,
+        *,
+        is_part: bool,
+    ) -> bytes:
+        version, now = self.changes.version, self.engine.clock()
+        view = await load()
+        context = self._context(request, caller) | {
+            "view": view,
+            "title": title,
+            "now": now,
+            "events": with_query("/events", since=version),
+            "layout": "part.html" if is_part else "base.html",
+        }
+        began = time.thread_time()
+        page, seconds = await to_thread(_timed, template, context)
+        self.changes.spent(seconds + time.thread_time() - began)
+        return page
+
+    def _context(self, request: Request, caller: Identity | None) -> dict[str, Any]:
+        """What every page may need, its own view aside."""
+        path = request.url.path
+        return {
+            "path": path,
+            "here": path + (f"?{request.url.query}" if request.url.query else ""),
+            "twin": ("/now.json" if path == "/" else f"{path}.json")
+            + (f"?{request.url.query}" if request.url.query else ""),
+            "links": [link for link in self.links if caller is not None and caller.may(link.role)],
+            "caller": caller,
+            "is_operator": caller is not None and caller.may(Role.OPERATOR),
+            "is_admin": caller is not None and caller.may(Role.ADMIN),
+            "csrf": csrf_of(request),
+        }
+
+    def plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+        """A page that is not live: what was refused, or the login."""
+        common = self._context(request, identity_of(request.scope))
+        common |= {"layout": "plain.html", "now": self.engine.clock(), "events": ""}
+        return HTMLResponse(render(template, common | context), status, HEADERS)
+
+    def show_problem(self, request: Request, status: int, told: dict[str, Any]) -> Response:
+        """What is wrong, as a page; who is not logged in is asked to."""
+        if status == 401:
+            login = with_query("/login", next=request.url.path + (f"?{request.url.query}" if request.url.query else ""))
+            if "hx-request" in request.headers:
+                return Response(status_code=401, headers={"HX-Redirect": login})
+            return RedirectResponse(login, 303)
+        if "hx-request" in request.headers:
+            return self.plain(request, "problem_part.html", status, problem=told, title=told["title"])
+        return self.plain(request, "problem.html", status, problem=told, title=told["title"])
+
+    # Actions
+
+    def action(self, path: str, *, operation: str) -> Callable[[Act], Act]:
+        """Make a function what a form of a page does (``POST``): it returns where to go then, a path of ours."""
+
+        def register(act: Act) -> Act:
+            bound = Depends(_bound(act))
+
+            async def post(request: Request, act: Callable[[], Awaitable[str]] = bound) -> Response:
+                where = await act()
+                self._cache.clear()
+                if "hx-request" in request.headers:
+                    return Response(status_code=204, headers={"HX-Redirect": where})
+                return RedirectResponse(where, 303)
+
+            self.router.add_api_route(
+                path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(sent_form)]
+            )
+            return act
+
+        return register
+
+
+def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """A dependency that takes the same parameters, and calls nothing yet."""
+
+    @wraps(function)
+    async def bound(**given: Any) -> Callable[[], Awaitable[Any]]:
+        return partial(function, **given)
+
+    return bound
+
+
+def _timed(template: str, context: dict[str, Any]) -> tuple[bytes, float]:
+    began = time.thread_time()
+    page = gzip.compress(render(template, context).encode(), 5, mtime=0)
+    return page, time.thread_time() - began
+
+
+def _compressed(request: Request, page: bytes) -> Response:
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding, HX-Request"}
+        return Response(page, 200, headers, "text/html; charset=utf-8")
+    return HTMLResponse(gzip.decompress(page), 200, HEADERS)
+
+
+def csrf_of(request: Request) -> str:
+    """What a form of ours says that no page of others can know; empty where no browser is logged in."""
+    session = session_of(request.scope)
+    return sha256(f"form {session}".encode()).hexdigest() if session else ""
+
+
+async def read_form(request: Request) -> Form:
+    """``UsageError`` for what is no form."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise UsageError("a form is wanted", field="Content-Type", value=kind)
+    try:
+        text = (await request.body()).decode()
+        found = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise UsageError("the form cannot be read", field="body") from error
+    return Form(dict(found))
+
+
+async def sent_form(request: Request) -> Form:
+    """The form of a browser that is logged in; ``ForbiddenError`` where no page of ours has made it."""
+    form = await read_form(request)
+    expected = csrf_of(request)
+    if not expected or not compare_digest(form.get("csrf").encode(), expected.encode()):
+        raise ForbiddenError("this form is of another login, or of none", field="csrf", hint="load the page again")
+    return form
+
+
+SentForm = Annotated[Form, Depends(sent_form)]
+"""What a form said; for actions."""
+
+
+def as_json(view: Any) -> str:
+    """A dataclass as JSON text, for scripts of a page."""
+    return json.dumps(jsonable_encoder(asdict(view)))

@@ -1,0 +1,94 @@
+"""Makes HTML of what a page tells: Jinja with the words and forms that all pages share."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from koalapy import __version__
+from koalapy.dashboard.files import url_of
+from koalapy.dashboard.pictures.node_grid import node_grid
+from koalapy.model.wording import clock, duration, nodes
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+"""Nothing is loaded from elsewhere, and nothing runs that is no file of ours."""
+HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
+"""Browsers tell with a form where it comes from only by this referrer policy."""
+
+
+def moment(at: float | None) -> Markup:
+    """A moment, to the second and in UTC, for people and for scripts."""
+    if at is None:
+        return Markup("–")
+    told = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        told.strftime("%Y-%m-%dT%H:%M:%SZ"), clock(at, at, exact=True)
+    )
+
+
+def age(at: float | None, now: float) -> Markup:
+    """How long ago something was; a script keeps it true while the page is shown."""
+    if at is None:
+        return Markup("never")
+    told = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Markup('<time class="age" datetime="{}">{}</time>').format(told, duration(max(0.0, now - at)))
+
+
+def with_query(path: str, **query: object) -> str:
+    """An address with what is not empty of a query."""
+    told = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+    return f"{path}?{told}" if told else path
+
+
+def identifier(text: str) -> str:
+    """A text as the id of an element."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text)
+
+
+def size(count: float | None) -> str:
+    """Bytes: ``0 B``, ``12.3 MiB``."""
+    if count is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("koalapy.dashboard"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters |= {
+        "age": age,
+        "duration": duration,
+        "identifier": identifier,
+        "moment": moment,
+        "nodes": nodes,
+        "quoted": lambda text: quote(str(text), safe=""),
+        "size": size,
+    }
+    environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query}
+    environment.globals |= {"node_grid": node_grid}
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """A template of ``templates/`` with what it is to tell."""
+    return _ENVIRONMENT.get_template(template).render(context)

@@ -1,0 +1,28 @@
+"""What routes, pages and duties call."""
+
+from dataclasses import dataclass
+
+from koalapy.service.advisor import Advisor
+from koalapy.service.bundles import Bundles
+from koalapy.service.files import Files
+from koalapy.service.health import HealthMonitor
+from koalapy.service.jobs import Jobs
+from koalapy.service.limits import LimitsInUse
+from koalapy.service.network import Network
+from koalapy.service.results import Results
+from koalapy.service.retention import Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One of each."""
+
+    jobs: Jobs
+    bundles: Bundles
+    files: Files
+    results: Results
+    network: Network
+    advisor: Advisor
+    health: HealthMonitor
+    retention: Retention
+    limits: LimitsInUse

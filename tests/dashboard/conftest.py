@@ -1,0 +1,46 @@
+"""One browser for all tests of a worker, and one daemon with its clusters for those of a file."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.grid.embedded import Embedded
+from tests.needs import CHROMIUM
+
+Visit = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM.is_met:
+        pytest.skip(CHROMIUM.reason)
+    from tests.dashboard.browser import chromium
+
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    """A daemon with two clusters of four nodes."""
+    running = Embedded(tmp_path_factory.mktemp("dashboard") / "koala").start()
+    running.settle()
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def visit(browser: Any, grid: Embedded) -> Iterator[Visit]:
+    """Makes a ``Visitor`` of the grid: with the daemon's own token unless another is given."""
+    from tests.dashboard.browser import Visitor
+
+    visitors: list[Any] = []
+
+    def start(token: str | None = None, **options: Any) -> Any:
+        visitors.append(Visitor(browser, grid.url, grid.shown if token is None else token, **options))
+        return visitors[-1]
+
+    yield start
+    for visitor in visitors:
+        visitor.close()

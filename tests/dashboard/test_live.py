@@ -1,0 +1,14 @@
+"""Pages tell what changes while they are shown."""
+
+from tests.dashboard.conftest import Visit
+from tests.grid.embedded import Embedded
+
+
+def test_a_page_shows_what_changes_without_being_loaded_again(visit: Visit, grid: Embedded) -> None:
+    page = visit().open("/")
+    page.evaluate("window.loaded = 'once'")
+    grid.http.post("/api/v1/clusters/north/drain", json={"reason": "new disks"}).raise_for_status()
+    page.get_by_text("new disks").wait_for()
+    grid.http.post("/api/v1/clusters/north/resume", json={}).raise_for_status()
+    page.get_by_text("new disks").wait_for(state="detached")
+    assert page.evaluate("window.loaded") == "once"
