@@ -57,6 +57,7 @@ from koalapy.protocol.messages import (
     Welcome,
 )
 from koalapy.runtime.folders import sweep
+from koalapy.service_manager import ServiceManager
 
 log = structlog.get_logger()
 
@@ -73,16 +74,20 @@ SWEEP_INTERVAL = 60.0
 """Seconds between two looks for what killed runners have left."""
 VERSIONS_INTERVAL, VERSIONS_RETRY_INTERVAL = 3600.0, 60.0
 """Seconds between two looks which versions of what there are; and where the resource manager did not say."""
+STATUS_INTERVAL = 10.0
+"""Seconds between two words to a service manager that waits for no sign of life."""
 RETRY_INTERVAL = 2.0
 """Seconds between two looks for what could not be written or sent."""
 MAX_THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
 
-async def run_agent(settings: AgentSettings, lrm: Lrm, folders: JobFolders | None = None) -> None:
+async def run_agent(
+    settings: AgentSettings, lrm: Lrm, folders: JobFolders | None = None, manager: ServiceManager | None = None
+) -> None:
     """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
     agent = Agent(settings, lrm, folders or JobFolders.of(settings))
-    await agent.run()
+    await agent.run(manager or ServiceManager())
 
 
 class Agent:
@@ -129,7 +134,7 @@ class Agent:
         self._greeting: asyncio.Task[None] | None = None
         self._confirming: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
+    async def run(self, manager: ServiceManager) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
         self._recall()
         await self._runners.listen(self._barrier)
@@ -138,8 +143,10 @@ class Agent:
             hint = "run it as an account of its own, or make the cluster mapped"
             log.warning("jobs of all users run as root", action="start", cluster=self._settings.cluster, hint=hint)
         log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
+        manager.ready(f"serves {self._settings.cluster}")
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._tell_status(manager))
                 group.create_task(self._jobs.watch())
                 group.create_task(self._places.tidy())
                 group.create_task(self._ping())
@@ -150,6 +157,7 @@ class Agent:
                 group.create_task(self._expired.watch())
                 group.create_task(self._uplink.run(self._received, self._lost))
         finally:
+            manager.stopping()
             self._logins.close()
             await self._questions.close()
             await self._files.close()
@@ -185,6 +193,14 @@ class Agent:
                 self._places.look(component)
                 self._barrier.await_return(component)
         self._files.stages.recall()
+
+    async def _tell_status(self, manager: ServiceManager) -> None:
+        """Live, as the service manager sees it: it hears nothing while this loop hangs."""
+        while True:
+            away = "" if self._welcomed else "its daemon is out of reach"
+            manager.status("; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}")
+            manager.alive()
+            await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
     async def _ping(self) -> None:
         while True:

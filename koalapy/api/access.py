@@ -23,6 +23,7 @@ AGENTS = "/api/v1/agents/"
 ACCESS: Mapping[str, Access] = {
     "add_replica": Role.OPERATOR,
     "api_health": Role.USER,
+    "api_live": Role.USER,
     "api_ready": Role.USER,
     "cancel_job": "owner",
     "cancel_jobs": Role.USER,
@@ -47,6 +48,7 @@ ACCESS: Mapping[str, Access] = {
     "list_policies": Role.USER,
     "list_replicas": Role.USER,
     "list_tokens": Role.USER,
+    "live": "everybody",
     "logout": Role.USER,
     "measure_network": Role.OPERATOR,
     "read_logs": "owner",

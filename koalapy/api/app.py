@@ -80,7 +80,9 @@ def create_app(
     if audit is not None:
         app.include_router(audit_router(audit))
     app.include_router(health_router(health))
-    app.include_router(health_router(health, operation="api_health", ready="api_ready"), prefix="/api/v1")
+    app.include_router(
+        health_router(health, operation="api_health", ready="api_ready", live="api_live"), prefix="/api/v1"
+    )
     for router in routers:
         app.include_router(router)
     _describe(app)

@@ -2,12 +2,12 @@
 
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query, Request
 
-from koalapy.api.fields import Output
-from koalapy.api.problems import declared
-from koalapy.model.errors import StoreUnavailable
-from koalapy.service.health import HealthMonitor
+from koalapy.api.access import identity_of
+from koalapy.api.fields import Output, Problem, as_json
+from koalapy.api.problems import RETRY_AFTER, declared, problem
+from koalapy.service.health import CheckName, HealthMonitor, Readiness
 
 
 class DiskView(Output):
@@ -25,7 +25,7 @@ class Health(Output):
 
     status: Literal["ok", "degraded"]
     ready: bool
-    """Whether jobs and actions are taken: not while the database takes nothing."""
+    """Whether jobs and actions are taken."""
     problems: list[str]
     """What is wrong with the daemon itself."""
     disks: list[DiskView]
@@ -37,16 +37,48 @@ class Health(Output):
     clusters: dict[str, str]
 
 
-def health_router(health: HealthMonitor, operation: str = "health", ready: str = "ready") -> APIRouter:
-    """The daemon's health; ``operation`` and ``ready`` are the names of its operations in OpenAPI."""
+class CheckView(Output):
+    """One thing that was looked at."""
+
+    name: CheckName
+    cluster: str | None
+    """Whose agent or resource manager it is."""
+    ok: bool
+    needed: bool
+    """Whether the daemon is not ready without."""
+    reason: str
+    """What is wrong with it, or soon will be; empty when nothing is."""
+
+
+class ReadinessView(Output):
+    """Whether jobs and actions are taken, and what that was seen by."""
+
+    ready: bool
+    checks: list[CheckView]
+
+
+class NotReady(Problem):
+    """The same as a problem, whose ``detail`` has the reasons."""
+
+    ready: Literal[False] = False
+    checks: list[CheckView] = []
+
+
+class Liveness(Output):
+    """That the daemon answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+def health_router(
+    health: HealthMonitor, operation: str = "health", ready: str = "ready", live: str = "live"
+) -> APIRouter:
+    """The daemon's health; ``operation``, ``ready`` and ``live`` are the names of its operations in OpenAPI."""
     router = APIRouter()
+    refused = [401] if operation != "health" else []
 
     @router.get(
-        "/healthz",
-        response_model=Health,
-        tags=["health"],
-        operation_id=operation,
-        responses=declared(401) if operation != "health" else None,
+        "/healthz", response_model=Health, tags=["health"], operation_id=operation, responses=declared(*refused)
     )
     async def healthz() -> Any:
         """Whether the daemon is well; ``degraded`` when something is wrong with it, or a cluster is neither usable nor
@@ -54,17 +86,43 @@ def health_router(health: HealthMonitor, operation: str = "health", ready: str =
         return health.report()
 
     @router.get(
+        "/livez", response_model=Liveness, tags=["health"], operation_id=live, responses=declared(*refused, 503)
+    )
+    async def livez() -> Any:
+        """Whether the daemon's loop moves; 503 when it hangs, so that it should be started again."""
+        return Liveness()
+
+    @router.get(
         "/readyz",
-        response_model=Health,
+        response_model=ReadinessView,
         tags=["health"],
         operation_id=ready,
-        responses=declared(*([401] if operation != "health" else []), 503),
+        responses=declared(*refused, 422) | _not_ready(),
     )
-    async def readyz() -> Any:
-        """The same, with 503 while no jobs and actions are taken."""
-        report = health.report()
-        if not report.ready:
-            raise StoreUnavailable("; ".join(report.problems), hint="GET /healthz tells more")
-        return report
+    async def readyz(
+        request: Request,
+        clusters: bool = Query(False, description="503 also while an agent or a resource manager does not answer"),
+    ) -> Any:
+        """Whether jobs and actions are taken, with a reason for each check that fails; 503 while they are not."""
+        readiness = health.readiness(of_clusters=clusters)
+        if identity_of(request.scope) is None:
+            readiness = readiness.for_strangers()
+        return readiness if readiness.ready else _refusal(readiness)
 
     return router
+
+
+def _not_ready() -> dict[int | str, dict[str, Any]]:
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/NotReady"}}}
+    return {503: {"description": "Not ready", "model": NotReady, "content": content}}
+
+
+def _refusal(readiness: Readiness) -> Any:
+    checks = [as_json(CheckView.model_validate(check)) for check in readiness.checks]
+    return problem(
+        503,
+        "; ".join(readiness.reasons),
+        hint="GET /healthz tells more",
+        headers={"Retry-After": f"{RETRY_AFTER:.0f}"},
+        more={"ready": False, "checks": checks},
+    )

@@ -1,7 +1,7 @@
 """Errors as problem+json: one mapping from the error tree to HTTP."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -67,11 +67,12 @@ def problem(
     value: Any = None,
     hint: str = "",
     headers: dict[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """A response that says what is wrong, where, and the way out."""
+    """A response that says what is wrong, where, and the way out, and ``more`` for programs."""
     if status in (401, 403, 429):
         about(detail=detail)
-    body = _problem(status, detail, field, value, hint)
+    body = _problem(status, detail, field, value, hint) | dict(more or {})
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 

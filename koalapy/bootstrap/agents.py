@@ -28,6 +28,7 @@ from koalapy.login_socket import well_known
 from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
 from koalapy.resources import raise_limit
+from koalapy.service_manager import ServiceManager
 from koalapy.settings import ClusterSection, Settings, load
 from koalapy.tls import OF_THIS_MACHINE, Trust, check_encrypted
 
@@ -58,6 +59,7 @@ def agent(
         check_encrypted(urlsplit(url))
         settings, trust = load(config), Trust(ca_file)
         trust.check()
+    manager = ServiceManager.of_environment()
     forget_own()
     section = _section(cluster, settings)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
@@ -68,7 +70,7 @@ def agent(
             replica_directory(directory).mkdir(mode=0o700, exist_ok=True)
         lrm = own.lrm.make(own)
         try:
-            uvloop.run(_agent(own, lrm))
+            uvloop.run(_agent(own, lrm, manager))
         finally:
             if embedded and isinstance(lrm, LocalLrm):
                 lrm.cluster.stop(if_idle=True)
@@ -185,9 +187,9 @@ def _own_address(url: str) -> str:
         ) from error
 
 
-async def _agent(settings: AgentSettings, lrm: Lrm) -> None:
+async def _agent(settings: AgentSettings, lrm: Lrm, manager: ServiceManager) -> None:
     """Until SIGTERM or SIGINT."""
-    serving = asyncio.ensure_future(run_agent(settings, lrm))
+    serving = asyncio.ensure_future(run_agent(settings, lrm, manager=manager))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     with contextlib.suppress(asyncio.CancelledError):

@@ -70,7 +70,9 @@ from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
 from koalapy.service.services import Services
+from koalapy.service_manager import ServiceManager
 from koalapy.settings import ClusterSection, Settings
+from koalapy.store.engine import file_of
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
 
@@ -87,6 +89,7 @@ async def run(
     data_directory: Callable[[], Path],
     umask: int,
     announce: Callable[[str], None],
+    manager: ServiceManager,
 ) -> None:
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
     configured = settings.known_links()
@@ -133,7 +136,7 @@ async def run(
             duties.append(Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)))
             way_in = behind_proxies(app, settings, certificate)
             parts = (engine, stores.jobs, hub, way_in, listener, connections, agents, announce, duties, certificate)
-            await Daemon(*parts).run()
+            await Daemon(*parts, manager, lambda: services.health.readiness().status).run()
         finally:
             await services.network.stop()
             await audit.flush()
@@ -277,6 +280,8 @@ def _services(
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
     folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
+    if (file := file_of(settings.database)) is not None:
+        folders["database"] = file.parent
     health = HealthMonitor(engine, folders, settings.disks)
     advisor = Advisor(engine.queries.experience, stores.advice)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)

@@ -13,6 +13,7 @@ from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
 from koalapy.placement.registry import Registry, builtin
 from koalapy.private import FOR_OTHERS, private_directory
+from koalapy.service_manager import ServiceManager
 from koalapy.settings import Settings, TlsSection, load, proxies
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
@@ -52,6 +53,7 @@ def serve(
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
     configure_logging()
     settings = wire.over(load(config))
+    manager = ServiceManager.of_environment()
     forget_own()
     umask = os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
@@ -60,4 +62,4 @@ def serve(
     def data_directory() -> Path:
         return private_directory(data_dir, CONTENTS, "--data-dir")
 
-    uvloop.run(run(settings, policies(), host, port, data_directory, umask, announce))
+    uvloop.run(run(settings, policies(), host, port, data_directory, umask, announce, manager))

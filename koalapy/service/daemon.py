@@ -22,6 +22,9 @@ from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import Engine
 from koalapy.service.handshakes import Handshakes
 from koalapy.service.hub import Hub
+from koalapy.service.stand_in import StandIn
+from koalapy.service.watchdog import Watchdog
+from koalapy.service_manager import ServiceManager
 
 log = structlog.get_logger()
 
@@ -89,7 +92,12 @@ class Daemon:
         announce: Callable[[str], None],
         duties: Sequence[Duty] = (),
         certificate: Certificate | None = None,
+        manager: ServiceManager | None = None,
+        status: Callable[[], str] = str,
     ) -> None:
+        """``manager`` is told that the daemon serves, lives and ends, and its ``status``."""
+        self._manager = manager or ServiceManager()
+        self._watchdog, self._certificate = Watchdog(self._manager, status), certificate
         self._engine = engine
         self._store = store
         self._hub = hub
@@ -106,6 +114,8 @@ class Daemon:
     def _started(self) -> None:
         self._agents.start(self.url)
         self._announce(self.url)
+        self._manager.ready(f"serves {self.url}")
+        self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT, the loss of the lease, or the end of a part that must not end."""
@@ -124,6 +134,8 @@ class Daemon:
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
         log.info("ending", action="end")
+        self._manager.stopping()
+        self._watchdog.stop()
         self._duties.stop()
         self._engine.drain()
         await self._hub.close()

@@ -52,6 +52,9 @@ class DatabaseMonitor:
         """Of those who wait for work: each is done as soon as the database takes nothing."""
         self._problems: dict[str, str] = {}
         self._since = 0.0
+        self.lease_renewed_at: float | None = None
+        """When it last was, by the monotonic clock; None where nobody renews it."""
+        self.lease_lost = False
         self._under_way: set[asyncio.Future[Any]] = set()
 
     @property

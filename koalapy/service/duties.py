@@ -1,6 +1,7 @@
 """What comes by the calendar (APScheduler): the safety-net scan, the renewal of the lease, and duties of others."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 
 log = structlog.get_logger()
 
-LEASE_RENEWAL = 10.0
-"""Seconds between renewals; a third of the lease."""
+LEASE_RENEWAL = 2.0
+"""Seconds between renewals, a small part of the lease: by them it is known soon that the database takes nothing."""
 LEASE = "lease"
 
 
@@ -45,6 +46,7 @@ class Duties:
         )
 
     def start(self) -> None:
+        self._engine.database.lease_renewed_at = time.monotonic()  # it was taken just now
         interval = self._engine.queries.rules.scan_interval
         self._calendar.add_job(self.scan, "interval", seconds=interval, id="scan")
         self._calendar.add_job(self.renew_lease, "interval", seconds=LEASE_RENEWAL, id="lease")
@@ -75,6 +77,8 @@ class Duties:
                 continue
             except LeaseLost as error:
                 log.critical("another daemon has taken over: this one ends", action="lease", error=str(error))
+                self._engine.database.lease_lost = True
                 self._on_lease_lost()
             self._engine.database.succeeded(LEASE)
+            self._engine.database.lease_renewed_at = time.monotonic()
             return

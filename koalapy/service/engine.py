@@ -106,6 +106,8 @@ class Engine:
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
+        self.round_began: float | None = None
+        """When the round that is under way did, by the monotonic clock; None while there is nothing to do."""
         self.database = DatabaseMonitor()
         self.changes = Changes()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
@@ -191,7 +193,9 @@ class Engine:
         """Until ``stop``: wait, take everything that is there, step, write, send."""
         while not (self._stopping and not self._items):
             await self._wait()
+            self.round_began = time.monotonic()
             await self._round()
+            self.round_began = None
 
     async def _wait(self) -> None:
         wakeup = self._scheduler.next_wakeup()

@@ -55,6 +55,14 @@ def make_engine(url: str) -> Engine:
     raise _no_database(url)
 
 
+def file_of(url: str | None) -> Path | None:
+    """The file of a database that is one."""
+    if not url or not url.startswith("sqlite"):
+        return None
+    name = make_url(url).database
+    return Path(name) if name and name != ":memory:" and not name.startswith("file:") else None
+
+
 def _no_database(url: str) -> UsageError:
     kind = url.partition(":")[0]
     return UsageError(

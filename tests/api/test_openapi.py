@@ -121,6 +121,8 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     await api.get("/healthz")
     await api.get("/readyz")
     await api.get("/api/v1/readyz")
+    for path in ("/livez", "/api/v1/livez", "/readyz?clusters=true", "/readyz?clusters=x"):
+        await api.get(path)
     for path in (
         "/network",
         "/network/north/south/history",
@@ -191,7 +193,7 @@ async def test_the_document_is_whole(open_api: Open) -> None:
     assert references <= set(components["schemas"])
     assert document["security"] == [{"bearer": []}]
     open_to_all = [path for path, ops in document["paths"].items() for op in ops.values() if op.get("security") == []]
-    assert open_to_all == ["/healthz", "/readyz"]
+    assert open_to_all == ["/healthz", "/livez", "/readyz"]
     assert components["securitySchemes"]["bearer"]["scheme"] == "bearer"
     assert components["schemas"]["JobSubmission"]["examples"]
     operations = [op for ops in document["paths"].values() for op in ops.values()]
