@@ -28,7 +28,7 @@ ROUND_TIMEOUT = 3.0
 """Seconds after which a round of the engine is told as one that does not end."""
 LEASE_OVERDUE = 10.0
 """Seconds since the last renewal after which the lease may soon be another's."""
-PROBE = bytes(4096)
+PROBE = bytes(16384)
 FOR_USERS = "who shows a token is told why"
 
 CheckName = Literal["database", "lease", "engine", "disk", "agent", "resource manager"]
@@ -194,8 +194,9 @@ def _try_to_write(folder: Path) -> None:
     """``OSError``: also where there is room for others only, or the disk may only be read."""
     while not folder.exists():
         folder = folder.parent
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+    with tempfile.TemporaryFile(dir=folder) as file:
         file.write(PROBE)
+        file.flush()
 
 
 def _check(name: CheckName, fault: str) -> Check:
