@@ -1,0 +1,301 @@
+"""What makes a daemon unready is told within seconds, by the daemon where it can, and is over when its cause is."""
+
+import signal
+import socket
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from tests.grid.embedded import Embedded, close
+from tests.grid.test_stopped import stopped
+from tests.grid.world import until
+from tests.needs import POSTGRESQL, needs, postgresql
+from tests.store.postgresql import Server
+
+pytestmark = pytest.mark.grid
+
+PATIENCE = 1.5
+"""Seconds without a sign of life after which the service manager of these tests takes a daemon for hung."""
+HANGING = """
+import os, pathlib, signal, time
+def hang(*_):
+    while pathlib.Path(os.environ["TMPDIR"], "hang").exists():
+        time.sleep(0.02)
+signal.signal(signal.SIGUSR1, hang)
+"""
+"""Whatever hangs, hangs in the loop's thread: here it does when it gets a signal, for as long as there is a file."""
+
+
+class ServiceManager:
+    """What systemd is to a unit of the type notify with a watchdog."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = folder / "notify"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.address))
+        self.told: list[str] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"NOTIFY_SOCKET": str(self.address), "WATCHDOG_USEC": f"{PATIENCE * 1e6:.0f}"}
+
+    def hears(self, word: str) -> None:
+        """Wait for a word."""
+        self._socket.settimeout(60.0)
+        while True:
+            lines = self._socket.recv(4096).decode().splitlines()
+            self.told += lines
+            if word in lines:
+                return
+
+    def forget(self) -> None:
+        """What was said before."""
+        self._socket.setblocking(False)
+        try:
+            while True:
+                self._socket.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def hears_nothing_of(self, word: str) -> None:
+        """Nobody says so for as long as a service manager waits."""
+        self._socket.settimeout(PATIENCE)
+        try:
+            while word not in self._socket.recv(4096).decode().splitlines():
+                pass
+        except TimeoutError:
+            return
+        pytest.fail(f"{word} was told")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on a disk of its own, where that can be had."""
+    folder = tmp_path_factory.mktemp("disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    yield folder
+    if mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceManager]:
+    manager = ServiceManager(tmp_path_factory.mktemp("manager"))
+    yield manager
+    manager.close()
+
+
+@pytest.fixture(scope="module")
+def grid(disk: Path, manager: ServiceManager, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    hanging = tmp_path_factory.mktemp("hanging")
+    (hanging / "sitecustomize.py").write_text(HANGING)
+    limits = {"KOALA_DISKS__LOW": "0", "KOALA_DISKS__LEAST": "400000"}
+    grid = Embedded(disk / "data", PYTHONPATH=str(hanging), TMPDIR=str(hanging), **limits, **manager.environment)
+    try:
+        yield grid.start()
+    finally:
+        close(grid)
+
+
+@pytest.fixture(autouse=True)
+def _ready_before_and_after(grid: Embedded) -> Iterator[None]:
+    until(lambda: faults(grid, clusters=True) == {}, "all to be well")
+    yield
+    until(lambda: faults(grid, clusters=True) == {}, "all to be well again")
+
+
+def asked(grid: Embedded, path: str, **more: Any) -> httpx2.Response:
+    """By a connection of its own, as a probe has one."""
+    headers = {"Authorization": f"Bearer {grid.shown}"}
+    return httpx2.get(f"{grid.url}{path}", headers=headers, **more)
+
+
+def faults(grid: Embedded, *, clusters: bool = False) -> dict[str, str]:
+    """What fails, with the reasons, if the daemon says that it is not ready."""
+    answer = asked(grid, f"/readyz?clusters={'true' if clusters else 'false'}")
+    told = answer.json()
+    assert told["ready"] is (answer.status_code == 200), told
+    if answer.status_code == 200:
+        return {}
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0
+    failing = [check for check in told["checks"] if not check["ok"]]
+    assert all(check["reason"] in told["detail"] for check in failing if check["needed"])
+    return {" ".join(filter(None, (check["name"], check["cluster"]))): check["reason"] for check in failing}
+
+
+def told(grid: Embedded, name: str, *, clusters: bool = False) -> str:
+    """Wait until a check fails; its reason."""
+    return until(lambda: faults(grid, clusters=clusters).get(name), f"{name} to be told")
+
+
+def test_a_daemon_that_is_well_says_so_to_everybody_and_to_its_service_manager(
+    grid: Embedded, manager: ServiceManager
+) -> None:
+    manager.hears("WATCHDOG=1")
+    first = manager.told.index("READY=1")
+    assert manager.told[first + 1] == f"STATUS=serves {grid.url}"
+    assert "WATCHDOG=1" not in manager.told[:first]
+    if "STATUS=ready" not in manager.told:
+        manager.hears("STATUS=ready")
+    checks = asked(grid, "/readyz").json()["checks"]
+    own = ["database", "lease", "engine", "disk"]
+    assert [check["name"] for check in checks] == [*own, *["agent", "resource manager"] * 2]
+    assert [check["needed"] for check in checks] == [check["name"] in own for check in checks]
+    assert {(check["ok"], check["reason"]) for check in checks} == {(True, "")}
+    assert asked(grid, "/livez").json() == {"status": "alive"}
+    for seen in grid.processes():
+        assert "NOTIFY_SOCKET" not in seen.environment, "nobody else speaks for the daemon"
+
+
+def test_a_locked_database(grid: Embedded) -> None:
+    other = sqlite3.connect(grid.directory / "koala.db", isolation_level=None)
+    other.execute("begin exclusive")
+    assert "database" in told(grid, "database")
+    health = asked(grid, "/healthz").json()
+    assert (health["status"], health["ready"], len(health["problems"])) == ("degraded", False, 1)
+    assert asked(grid, "/livez").status_code == 200, "to start it again would help nobody"
+    other.rollback()
+    other.close()
+
+
+def test_a_full_disk(grid: Embedded, disk: Path) -> None:
+    with full(grid, disk):
+        assert "disk of its data directory" in told(grid, "disk")
+        assert asked(grid, "/healthz").json()["status"] == "degraded"
+
+
+@contextmanager
+def full(grid: Embedded, disk: Path) -> Iterator[None]:
+    """No file can grow: its disk is full, or where none may be mounted, the daemon has a limit on files."""
+    assert grid.daemon is not None
+    if not disk.is_mount():
+        process = psutil.Process(grid.daemon.pid)
+        before = process.rlimit(psutil.RLIMIT_FSIZE)
+        process.rlimit(psutil.RLIMIT_FSIZE, (4096, before[1]))
+        yield
+        process.rlimit(psutil.RLIMIT_FSIZE, before)
+        return
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(65536)):
+            pass
+    yield
+    filler.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "needle", "words"),
+    [
+        ("agent", "--embedded", "its agent has not answered for"),
+        ("resource manager", "locald.py", "not answering since"),
+    ],
+)
+def test_an_agent_and_a_resource_manager_that_hang(grid: Embedded, name: str, needle: str, words: str) -> None:
+    """Their cluster's jobs wait; others' do not, so that the daemon is ready unless these are asked for."""
+    pids = [seen.pid for seen in grid.processes(needle) if "north" in seen.text and needle in " ".join(seen.command)]
+    with stopped(min(pids)):
+        assert words in told(grid, f"{name} north", clusters=True)
+        assert faults(grid) == {}
+        assert asked(grid, "/healthz").json()["status"] == "degraded"
+        anybody = httpx2.get(f"{grid.url}/readyz").json()
+        reasons = {check["reason"] for check in anybody["checks"] if check["cluster"]}
+        assert reasons == {"", "who shows a token is told why"}
+
+
+def test_a_loop_that_hangs_is_told_of_by_those_who_stand_in_for_it(
+    grid: Embedded, manager: ServiceManager, tmp_path: Path
+) -> None:
+    assert grid.daemon is not None
+    gate = Path(grid.environment["TMPDIR"], "hang")
+    gate.touch()
+    grid.daemon.send_signal(signal.SIGUSR1)
+    answer = until(lambda: unless_silent(lambda: asked(grid, "/readyz", timeout=1.0)), "somebody to answer")
+    problem = answer.json()
+    assert (answer.status_code, problem["ready"]) == (503, False)
+    assert "loop has not moved for" in problem["detail"]
+    assert [check["name"] for check in problem["checks"]] == ["engine"]
+    for path in ("/livez", "/healthz", "/api/v1/jobs"):
+        assert asked(grid, path).status_code == 503
+    manager.forget()
+    manager.hears_nothing_of("WATCHDOG=1")
+    gate.unlink()
+    manager.hears("WATCHDOG=1")
+    until(lambda: asked(grid, "/livez").status_code == 200, "the loop to answer itself")
+    log = (grid.directory.parent / "daemon.log").read_text()
+    (line,) = [line for line in log.splitlines() if "loop-hangs" in line]
+    assert "sitecustomize.py" in line, "where it hung"
+
+
+def unless_silent(ask: Callable[[], httpx2.Response]) -> httpx2.Response | None:
+    try:
+        return ask()
+    except httpx2.TransportError:
+        return None
+
+
+def test_a_daemon_that_is_stopped_as_a_whole_is_noticed_by_its_silence(grid: Embedded, manager: ServiceManager) -> None:
+    assert grid.daemon is not None
+    with stopped(grid.daemon.pid):
+        with pytest.raises(httpx2.TimeoutException):
+            asked(grid, "/readyz", timeout=1.0)
+        manager.forget()
+        manager.hears_nothing_of("WATCHDOG=1")
+    manager.hears("WATCHDOG=1")
+    assert asked(grid, "/livez").status_code == 200
+    log = (grid.directory.parent / "daemon.log").read_text()
+    assert log.count("loop-hangs") <= 1, "what was asleep does not hang"
+
+
+def test_a_daemon_that_ends_says_so_first(grid: Embedded, manager: ServiceManager) -> None:
+    """And is ended and started anew by its service manager, when that hears nothing: jobs go on."""
+    ident = grid.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "sleep", "2")
+    grid.wait_state(ident, "running")
+    assert grid.daemon is not None
+    psutil.Process(grid.daemon.pid).suspend()
+    manager.forget()
+    manager.hears_nothing_of("WATCHDOG=1")
+    grid.kill()
+    grid.start()
+    manager.hears("READY=1")
+    assert grid.wait(ident)["state"] == "succeeded"
+    assert grid.end() == 0
+    manager.hears("STOPPING=1")
+    grid.start()
+
+
+@needs(POSTGRESQL)
+def test_postgresql_that_hangs_and_one_that_is_gone(tmp_path: Path, make_grid: Callable[..., Embedded]) -> None:
+    programs = postgresql()
+    assert programs is not None
+    server = Server(programs)
+    server.start()
+    try:
+        grid = make_grid(KOALA_DATABASE=server.new_database(), KOALA_CLUSTERS='{"north": {"nodes": 1}}')
+        assert server._process is not None
+        own = psutil.Process(server._process.pid)
+        processes = [own, *own.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        assert "has not answered" in told(grid, "database")
+        for process in processes:
+            process.resume()
+        until(lambda: faults(grid) == {}, "all to be well again")
+        server.stop()
+        assert "does not answer" in told(grid, "database")
+        server.start()
+        until(lambda: faults(grid) == {}, "all to be well once more")
+        close(grid)
+    finally:
+        server.remove()
