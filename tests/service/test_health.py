@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.ports import Batch
+from koalapy.scheduling.events import ClusterDrained
 from koalapy.service import health as service_health
+from koalapy.service.engine import WorkItem
 from koalapy.service.health import HealthMonitor
 from tests.identities import ADA
 from tests.service.test_hub import DEADLINE, until
@@ -20,16 +23,22 @@ from tests.service.test_jobs import SPEC, job_when, north_and_jobs
 async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
         health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits())
-        free = 100
-        monkeypatch.setattr(service_health, "disks_of", lambda folders: [Disk("data directory", "/d", free, 10**12)])
+        free = 10**9
+        monkeypatch.setattr(
+            service_health, "disks_of", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
+        )
         await health.look_at_disks()
-        words = "the disk of its data directory (/d) has 100 bytes left"
+        words = f"the disk of its data directory ({tmp_path}) has"
         report = health.report()
-        assert (report.status, report.ready, report.problems) == ("degraded", True, [words])
-        assert report.disks == [Disk("data directory", "/d", 100, 10**12, None)]
+        assert (report.status, report.ready, report.problems) == ("degraded", True, [f"{words} 1 GB left"])
+        assert report.disks == [Disk("data directory", str(tmp_path), 10**9, 10**12, None)]
+        free = 100
+        await health.look_at_disks()
+        report = health.report()
+        assert (report.status, report.ready, report.problems) == ("degraded", False, [f"{words} 100 bytes left"])
         free = 10**11
         await health.look_at_disks()
-        assert health.report().problems == []
+        assert (health.report().ready, health.report().problems) == (True, [])
 
         def broken(folders: object) -> list[Disk]:
             raise OSError(5, "Input/output error")
@@ -37,6 +46,77 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(service_health, "disks_of", broken)
         await health.look_at_disks()
         assert health.report().problems == ["the daemon's disks cannot be looked at: Input/output error"]
+        assert not health.report().ready, "who does not know says no"
+
+
+async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits(0, 0))
+
+        def read_only(folder: Path) -> None:
+            raise OSError(30, "Read-only file system")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service_health, "_try_to_write", read_only)
+            await health.look_at_disks()
+        told = f"the disk of its data directory ({tmp_path}) takes no file: Read-only file system"
+        assert health.readiness().reasons == [told]
+        assert health.readiness().status == f"not ready; {told}"
+        answers = threading.Event()
+        monkeypatch.setattr(service_health, "DISK_TIMEOUT", 0.01)
+        monkeypatch.setattr(service_health, "_try_to_write", lambda folder: answers.wait(DEADLINE))
+        looking = asyncio.create_task(health.look_at_disks())
+        async with asyncio.timeout(DEADLINE):
+            while health.readiness().reasons != ["the daemon's disks have not answered for 0.01 s"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        answers.set()
+        await looking
+        assert health.readiness().ready
+
+
+async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, _):
+        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        database = daemon.engine.database
+        now = time.monotonic()
+        database.lease_renewed_at = now - service_health.LEASE_OVERDUE - 1
+        assert health.readiness().reasons == ["the lease was renewed 11 s ago: another daemon may take over"]
+        database.lease_renewed_at = now
+        assert health.readiness().ready
+        may_write = threading.Event()
+        monkeypatch.setattr(daemon.store, "write", lambda batch: may_write.wait(DEADLINE))
+        monkeypatch.setattr(service_health, "ROUND_TIMEOUT", 0.0)
+        north.says(ClusterReport(total=3, idle=3))
+        daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
+        async with asyncio.timeout(DEADLINE):
+            while health.readiness().ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert health.readiness().reasons == ["a round of the engine does not end since 0 s"]
+        may_write.set()
+        async with asyncio.timeout(DEADLINE):
+            while not health.readiness().ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        database.lease_lost = True
+        assert health.readiness().reasons == ["another daemon has taken over"]
+        daemon.engine.draining = True
+        assert health.readiness().reasons == ["another daemon has taken over", "the daemon is ending"]
+
+
+async def test_of_a_cluster_what_is_not_known_is_not_well(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        told = {(check.name, check.cluster): check for check in health.readiness().checks}
+        assert told["agent", "south"].reason == "its agent has not connected yet"
+        assert told["resource manager", "south"].reason == "nothing is known of it while the agent is away"
+        assert told["agent", "north"].ok
+        assert (health.readiness().ready, health.readiness(of_clusters=True).ready) == (True, False)
+        strangers = health.readiness().for_strangers()
+        assert {check.reason for check in strangers.checks} == {"", service_health.FOR_USERS}
+        assert [check.ok for check in strangers.checks] == [check.ok for check in health.readiness().checks]
 
 
 async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> None:
