@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from koalapy.agents.settings import SiteSettings
 from koalapy.credentials import checked_token
+from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
@@ -319,6 +320,7 @@ class Settings(BaseSettings):
     """Whether files go from site to site by TLS; both sides must say otherwise for them to go in clear."""
     network: Measuring = Measuring()
     disks: DiskLimits = DiskLimits()
+    alerts: AlertRules = AlertRules()
     clusters: dict[str, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),

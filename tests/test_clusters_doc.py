@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.model.alert import AlertKind, AlertRules
 from koalapy.model.limits import UserLimits
 from koalapy.model.measurement import Measuring
 from koalapy.model.provider import Provider
@@ -49,3 +50,14 @@ def test_how_links_are_measured_stands_in_the_page_of_the_network() -> None:
     for own in fields(Measuring):
         assert own.default is not MISSING
         assert re.search(rf"\b{own.name}\b", page), own.name
+
+
+def test_every_setting_of_alerts_stands_in_their_page_with_its_default() -> None:
+    table = (DOCS / "alerts.md").read_text(encoding="utf-8").partition("| setting |")[2]
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", table, re.MULTILINE)
+    assert {name: float(default) for name, default in rows} == {own.name: own.default for own in fields(AlertRules)}
+
+
+def test_every_kind_of_alert_stands_in_their_page() -> None:
+    table = (DOCS / "alerts.md").read_text(encoding="utf-8").partition("| setting |")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == set(AlertKind)

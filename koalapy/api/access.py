@@ -38,6 +38,7 @@ ACCESS: Mapping[str, Access] = {
     "has_bundle": Role.USER,
     "health": "everybody",
     "hold_job": "owner",
+    "list_alerts": Role.USER,
     "list_attempts": "owner",
     "dashboard_events": Role.USER,
     "dashboard_file": "everybody",

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from koalapy.agents.environment import of_agents
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import Tokens, agents_router
+from koalapy.api.alerts import alerts_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
@@ -22,6 +23,7 @@ from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.api.shown import ShownTokens
 from koalapy.bootstrap.agents import replica_directory
+from koalapy.bootstrap.alerts import alerts_of
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
 from koalapy.bootstrap.people import (
@@ -48,6 +50,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
 from koalapy.service.agent_messages import TransferFeedback
+from koalapy.service.alerts import LOOK_INTERVAL as LOOK_INTERVAL_OF_ALERTS
 from koalapy.service.audit import MERGE_INTERVAL, Audit
 from koalapy.service.bundles import Bundles
 from koalapy.service.certificate import LOOK_INTERVAL, Certificate
@@ -287,7 +290,8 @@ def _services(
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     limits = LimitsInUse(engine, bundles, results)
-    return Services(jobs, bundles, files, results, network, advisor, health, retention, limits)
+    alerts = alerts_of(settings, engine, hub, health, network)
+    return Services(jobs, bundles, files, results, network, advisor, health, retention, limits, alerts)
 
 
 def _duties(settings: Settings, services: Services, engine: Engine, certificate: Certificate | None) -> list[Duty]:
@@ -296,6 +300,7 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
     )
     return [
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
+        Duty("alerts", LOOK_INTERVAL_OF_ALERTS, services.alerts.look),
         Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
         *([Duty("certificate", LOOK_INTERVAL, certificate.look_aside)] if certificate else []),
@@ -312,6 +317,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, q
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),
+        alerts_router(services.alerts),
     ]
 
 

@@ -23,6 +23,7 @@ KOALA = Group(
             "release": "commands:release",
             "explain": "explain:explain",
             "clusters": "grid:clusters_group",
+            "alerts": "alerts:alerts",
             "metrics": "grid:metrics",
             "network": "network:network_group",
             "advisor": "advisor:advisor_group",

@@ -58,6 +58,7 @@ class Catalogue:
         self._replicas: dict[str, dict[ClusterName, Replica]] = {}
         self._names: list[str] | None = None
         """In order, until a name comes or goes."""
+        self._spoiled: dict[tuple[str, ClusterName], Replica] = {}
         for replica in replicas:
             self.put(replica)
 
@@ -65,11 +66,16 @@ class Catalogue:
         if replica.name not in self._replicas:
             self._names = None
         self._replicas.setdefault(replica.name, {})[replica.cluster] = replica
+        if replica.state is ReplicaState.GOOD:
+            self._spoiled.pop((replica.name, replica.cluster), None)
+        else:
+            self._spoiled[replica.name, replica.cluster] = replica
 
     def remove(self, name: str, cluster: ClusterName) -> None:
         """No error when there is none."""
         there = self._replicas.get(name, {})
         there.pop(cluster, None)
+        self._spoiled.pop((name, cluster), None)
         if not there and self._replicas.pop(name, None) is not None:
             self._names = None
 
@@ -83,6 +89,10 @@ class Catalogue:
     def sites(self, name: str) -> tuple[ClusterName, ...]:
         """The clusters that have a good replica."""
         return tuple(replica.cluster for replica in self.of(name) if replica.state is ReplicaState.GOOD)
+
+    def spoiled(self) -> list[Replica]:
+        """All that are not good."""
+        return list(self._spoiled.values())
 
     def names(self) -> Sequence[str]:
         """In order."""

@@ -47,6 +47,8 @@ class ContactStatus:
     """Whether a cluster is heard of, and how old what it said is."""
 
     connected: bool = False
+    losses: int = 0
+    """How often it was lost since the daemon began."""
     last_heard: float | None = None
     silent_since: float | None = None
     """When it was last heard of, moved on by what we slept since: then nobody listened."""

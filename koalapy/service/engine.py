@@ -293,8 +293,10 @@ class Engine:
     async def _write(self, work: Callable[[], None]) -> None:
         """Write until it is written: nothing may be done that is not."""
         while True:
+            began = time.monotonic()
             try:
                 await self._try_to_write(work)
+                self.database.wrote(time.monotonic() - began)
                 self.database.succeeded(WRITER)
                 return
             except StoreUnavailable as error:

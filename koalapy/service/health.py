@@ -169,6 +169,11 @@ class HealthMonitor:
         what = "waits for the database" if engine.database.problem else "does not end"
         return f"a round of the engine {what} since {lasts:.0f} s"
 
+    @property
+    def disks(self) -> Sequence[Disk]:
+        """Those where the daemon writes."""
+        return self._disks
+
     def report(self) -> HealthReport:
         engine = self._engine
         states = {cluster.name: cluster.state for cluster in engine.queries.grid.clusters()}

@@ -44,6 +44,10 @@ class Terms:
     users_url: str = ""
 
 
+class OtherProtocol(UsageError):
+    """An agent of a version that the daemon cannot speak to."""
+
+
 class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
@@ -53,6 +57,8 @@ class Hub:
         self._timeout = unreachable_after
         self._agent_memory = AgentMemory(engine, terms.instance, terms.life)
         self._sessions: dict[ClusterName, Session] = {}
+        self.turned_away: dict[ClusterName, str] = {}
+        """Why the agent that came last was not let in, of clusters that have none."""
         self._awaited: frozenset[ClusterName] = frozenset()
         """Clusters for whose nodes jobs wait."""
         self._hanging_up: set[asyncio.Task[None]] = set()
@@ -77,6 +83,10 @@ class Hub:
     def number_above(self, number: Callable[[JobId], bool]) -> None:
         """Have new jobs get numbers above those that agents know; ``number`` says False when one is too far."""
         self._agent_memory.number_above = number
+
+    def versions(self) -> dict[ClusterName, str]:
+        """Of the agents that are connected."""
+        return {cluster: session.hello.version for cluster, session in self._sessions.items()}
 
     # For the engine
 
@@ -119,6 +129,8 @@ class Hub:
             await self._reject_second(session)  # a third may have been faster
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent rejected", action="reject", cluster=cluster, error=error.message)
+            if isinstance(error, OtherProtocol) and cluster not in self._sessions:
+                self.turned_away[cluster] = error.message
             await connection.close(error.message)
             return
         earlier = self._sessions.get(cluster)
@@ -126,6 +138,7 @@ class Hub:
             self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.silence)
             self._hang_up(earlier, reason)
         self._sessions[cluster] = session
+        self.turned_away.pop(cluster, None)
         log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
         session.jobs_wait(awaited=cluster in self._awaited)
         session.put([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
@@ -227,6 +240,6 @@ async def _first(frames: AsyncIterator[str]) -> Hello:
         if not isinstance(first, Hello):
             raise UsageError("the first message must be a hello")
         if first.protocol != PROTOCOL:
-            raise UsageError(f"the agent speaks protocol {first.protocol}, the daemon {PROTOCOL}: update the older")
+            raise OtherProtocol(f"the agent speaks protocol {first.protocol}, the daemon {PROTOCOL}: update the older")
         return first
     raise UsageError("the connection ended before a hello")

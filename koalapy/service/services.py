@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from koalapy.service.advisor import Advisor
+from koalapy.service.alerts import Alerts
 from koalapy.service.bundles import Bundles
 from koalapy.service.files import Files
 from koalapy.service.health import HealthMonitor
@@ -26,3 +27,4 @@ class Services:
     health: HealthMonitor
     retention: Retention
     limits: LimitsInUse
+    alerts: Alerts

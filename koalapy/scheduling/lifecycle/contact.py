@@ -31,6 +31,7 @@ class Contact:
 
     def lost(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """A cluster was last heard of at that time."""
+        cluster.contact.losses += cluster.contact.connected
         cluster.contact.connected, cluster.contact.confirmation_requested = False, False
         cluster.contact.last_heard = cluster.contact.silent_since = heard
         self._watch(cluster, now)

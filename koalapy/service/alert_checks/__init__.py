@@ -1,0 +1,1 @@
+"""What may be wrong, by what it is about: each check only looks."""

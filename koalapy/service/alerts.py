@@ -1,0 +1,90 @@
+"""What is wrong now: looked for every two seconds, told once it has held for a moment, and until it is over for one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from koalapy.model.alert import Alert, AlertKind, AlertRules, by_urgency
+from koalapy.model.identity import Identity
+
+log = structlog.get_logger()
+
+LOOK_INTERVAL = 2.0
+"""Seconds between two looks."""
+MAX_ALERTS = 500
+"""Of more, the most urgent are told."""
+Check = Callable[[float], AsyncIterator[Alert]]
+"""What is wrong at a moment, as far as one check knows; gives way to others where it has much to look at."""
+Changed = Callable[[Alert, bool], None]
+"""Told of an alert that begins (True) or ends (False)."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """Something that is wrong, or was a moment ago."""
+
+    alert: Alert
+    first: float
+    last: float
+    told: bool = False
+
+
+class Alerts:
+    """Asks every check in turn, and keeps what they found from flapping."""
+
+    def __init__(self, checks: Sequence[Check], rules: AlertRules, clock: Callable[[], float]) -> None:
+        self._checks, self._rules, self._clock = checks, rules, clock
+        self._seen: dict[tuple[AlertKind, str], Seen] = {}
+        self._observers: list[Changed] = []
+        self.looked_at: float | None = None
+        """When it was last looked at; None before the first time."""
+
+    def observe(self, changed: Changed) -> None:
+        """Have somebody told of each alert that begins or ends."""
+        self._observers.append(changed)
+
+    def current(self) -> Sequence[Alert]:
+        """What is wrong now, the most urgent first."""
+        return sorted((seen.alert for seen in self._seen.values() if seen.told), key=by_urgency)[:MAX_ALERTS]
+
+    def told_to(self, identity: Identity) -> Sequence[Alert]:
+        """The same, as far as it concerns somebody."""
+        return [told for alert in self.current() if (told := alert.told_to(identity)) is not None]
+
+    async def look(self) -> None:
+        """Ask all checks; others go on between two of them."""
+        now, found = self._clock(), dict[tuple[AlertKind, str], Alert]()
+        for check in self._checks:
+            async for alert in check(now):
+                found.setdefault(alert.key, alert)
+            await asyncio.sleep(0)
+        self._take(found.values(), now)
+        self.looked_at = now
+
+    def _take(self, found: Iterable[Alert], now: float) -> None:
+        for alert in found:
+            seen = self._seen.get(alert.key)
+            if seen is None:
+                seen = self._seen[alert.key] = Seen(alert, now, now)
+            # What began before we looked says so itself; it does not begin anew while it lasts.
+            seen.alert = replace(alert, since=min(alert.since, seen.alert.since))
+            seen.last = now
+            if not seen.told and now - seen.first >= self._rules.hold:
+                seen.told = True
+                self._tell(seen.alert, begins=True)
+        for key, seen in list(self._seen.items()):
+            if seen.last < now and (not seen.told or now - seen.last >= self._rules.release):
+                del self._seen[key]
+                if seen.told:
+                    self._tell(seen.alert, begins=False)
+
+    def _tell(self, alert: Alert, *, begins: bool) -> None:
+        told = {"kind": str(alert.kind), "severity": str(alert.severity), "target": alert.target}
+        if begins:
+            log.warning(alert.summary, action="alert", cause=alert.cause, **told)
+        else:
+            log.info("an alert is over", action="alert-over", **told)
+        for observer in self._observers:
+            observer(alert, begins)
