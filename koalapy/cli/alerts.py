@@ -24,11 +24,7 @@ def alerts(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None)
 def _text(alert: Json) -> str:
     from koalapy.cli.tables import duration, seconds_since
 
-    for_ = duration(seconds_since(alert["since"], None))
-    lines = [
-        f"{alert['severity'].upper()}  {alert['target']}  {alert['kind']}, for {for_}",
-        f"  {alert['summary']}",
-        f"  cause:  {alert['cause']}",
-        f"  remedy: {alert['remedy']}",
-    ]
-    return "\n".join(printable(line) for line in lines if line.strip() not in ("cause:", "remedy:"))
+    so_long = duration(seconds_since(alert["since"], None))
+    told = {name: printable(alert[name]) for name in ("severity", "target", "kind", "summary", "cause", "remedy")}
+    head = f"{told['severity'].upper()}  {told['target']}  {told['kind']}, for {so_long}"
+    return f"{head}\n  {told['summary']}\n  cause:  {told['cause']}\n  remedy: {told['remedy']}"
