@@ -69,6 +69,11 @@ def _has_namespaces() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(asked, capture_output=True).returncode == 0
 
 
+def _may_mount() -> bool:
+    asked = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(asked, capture_output=True).returncode == 0
+
+
 def _has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
@@ -122,6 +127,7 @@ CHROMIUM = Need(
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
 NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
 """Found out by the tests themselves."""
+SMALL_DISKS = Need("small disks", _may_mount(), "run them as root, with the capability SYS_ADMIN")
 ALL = (
     RSYNC,
     POSTGRESQL,
@@ -138,6 +144,7 @@ ALL = (
     CHROMIUM,
     ROOT,
     NAMESPACES,
+    SMALL_DISKS,
 )
 
 

@@ -1,5 +1,6 @@
 """Puts together what looks for trouble: every check, and what it looks at."""
 
+from koalapy.service.alert_checks.black_holes import BlackHoleCheck
 from koalapy.service.alert_checks.clusters import ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
 from koalapy.service.alert_checks.data import DatabaseCheck, LinkCheck, ReplicaCheck
 from koalapy.service.alert_checks.jobs import JobChecks
@@ -24,8 +25,10 @@ def alerts_of(settings: Settings, engine: Engine, hub: Hub, health: HealthMonito
     embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
     is_file = settings.database is None or settings.database.startswith("sqlite")
     remedy = SQLITE_REMEDY if is_file else SERVER_REMEDY
+    engine.observers.append((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).changed)
     checks: list[Check] = [
         ClusterChecks(clusters, embedded),
+        black_holes,
         FlappingCheck(clusters, rules),
         DiskCheck(lambda: health.disks, clusters, settings.disks),
         VersionCheck(hub.versions, lambda: hub.turned_away),

@@ -128,6 +128,7 @@ class AlertRules:
     flapping_changes: Count = 4
     """So often a cluster must have been lost within ``flapping_window``."""
     flapping_window: Seconds = 900.0
+    """Of how long ago losses count."""
     claim_stuck_after: Seconds = 180.0
     """For how long a job may ask for its nodes; with input files, from when they are there."""
     starving_after: Seconds = 3600.0
@@ -135,6 +136,7 @@ class AlertRules:
     flood_jobs: Count = 500
     """So many waiting jobs of one user are a flood, if they are ``flood_share`` of all, and others wait as well."""
     flood_share: Share = 0.8
+    """How large a part of all that waits a flood is."""
     database_slow: Seconds = 0.5
     """How long a transaction may take, in the middle of those of the last minute."""
     slow_link_share: Share = 0.25

@@ -39,6 +39,11 @@ RETRY_PAUSE = 0.5
 WRITER = "engine"
 
 
+Observer = Callable[[Job, JobState | None], None]
+"""Told of a job that has changed once that is stored, with the state it was stored in before, None of a new one; to be
+quick about it."""
+
+
 class Dispatcher(Protocol):
     """Sends messages to the agents that are connected; those of others stay in the outbox."""
 
@@ -112,6 +117,7 @@ class Engine:
         self.changes = Changes()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
+        self.observers: list[Observer] = []
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -328,10 +334,11 @@ class Engine:
         self, this: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
         for job in batch.jobs.values():
-            if job.state.is_final:
-                self._stored.pop(job.id, None)
-            else:
+            before = self._stored.pop(job.id, None)
+            if not job.state.is_final:
                 self._stored[job.id] = job.state
+            for observer in self.observers:
+                observer(job, before)
         self.outbox.add(batch.outbox)
         # A cluster that has just told its inventory is sent everything by ``greet``.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}

@@ -113,7 +113,9 @@ class FlappingCheck:
             known.at.extend([now] * min(lost, self._rules.flapping_changes))
             while known.at and now - known.at[0] > self._rules.flapping_window:
                 known.at.popleft()
-            if len(known.at) >= self._rules.flapping_changes and cluster.drained is None:
+            if cluster.drained is not None:
+                known.at.clear()  # what an operator has seen to begins anew
+            if len(known.at) >= self._rules.flapping_changes:
                 yield self._flapping(cluster, known, now)
 
     def _flapping(self, cluster: ClusterStatus, known: Contact, now: float) -> Alert:
