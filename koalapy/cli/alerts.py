@@ -5,6 +5,7 @@ from typing import Any
 from koalapy.cli.client import Client
 from koalapy.cli.errors import printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.model.wording import duration
 
 Json = dict[str, Any]
 
@@ -22,7 +23,7 @@ def alerts(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None)
 
 
 def _text(alert: Json) -> str:
-    from koalapy.cli.tables import duration, seconds_since
+    from koalapy.cli.tables import seconds_since
 
     so_long = duration(seconds_since(alert["since"], None))
     told = {name: printable(alert[name]) for name in ("severity", "target", "kind", "summary", "cause", "remedy")}
