@@ -124,6 +124,8 @@ CHROMIUM = Need(
     "apt-get install chromium",
     "the dashboard is not shown in a browser",
 )
+ZSH = Need("zsh", shutil.which("zsh") is not None, "apt-get install zsh")
+FISH = Need("fish", shutil.which("fish") is not None, "apt-get install fish")
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
 NAMESPACES = Need("network namespaces", True, "run them as root, with the capability SYS_ADMIN")
 """Found out by the tests themselves."""
@@ -142,6 +144,8 @@ ALL = (
     SYSTEMD,
     CONFINEMENT,
     CHROMIUM,
+    ZSH,
+    FISH,
     ROOT,
     NAMESPACES,
     SMALL_DISKS,

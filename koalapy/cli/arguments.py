@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -38,6 +39,7 @@ MAX_REFUSAL_LENGTH = 500
 class Option:
     """``--name VALUE``, or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
 
+    ``completes``: what a shell offers for its value, of what ``koalapy.cli.completion`` knows.
     ``beside``: an option that every command with this one has, too; what is given there is the value of its variable
     from then on.
     """
@@ -51,8 +53,9 @@ class Option:
         max: float | None = None,
         hidden: bool = False,
         beside: Option | None = None,
+        completes: str = "",
     ) -> None:
-        self.beside = beside
+        self.beside, self.completes = beside, completes
         self.names, self.help, self.envvar, self.hidden = names, help, envvar, hidden
         self.min, self.max = min, max
 
@@ -68,8 +71,10 @@ class Argument:
         min: float | None = None,
         max: float | None = None,
         rest: bool = False,
+        completes: str = "",
     ) -> None:
         self.help, self.metavar, self.rest = help, metavar, rest
+        self.completes = "files" if rest else completes
         self.min, self.max = min, max
 
 
@@ -255,6 +260,8 @@ class _Parameter:
         common: dict[str, Any] = {"type": self._type(), "required": self.is_required, "help": self.spec.help or None}
         if self.default is not None and not self.is_required:
             common["default"] = self.default.value if isinstance(self.default, Enum) else self.default
+        if self.spec.completes:
+            common["shell_complete"] = partial(_complete, self.spec.completes)
         if isinstance(self.spec, Argument):
             label = self.spec.metavar or _dashed(self.name).upper().removesuffix("S" if self.is_list else "")
             if self.is_list:
@@ -317,6 +324,12 @@ def _parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _
     )
 
 
+def _complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> Any:
+    from koalapy.cli import completion
+
+    return completion.complete(what, context, given, incomplete)
+
+
 def _whole(bound: float | None) -> int | None:
     return None if bound is None else int(bound)
 
@@ -348,6 +361,9 @@ def run(name: str, root: Group, words: Sequence[str], version: str) -> int:
     if asked := os.environ.get(COMPLETION_VARIABLE):
         from click.shell_completion import shell_complete
 
+        from koalapy.cli import completion
+
+        completion.install()
         return shell_complete(commands, {}, name, COMPLETION_VARIABLE, asked)
     try:
         with commands.make_context(name, list(words)) as context:
@@ -401,6 +417,9 @@ def _prints(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parame
 def _completion(commands: Commands, name: str, shell: str) -> str:
     from click.shell_completion import get_completion_class
 
+    from koalapy.cli import completion
+
+    completion.install()
     found = get_completion_class(shell)
     assert found is not None
     return found(commands, {}, name, COMPLETION_VARIABLE).source()

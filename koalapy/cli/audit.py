@@ -17,7 +17,7 @@ POLL_INTERVAL = 2.0
 
 def audit_log(
     since: Annotated[float, Option(help="of so many seconds until now")] = 86400.0,
-    user: Annotated[str | None, Option(help="only what this user did")] = None,
+    user: Annotated[str | None, Option(help="only what this user did", completes="users")] = None,
     action: Annotated[str | None, Option(help="only this operation, as submit_job")] = None,
     follow: Annotated[bool, Option("--follow", help="and what comes, as it comes")] = False,
     json_lines: Annotated[bool, Option("--json-lines", help="one JSON object a line")] = False,

@@ -3,10 +3,13 @@
 import sys
 from typing import Annotated, Any
 
-from koalapy.cli.arguments import Option
+from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import FINAL, Client, refused
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
+
+QueuedJobs = Annotated[list[int], Argument(help="ids of jobs", completes="queued jobs")]
+HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held jobs")]
 
 
 def show(
@@ -49,12 +52,12 @@ def cancel(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = 
     return worst
 
 
-def hold(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> int:
+def hold(jobs: QueuedJobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> int:
     """Keep queued jobs from being placed."""
     return _act("hold", jobs, {"reason": reason}, Client(url, token))
 
 
-def release(jobs: Jobs, url: Url = DEFAULT_URL, token: Token = None) -> int:
+def release(jobs: HeldJobs, url: Url = DEFAULT_URL, token: Token = None) -> int:
     """Let held jobs be placed again."""
     return _act("release", jobs, None, Client(url, token))
 

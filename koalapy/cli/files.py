@@ -13,9 +13,9 @@ from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
 
 Json = dict[str, Any]
-Name = Annotated[str, Argument(help="the logical file")]
-OptionalName = Annotated[str | None, Argument(help="the logical file; default: all")]
-Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster")]
+Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
+OptionalName = Annotated[str | None, Argument(help="the logical file; default: all", completes="replicas")]
+Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster", completes="clusters")]
 Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")]
 
 

@@ -8,7 +8,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
 from koalapy.model.wording import nodes
 
-Name = Annotated[str, Argument(help="the cluster")]
+Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
 
 def clusters(watch: Watch = False, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:

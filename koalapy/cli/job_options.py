@@ -129,10 +129,15 @@ def form_of(kind: Any) -> Form:
     return Form(base, lambda value: value, texts)
 
 
+COMPLETED = {"policy": "policies", "owner": "users", "inputs": "replicas", "bundle": "files"}
+"""What a shell offers for the options of these fields."""
 JOB_FIELDS = {each.name: each for each in described(JobSpec).values() if each.option}
 """Those that have an option."""
 JOB_OPTIONS = {
-    each.name: Annotated[form_of(each.type).type | None, Option(each.option, help=each.field.help)]
+    each.name: Annotated[
+        form_of(each.type).type | None,
+        Option(each.option, help=each.field.help, completes=COMPLETED.get(each.name, "")),
+    ]
     for each in JOB_FIELDS.values()
 }
 

@@ -11,7 +11,9 @@ Json = dict[str, Any]
 
 
 def limits(
-    user: Annotated[str | None, Option(help="whose; default: your own; of others for operators")] = None,
+    user: Annotated[
+        str | None, Option(help="whose; default: your own; of others for operators", completes="users")
+    ] = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,

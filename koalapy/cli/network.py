@@ -31,7 +31,9 @@ def network(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
 
 
 def measure(
-    clusters: Annotated[list[str] | None, Argument(help="the links among these; default: all")] = None,
+    clusters: Annotated[
+        list[str] | None, Argument(help="the links among these; default: all", completes="clusters")
+    ] = None,
     wait: Annotated[bool, Option("--wait/--no-wait", help="until all is measured")] = True,
     timeout: Timeout = None,
     as_json: AsJson = False,
@@ -114,8 +116,8 @@ def _result(client: Client, link: Json, since: str) -> Json | None:
 
 
 def history(
-    one: Annotated[str, Argument(help="a cluster")],
-    other: Annotated[str, Argument(help="another, or the same for the network within it")],
+    one: Annotated[str, Argument(help="a cluster", completes="clusters")],
+    other: Annotated[str, Argument(help="another, or the same for the network within it", completes="clusters")],
     limit: Annotated[int, Option(help="how many lines at most", min=1, max=1000)] = 20,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,

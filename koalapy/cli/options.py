@@ -16,8 +16,8 @@ Url = Annotated[str, Option("--url", envvar="KOALA_URL", help="where the daemon 
 Token = Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="what to show it")]
 AsJson = Annotated[bool, Option("--json", help="the daemon's JSON, for programs")]
 Watch = Annotated[bool, Option("--watch", help="go on showing it as it changes, until Ctrl-C")]
-Job = Annotated[int, Argument(help="the job's id")]
-Jobs = Annotated[list[int], Argument(help="ids of jobs")]
+Job = Annotated[int, Argument(help="the job's id", completes="jobs")]
+Jobs = Annotated[list[int], Argument(help="ids of jobs", completes="active jobs")]
 Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=MAX_WAIT_SECONDS)]
 Why = Annotated[str, Option("--reason", help="why; kept in the job's timeline")]
 

@@ -48,7 +48,7 @@ def _announce(url: str, directory: Path) -> None:
 
 
 def agent(
-    cluster: Annotated[str, Argument(help="the cluster, as the configuration names it")],
+    cluster: Annotated[str, Argument(help="the cluster, as the configuration names it", completes="clusters")],
     url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
     directory: Annotated[Path | None, Option(help="what must survive a restart; default: in the data")] = None,
     config: Config = None,
@@ -68,7 +68,7 @@ def agent(
 
 
 def check(
-    cluster: Annotated[str, Argument(help="the cluster, as the configuration names it")],
+    cluster: Annotated[str, Argument(help="the cluster, as the configuration names it", completes="clusters")],
     url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
     directory: Annotated[Path | None, Option(help="the agent's; default: in the data")] = None,
     config: Config = None,
@@ -98,7 +98,7 @@ def check(
 
 
 def local_run(
-    cluster: Annotated[str, Argument(help="an embedded cluster")],
+    cluster: Annotated[str, Argument(help="an embedded cluster", completes="clusters")],
     nodes: Annotated[int, Argument(help="how many nodes")],
     command: Annotated[list[str], Argument(help="the program and its arguments", rest=True)],
     user: Annotated[str | None, Option(help="who runs it; default: you")] = None,

@@ -27,10 +27,10 @@ class Format(StrEnum):
 
 def queue(
     everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
-    user: Annotated[str | None, Option(help="jobs of this user; default: you")] = None,
+    user: Annotated[str | None, Option(help="jobs of this user; default: you", completes="users")] = None,
     state: Annotated[list[JobState] | None, Option(help="jobs in this state, final ones too")] = None,
     name: Annotated[str | None, Option(help="jobs of this name")] = None,
-    cluster: Annotated[str | None, Option(help="jobs with a component there")] = None,
+    cluster: Annotated[str | None, Option(help="jobs with a component there", completes="clusters")] = None,
     limit: Annotated[int, Option(help="how many at most", min=1)] = 100,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
     form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,

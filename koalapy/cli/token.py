@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def create(
-    user: Annotated[str | None, Option(help="for whom; default: yourself")] = None,
+    user: Annotated[str | None, Option(help="for whom; default: yourself", completes="users")] = None,
     role: Annotated[Role | None, Option(help="default: your own; for others user")] = None,
     expires: Annotated[
         str | None, Option(help="how long it holds, as 8h or 2-00:00:00, or never; default: 30d")
@@ -42,7 +42,7 @@ def create(
 
 
 def list_(
-    user: Annotated[str | None, Option(help="only those of this user")] = None,
+    user: Annotated[str | None, Option(help="only those of this user", completes="users")] = None,
     every: Annotated[bool, Option("--all", help="also those that expired or were revoked of late")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -66,7 +66,7 @@ def _row(one: Json, *, every: bool) -> list[object]:
 
 
 def revoke(
-    tokens: Annotated[list[int] | None, Argument(help="numbers of tokens")] = None,
+    tokens: Annotated[list[int] | None, Argument(help="numbers of tokens", completes="tokens")] = None,
     every: Annotated[bool, Option("--all", help="all that were ever made, by administrators")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,

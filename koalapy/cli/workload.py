@@ -31,7 +31,7 @@ def generate(
     components: Annotated[str | None, Option(help="nonfixed: how many components, drawn from: 3,4,6")] = None,
     least: Annotated[int | None, Option(help="nonfixed: nodes of a component, at least")] = None,
     request: Annotated[str | None, Option(help="nonfixed or flexible; default: as the policy serves")] = None,
-    policy: Annotated[str | None, Option(help="placement policy of every job")] = None,
+    policy: Annotated[str | None, Option(help="placement policy of every job", completes="policies")] = None,
     priorities: Annotated[str | None, Option(help="drawn from, with weights: high:1,low:3")] = None,
     applications: Annotated[str | None, Option(help="drawn from, with weights: prime:2,wave")] = None,
     arguments: Annotated[list[str] | None, Option(help="of an application: wave='--steps 400'")] = None,
@@ -125,7 +125,9 @@ def run(
     background: Annotated[float, Option(help="fraction of nodes for local users, as 0.2", min=0, max=0.9)] = 0.0,
     background_seconds: Annotated[float, Option(help="mean run time of their jobs", min=1, max=200)] = 20.0,
     background_nodes: Annotated[int | None, Option(help="most nodes of one; default: a quarter", min=1)] = None,
-    policy: Annotated[str | None, Option(help="placement policy for every job, in place of the file's")] = None,
+    policy: Annotated[
+        str | None, Option(help="placement policy for every job, in place of the file's", completes="policies")
+    ] = None,
     seed: Annotated[int, Option(help="of the background load")] = 1,
     interval: Annotated[float, Option(help="seconds between two looks", min=0.1)] = 1.0,
     patience: Annotated[float, Option(help="seconds for which the daemon may be away", min=0)] = 600.0,

@@ -215,7 +215,7 @@ class MemoryService:
         return [NORTH, self.south]
 
     def policies(self) -> Sequence[dict[str, object]]:
-        return []
+        return builtin().describe()
 
     def report(self) -> HealthReport:
         return HealthReport("ok", True, [], [], "0", 1, 0, 0, {})
