@@ -60,6 +60,15 @@ class JobFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPage:
+    """Jobs, newest first; fewer than asked for where many were looked at for them, none even."""
+
+    jobs: Sequence[Job]
+    before: JobId | None
+    """What the next page's ids are to be smaller than; None when this is the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """A command that is written and not yet acknowledged by the cluster's agent; ``payload`` is the message itself."""
 
@@ -234,7 +243,7 @@ class Store(Protocol):
 
     def job(self, job: JobId) -> Job | None: ...
 
-    def jobs(self, which: JobFilter) -> list[Job]: ...
+    def page(self, which: JobFilter) -> JobPage: ...
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         """In order: all of it, or so many lines after the first ``after``."""

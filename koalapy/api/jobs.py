@@ -1,6 +1,5 @@
 """The routes of jobs."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -185,6 +184,7 @@ class JobWithTimeline(JobView):
 
 class JobPage(Output):
     jobs: list[JobView]
+    """As many as asked for, or fewer where many had to be looked at for them."""
     next: str | None
     """Where the next page is; null on the last."""
 
@@ -332,10 +332,9 @@ def jobs_router(service: Jobs) -> APIRouter:
         owner = _whose(caller, mine=mine, owner=owner, name=name)
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
-        # One more than asked for tells whether there is another page.
-        records = await service.list(replace(which, limit=limit + 1))
-        following = _next_page(which, active, state, records[:limit]) if len(records) > limit else None
-        return JobPage(jobs=[seen_by(caller, record) for record in records[:limit]], next=following)
+        records, following = await service.page(which)
+        address = None if following is None else _next_page(replace(which, before=following), active, state)
+        return JobPage(jobs=[seen_by(caller, record) for record in records], next=address)
 
     _add_views(router, service)
     _add_actions(router, service)
@@ -441,8 +440,8 @@ def _cancelled(done: ActionResult) -> dict[str, Any]:
     return {"job": done.job, "state": state, "problem": problem_of(done.error) if done.error else None}
 
 
-def _next_page(which: JobFilter, active: bool, states: list[JobState], records: Sequence[JobRecord]) -> str:
-    query: dict[str, Any] = {"before": records[-1].job.id, "limit": which.limit}
+def _next_page(which: JobFilter, active: bool, states: list[JobState]) -> str:
+    query: dict[str, Any] = {"before": which.before, "limit": which.limit}
     query |= {n: v for n, v in (("owner", which.owner), ("name", which.name), ("cluster", which.cluster)) if v}
     if active:
         query["active"] = "true"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import IO, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from koalapy.cli.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
@@ -149,7 +149,7 @@ class Client:
             found += page["jobs"]
             if page["next"] is None or len(found) >= limit:
                 return found, page["next"] is not None
-            query["before"] = found[-1]["id"]
+            query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
 
     def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
         """The output of a job, piece by piece."""

@@ -209,7 +209,8 @@ class Jobs:
         known = {job: self._record(found) for job in wanted if (found := queries.job(job)) is not None}
         over = tuple(job for job in wanted if job not in known)
         if over:
-            known |= {found.job.id: found for found in await self.list(JobFilter(limit=len(over), ids=over))}
+            ended, _ = await self.page(JobFilter(limit=len(over), ids=over))
+            known |= {found.job.id: found for found in ended}
         return [_cancelled(job, known.get(job), by) for job in wanted]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -251,8 +252,15 @@ class Jobs:
         check_is_theirs(by, record.job)
         return record
 
-    async def list(self, which: JobFilter) -> Sequence[JobRecord]:
-        return [self._record(job) for job in await query(self._store.jobs, which)]
+    async def page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
+        """Jobs, newest first, and what the ids of the next page are to be smaller than: None when this is the last.
+
+        Where many are looked at for a few it is short, but has one.
+        """
+        page = await query(self._store.page, which)
+        while not page.jobs and page.before is not None:
+            page = await query(self._store.page, replace(which, before=page.before))
+        return [self._record(job) for job in page.jobs], page.before
 
     def _record(self, job: Job) -> JobRecord:
         if job.state is JobState.QUEUED:

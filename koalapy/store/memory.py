@@ -22,6 +22,7 @@ from koalapy.ports import (
     Batch,
     ClusterRecord,
     JobFilter,
+    JobPage,
     MeanTimes,
     OutboxEntry,
     Saved,
@@ -167,10 +168,12 @@ class MemoryStore:
         with self._reading() as memory:
             return memory.jobs.get(job)
 
-    def jobs(self, which: JobFilter) -> list[Job]:
+    def page(self, which: JobFilter) -> JobPage:
         with self._reading() as memory:
             matching = (job for _, job in sorted(memory.jobs.items(), reverse=True) if _matches(job, which))
-            return list(islice(matching, which.limit))
+            found = list(islice(matching, which.limit + 1))
+        jobs = found[: which.limit]
+        return JobPage(jobs, jobs[-1].id if len(found) > len(jobs) else None)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         with self._reading() as memory:

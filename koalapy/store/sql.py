@@ -9,11 +9,12 @@ from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Priority, TimelineEntry
-from koalapy.ports import Batch, JobFilter, OutboxEntry, Saved, Submitted, Usage
+from koalapy.ports import Batch, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, upsert
+from koalapy.store.listing import page_of_ids
 from koalapy.store.usage import usage_between
 
 
@@ -122,30 +123,11 @@ class SqlStore:
             found = jobs_of(connection, select(tables.jobs).where(tables.jobs.c.id == job))
             return found[0] if found else None
 
-    def jobs(self, which: JobFilter) -> list[Job]:
-        """One page, newest first."""
-        query = select(tables.jobs).order_by(tables.jobs.c.id.desc()).limit(which.limit)
-        if which.states:
-            query = query.where(tables.jobs.c.state.in_(which.states))
-        if which.owner:
-            query = query.where(tables.jobs.c.owner == which.owner)
-        if which.name:
-            query = query.where(tables.jobs.c.name == which.name)
-        if which.cluster:
-            query = query.where(
-                select(tables.components.c.job_id)
-                .where(tables.components.c.job_id == tables.jobs.c.id)
-                .where(tables.components.c.generation == tables.jobs.c.generation)
-                .where(tables.components.c.cluster == which.cluster)
-                .where(tables.components.c.superseded.is_(False))
-                .exists()
-            )
-        if which.before is not None:
-            query = query.where(tables.jobs.c.id < which.before)
-        if which.ids is not None:
-            query = query.where(tables.jobs.c.id.in_(which.ids))
+    def page(self, which: JobFilter) -> JobPage:
         with self.database.reading() as connection:
-            return jobs_of(connection, query)
+            ids, before = page_of_ids(connection, which)
+            query = select(tables.jobs).where(tables.jobs.c.id.in_(ids)).order_by(tables.jobs.c.id.desc())
+            return JobPage(jobs_of(connection, query) if ids else [], before)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         # By the index alone as far as it is passed over.

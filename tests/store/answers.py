@@ -16,7 +16,7 @@ def answers(stores: Stores) -> dict[str, object]:
     return {
         "unfinished": sorted(saved.jobs, key=lambda job: job.id),
         "saved": (saved.outbox, sorted(saved.clusters, key=lambda record: record.name), saved.next_job, saved.scans),
-        "jobs": stores.jobs.jobs(JobFilter()),
+        "jobs": stores.jobs.page(JobFilter()).jobs,
         "job": [stores.jobs.job(ident) for ident in ids],
         "attempts": [stores.jobs.attempts(ident) for ident in ids],
         "timeline": [stores.jobs.timeline(ident) for ident in ids],

@@ -59,7 +59,7 @@ def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> Non
         lambda: store.release_lease(),
         lambda: store.load(),
         lambda: store.job(1),
-        lambda: store.jobs(JobFilter()),
+        lambda: store.page(JobFilter()),
         lambda: store.timeline(1),
         lambda: store.submitted(["key"]),
     )
@@ -71,7 +71,7 @@ def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> Non
     finally:
         server.start()
     store.write(batch(a_job(1, reason="changed"), a_job(2)))
-    assert [job.id for job in store.jobs(JobFilter())] == [2, 1]
+    assert [job.id for job in store.page(JobFilter()).jobs] == [2, 1]
     store.renew_lease(1.0)
     server.stop()
     server.start()
@@ -183,7 +183,7 @@ def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url
     assert daemon.timeline(1) == timeline
     assert measurements.history("north", "south", 10) == [measured]
     daemon.write(batch(a_job(1, reason="known since"), a_job(2)))
-    assert [job.id for job in daemon.jobs(JobFilter())] == [2, 1]
+    assert [job.id for job in daemon.page(JobFilter()).jobs] == [2, 1]
     daemon.close()
 
 

@@ -4,21 +4,24 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from koalapy.model.errors import ConflictError, KoalaError, StoreUnavailable, UsageError
-from koalapy.model.job import Attempt, Component, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
+from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore
 from tests.store.conftest import sql_stores
-from tests.store.jobs import a_job, batch
+from tests.store.jobs import a_job, batch, running
 
 Open = Callable[[], SqlStore]
 
@@ -55,7 +58,7 @@ def test_lone_surrogates_neither_go_in_nor_come_out(store: SqlStore, url: str) -
     engine.dispose()
     saved = store.load()
     assert [entry.payload for entry in saved.outbox] == [{"reason": "odd ? 😀"}]
-    for job in (store.job(1), *store.jobs(JobFilter()), *saved.jobs):
+    for job in (store.job(1), *store.page(JobFilter()).jobs, *saved.jobs):
         assert job is not None
         assert job.spec.command == ("?", "😀", "a?")
 
@@ -104,7 +107,7 @@ def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> Non
     assert found.attempt.components[0].hosts == (sendable,)
     assert store.timeline(1)[0].reason == kept
     assert store.load().outbox == (replace(command, payload=command.payload | {"reason": sendable}),)
-    assert store.jobs(JobFilter(name="\0", owner="\ud800", states=("\0",), cluster="\0")) == []
+    assert store.page(JobFilter(name="\0", owner="\ud800", states=("\0",), cluster="\0")).jobs == []
 
 
 def test_two_daemons_that_start_at_the_same_moment(url: str) -> None:
@@ -158,3 +161,36 @@ def test_a_cluster_of_more_nodes_than_a_column_holds_is_kept(store: SqlStore) ->
     record = ClusterRecord("north", "local", "usable", 2**63, 0, 0, 0, 0, 0, "", None, 1, 1.0)
     store.write(batch(clusters=[record]))
     assert store.load().clusters[0].total == 2**31 - 1
+
+
+@pytest.mark.parametrize("window", [1, 3, 1000])
+def test_pages_of_whatever_is_asked_for_together_cover_it_once(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """However many jobs are held against it in one query, and of however many a page tells."""
+    for name, value in (("FIRST_WINDOW", window), ("WINDOW", window), ("MAX_LOOKED_AT", 2 * window)):
+        monkeypatch.setattr(listing, name, value)
+    states = (JobState.QUEUED, JobState.FAILED, JobState.SUCCEEDED)
+    made = [running(n) if n % 5 == 0 else a_job(n, states[n % 7 % 3]) for n in range(1, 41)]
+    store.write(batch(*made))
+
+    def ids(**which: Any) -> list[int]:
+        found: list[int] = []
+        page = store.page(JobFilter(limit=4, **which))
+        while page.before is not None:
+            found += [job.id for job in page.jobs]
+            page = store.page(JobFilter(limit=4, before=page.before, **which))
+        return found + [job.id for job in page.jobs]
+
+    def is_on(job: Job, cluster: str) -> bool:
+        return not cluster or (job.attempt is not None and any(c.cluster == cluster for c in job.attempt.gang))
+
+    asked = product(("", "ada", "bob", "cyd"), ("", "n0", "n1"), ((), ("failed",), ("queued", "running")), ("", "west"))
+    for owner, name, some, cluster in asked:
+        expected = [
+            job.id
+            for job in reversed(made)
+            if owner in ("", job.spec.owner) and name in ("", job.spec.name) and (not some or job.state in some)
+            if is_on(job, cluster)
+        ]
+        assert ids(owner=owner, name=name, states=some, cluster=cluster) == expected, (owner, name, some, cluster)

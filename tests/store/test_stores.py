@@ -113,7 +113,7 @@ def test_pages_cover_everything_once_newest_first(stores: Stores) -> None:
     stores.jobs.write(batch(*(a_job(n) for n in range(1, 26))))
     seen: list[int] = []
     before = None
-    while page := stores.jobs.jobs(JobFilter(before=before, limit=10)):
+    while page := stores.jobs.page(JobFilter(before=before, limit=10)).jobs:
         seen += [job.id for job in page]
         before = page[-1].id
     assert seen == list(range(25, 0, -1))
@@ -123,7 +123,7 @@ def test_filters(stores: Stores) -> None:
     stores.jobs.write(batch(a_job(1), a_job(2, JobState.FAILED), a_job(3), running(4)))
 
     def ids(**which: object) -> list[int]:
-        return [job.id for job in stores.jobs.jobs(JobFilter(**which))]  # type: ignore[arg-type]
+        return [job.id for job in stores.jobs.page(JobFilter(**which)).jobs]  # type: ignore[arg-type]
 
     assert ids(states=("failed", "running")) == [4, 2]
     assert ids(owner="bob") == [3]
@@ -162,7 +162,7 @@ def test_a_page_is_of_one_moment_while_jobs_are_started_anew(open_stores: OpenAl
     writer.start()
     try:
         while not going_on.is_set():
-            for job in store.jobs(JobFilter(limit=50)):
+            for job in store.page(JobFilter(limit=50)).jobs:
                 assert job.attempt is not None
                 assert job.attempt.generation == job.generation
     finally:

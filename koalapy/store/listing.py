@@ -1,0 +1,129 @@
+"""Pages of jobs, found by the indices alone, however many jobs there are.
+
+Each thing that can be asked for has an index in which its jobs lie in order. Where several are asked for at once, jobs
+are taken from the one that reaches farthest back, some hundreds at a time, and held against the others.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, func, select, union_all
+
+from koalapy.model.job import JobId, JobState
+from koalapy.ports import JobFilter
+from koalapy.store.tables import components, jobs
+
+FIRST_WINDOW = 400
+WINDOW = 2000
+"""Jobs that are held against what was asked for in one query."""
+MAX_LOOKED_AT = 8000
+"""Jobs that are looked at for one page; whoever wants to know more asks for the next one."""
+
+Source = Callable[[JobId | None, int], Select[Any]]
+"""So many jobs, newest first, that are older than one."""
+
+
+def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], JobId | None]:
+    """A page of ids, newest first, and what the next one is to be older than; None when this is the last."""
+    if which.ids is not None:
+        query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
+        return list(connection.execute(query.limit(which.limit)).scalars()), None
+    sources = _sources(which)
+    if len(sources) == 1 and not which.cluster:
+        found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
+        return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
+    return _held_against(connection, which, _farthest(connection, sources, which.before))
+
+
+def _held_against(connection: Connection, which: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
+    found: list[JobId] = []
+    before, looked_at, window = which.before, 0, FIRST_WINDOW
+    while True:
+        seen = source(before, window).subquery()
+        count, lowest = connection.execute(select(func.count(), func.min(seen.c.id)).select_from(seen)).one()
+        matching = select(jobs.c.id).join(seen, seen.c.id == jobs.c.id).where(*_conditions(which))
+        found += connection.execute(matching.order_by(jobs.c.id.desc()).limit(which.limit + 1)).scalars()
+        if len(found) > which.limit:
+            return found[: which.limit], found[which.limit - 1]
+        if count < window:
+            return found, None
+        looked_at += count
+        if looked_at >= MAX_LOOKED_AT:
+            return found, lowest
+        before, window = lowest, WINDOW
+
+
+def _farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
+    """The one of which so many jobs reach farthest back, best of all to the end."""
+
+    def reach(source: Source) -> int:
+        last: int | None = connection.execute(source(before, WINDOW).offset(WINDOW - 1).limit(1)).scalar()
+        return last or 0
+
+    return sources[0] if len(sources) == 1 else min(sources, key=reach)
+
+
+def _sources(which: JobFilter) -> list[Source]:
+    found = []
+    if which.cluster:
+        found.append(_on(which.cluster))
+    if which.name:
+        found.append(_in_order([jobs.c.name == which.name]))
+    states = which.states or tuple(JobState)
+    if which.owner:
+        # The index has states between owners and ids: it serves those who ask for some of them, and is read in each.
+        found.append(_in_order([(jobs.c.owner == which.owner) & (jobs.c.state == state) for state in states]))
+    elif which.states:
+        found.append(_in_order([jobs.c.state == state for state in states]))
+    return found or [_in_order([jobs.c.id > 0])]
+
+
+def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
+    def source(before: JobId | None, limit: int) -> Select[Any]:
+        return _merged([_older(select(jobs.c.id).where(one), jobs.c.id, before, limit) for one in alternatives], limit)
+
+    return source
+
+
+def _on(cluster: str) -> Source:
+    """Jobs that had a component there in any attempt."""
+    job = components.c.job_id
+
+    def source(before: JobId | None, limit: int) -> Select[Any]:
+        there = select(job.label("id")).where(components.c.cluster == cluster).distinct()
+        return _older(there, job, before, limit)
+
+    return source
+
+
+def _older(query: Select[Any], column: ColumnElement[int], before: JobId | None, limit: int) -> Select[Any]:
+    if before is not None:
+        query = query.where(column < before)
+    return query.order_by(column.desc()).limit(limit)
+
+
+def _merged(queries: list[Select[Any]], limit: int) -> Select[Any]:
+    if len(queries) == 1:
+        return queries[0]
+    all_of_them = union_all(*(select(query.subquery().c.id) for query in queries)).subquery()
+    return select(all_of_them.c.id).order_by(all_of_them.c.id.desc()).limit(limit)
+
+
+def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if which.states:
+        conditions.append(jobs.c.state.in_(which.states))
+    if which.owner:
+        conditions.append(jobs.c.owner == which.owner)
+    if which.name:
+        conditions.append(jobs.c.name == which.name)
+    if which.before is not None:
+        conditions.append(jobs.c.id < which.before)
+    if which.cluster:
+        there = (
+            select(components.c.job_id)
+            .where(components.c.job_id == jobs.c.id, components.c.generation == jobs.c.generation)
+            .where(components.c.cluster == which.cluster, components.c.superseded.is_(False))
+        )
+        conditions.append(there.exists())
+    return conditions

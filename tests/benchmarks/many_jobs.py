@@ -1,0 +1,241 @@
+"""Books of a busy year, written in bulk: ``python -m tests.benchmarks.many_jobs sqlite:///koala.db [JOBS]``.
+
+Most jobs are over; 10,000 are active, some of them among the oldest. Users, names, clusters, policies and states are as
+uneven as they are in the world: a few have most of the jobs, and some have a handful that lie far back.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Engine, Table, insert
+
+from koalapy.model.job import Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.store import rows, tables
+from koalapy.store.engine import make_engine, writing
+from koalapy.store.migrate import migrate
+
+ENDED, ACTIVE = 1_000_000, 10_000
+YEAR = 365 * 86400.0
+NODES = {"north": 200, "south": 120, "west": 60, "far": 8}
+CLUSTERS = ("north", "south", "west")
+OWNERS = ["ada", "bob", "cyd", *(f"user{number}" for number in range(60))]
+RARE = "zoe"
+"""An owner, and a name, of twenty jobs that lie far back."""
+APPLICATIONS = [f"app{number}" for number in range(40)]
+POLICIES = ("worst-fit", "close-to-files", "flexible-cluster-minimization", "auto")
+CHUNK = 20_000
+
+Row = dict[str, Any]
+
+
+def make_database(url: str, ended: int = ENDED, active: int = ACTIVE, now: float | None = None) -> None:
+    """Fill an empty database with jobs that end at ``now``, in seconds since the epoch."""
+    engine = make_engine(url)
+    migrate(engine)
+    world = _World(ended, active, time.time() if now is None else now)
+    with writing(engine).begin() as connection:
+        connection.execute(insert(tables.clusters), [world.cluster(name, nodes) for name, nodes in NODES.items()])
+    made = world.rows()
+    while part := list(islice(made, CHUNK)):
+        for table in (tables.jobs, tables.attempts, tables.components, tables.timeline, tables.advice, tables.results):
+            _copy(engine, table, [row for rows_of in part for row in rows_of.get(table.name, ())])
+    audit = world.audit()
+    while entries := list(islice(audit, CHUNK)):
+        _copy(engine, tables.audit, entries)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("analyze")
+    engine.dispose()
+
+
+def _copy(engine: Engine, table: Table, values: list[Row]) -> None:
+    if not values:
+        return
+    names = list(values[0])
+    columns = ", ".join(f'"{name}"' for name in names)
+    connection = engine.raw_connection()
+    try:
+        if engine.dialect.name == "sqlite":
+            marks = ", ".join("?" * len(names))
+            cursor = connection.cursor()
+            cursor.execute("pragma synchronous=off")
+            cursor.execute("begin immediate")
+            cursor.executemany(
+                f"insert into {table.name} ({columns}) values ({marks})", [tuple(row.values()) for row in values]
+            )
+            cursor.execute("commit")
+            return
+        with connection.cursor() as cursor, cursor.copy(f"copy {table.name} ({columns}) from stdin") as copy:  # type: ignore[attr-defined]
+            for row in values:
+                copy.write_row(tuple(row.values()))
+        connection.commit()
+    finally:
+        connection.close()
+
+
+class _World:
+    def __init__(self, ended: int, active: int, now: float) -> None:
+        self._ended, self._count, self._now = ended, ended + active, now
+        self._random = random.Random(7)
+        self._specs = [self._spec(number) for number in range(400)]
+        # Of those that are active one in ten is old.
+        old = set(self._random.sample(range(1, ended + 1), active // 10))
+        self._active = old | set(range(self._count - active + len(old) + 1, self._count + 1))
+
+    def _spec(self, number: int) -> tuple[JobSpec, Row, str]:
+        policy = POLICIES[number % 7 % len(POLICIES)]
+        spec = JobSpec(
+            FlexibleRequest(1 + number % 24),
+            ("mpirun-like", "./program", f"--case={number}"),
+            name=f"study-{number % 120}",
+            policy=policy,
+            walltime=3600.0,
+            application=APPLICATIONS[number % len(APPLICATIONS)],
+            internal=number % 200 == 199,
+        )
+        return spec, rows.new_job_to_row(Job(0, spec, 0.0)), json.dumps(rows.spec_to_json(spec))
+
+    def cluster(self, name: str, nodes: int) -> Row:
+        return {"name": name, "kind": "local", "state": "up", "reason": "", "total": nodes, "errors": 0} | {
+            "unusable": False
+        }
+
+    def rows(self) -> Iterator[dict[str, list[Row]]]:
+        for ident in range(1, self._count + 1):
+            yield self._rows(ident)
+
+    def _state(self, ident: int) -> JobState:
+        draw = self._random.random()
+        if ident not in self._active:
+            if draw < 0.9:
+                return JobState.SUCCEEDED
+            return JobState.FAILED if draw < 0.97 else JobState.CANCELLED
+        if draw < 0.85:
+            return JobState.QUEUED
+        if draw < 0.86:
+            return JobState.HELD
+        return JobState.RUNNING if draw < 0.98 else JobState.CLAIMING
+
+    def _rows(self, ident: int) -> dict[str, list[Row]]:
+        draw = self._random
+        spec, plain, text = self._specs[int(draw.random() ** 2 * len(self._specs))]
+        state = self._state(ident)
+        rare = 1000 <= ident < 1020
+        submitted = self._now - YEAR * (1 - ident / self._count) - 7200
+        waited, ran = draw.expovariate(1 / 900), draw.expovariate(1 / 1800)
+        has_run = state in (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CLAIMING)
+        placed = submitted + waited if has_run else None
+        started = submitted + waited + 2 if has_run and state is not JobState.CLAIMING else None
+        ended = min(self._now, submitted + waited + ran + 2) if state.is_final else None
+        job = plain | {
+            "id": ident,
+            "owner": RARE if rare else OWNERS[int(draw.random() ** 3 * len(OWNERS))],
+            "name": RARE if rare else plain["name"],
+            "spec": text,
+            "state": state.value,
+            "reason": "" if state is JobState.SUCCEEDED else "no cluster has that many idle nodes",
+            "queue_seq": ident,
+            "generation": int(has_run),
+            "placement_tries": 1,
+            "submitted_at": submitted,
+            "placed_at": placed,
+            "started_at": started,
+            "ended_at": ended,
+            "exit_code": 0 if state is JobState.SUCCEEDED else None,
+        }
+        made: dict[str, list[Row]] = {"jobs": [{name: _plain(value) for name, value in job.items()}]}
+        made["timeline"] = list(self._timeline(job, submitted, placed, started, ended))
+        if placed is None:
+            return made
+        made["attempts"] = [
+            {"job_id": ident, "generation": 1, "placed_at": placed, "barrier_at": started, "launched_at": started}
+            | {"ended_at": ended, "exit_code": job["exit_code"], "end_reason": "", "nonce": "5eed"}
+        ]
+        made["components"] = list(self._components(ident, spec, state, placed, started, ended))
+        if ident % 10 == 0:
+            made["advice"] = [
+                {"job_id": ident, "generation": 1, "application": spec.application, "at": placed, "clusters": 1}
+                | {"predicted": 1800.0, "options": "[]", "reason": "north had the most idle nodes", "actual": ran}
+            ]
+        if ident % 5 == 0 and state is JobState.SUCCEEDED:
+            kept = ident % 50 == 0 or ident > self._count - 20_000
+            made["results"] = [
+                {"job_id": ident, "generation": 1, "rank": 0, "cluster": "north", "size": 4096 if kept else 0}
+                | {"files": 2, "at": ended}
+            ]
+        return made
+
+    def _components(
+        self, ident: int, spec: JobSpec, state: JobState, placed: float, started: float | None, ended: float | None
+    ) -> Iterator[Row]:
+        draw = self._random.random()
+        first = 0 if draw < 0.55 else 1 if draw < 0.85 else 2
+        places = [CLUSTERS[first]] if ident % 3 else [CLUSTERS[first], CLUSTERS[(first + 1) % 3]]
+        if 2000 <= ident < 2040:
+            places = ["far"]
+        size = spec.request.total_size if isinstance(spec.request, FlexibleRequest) else 1
+        being = ComponentState.ENDED if state.is_final else ComponentState.RUNNING
+        for index, place in enumerate(places):
+            nodes = size if len(places) == 1 else max(1, size // 2)
+            component = Component(
+                index, place, nodes, being, hosts=("127.0.0.1",), claimed_at=started, submitted_at=placed
+            )
+            row = rows.component_to_row(ident, 1, component) | {"ended_at": ended, "lrm_job": str(ident)}
+            yield {name: _plain(value) for name, value in row.items()}
+
+    def _timeline(self, job: Row, *moments: float | None) -> Iterator[Row]:
+        events = ("submitted", "placed", "started", "ended")
+        for event, at in zip(events, moments, strict=True):
+            if at is not None:
+                yield {
+                    "job_id": job["id"],
+                    "at": at,
+                    "event": event,
+                    "state": job["state"],
+                    "reason": job["reason"],
+                } | {
+                    "generation": 1,
+                    "component": None,
+                    "cluster": None,
+                    "actor": job["owner"] if event == "submitted" else "",
+                }
+
+    def audit(self) -> Iterator[Row]:
+        for ident in range(1, self._count + 1):
+            at = self._now - YEAR * (1 - ident / self._count) - 7200
+            rare = 1000 <= ident < 1020
+            yield {
+                "at": at,
+                "actor": RARE if rare else OWNERS[int(self._random.random() ** 3 * len(OWNERS))],
+                "role": "user",
+                "how": "token 7",
+                "address": "127.0.0.1",
+                "action": "drain_cluster" if rare else "submit_job" if ident % 9 else "cancel_job",
+                "target": f"job {ident}",
+                "outcome": "done",
+                "detail": "",
+                "times": 1,
+            }
+
+
+def _plain(value: Any) -> Any:
+    """As both drivers take it past SQLAlchemy."""
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value)
+    return getattr(value, "value", value)
+
+
+def main(arguments: Iterable[str]) -> None:
+    url, *more = arguments
+    began = time.monotonic()
+    make_database(url, *(int(number) for number in more))
+    print(f"made in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
