@@ -4,16 +4,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, case, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.advice import CLOCKS_AGREE, Advised, Option, Run, Size, run_of
 from koalapy.model.job import Job, JobState
 from koalapy.store import tables
 from koalapy.store.database import Database
+from koalapy.store.listing import newest_of
 
 MAX_RETAINED_RUNS = 5000
 """Of jobs that are gone, the newest, from which the advisor learns when a daemon starts."""
+
+MAX_JOBS_OF_OWNER = 2000
+"""Of so many of an owner's last jobs it is told which applications they ran."""
 
 _runs = tables.runs.c
 _advice, _jobs, _attempts, _components = tables.advice.c, tables.jobs.c, tables.attempts.c, tables.components.c
@@ -34,7 +38,8 @@ class SqlAdvice:
         return [_advised(row) for row in self._database.rows(query)]
 
     def applications_of(self, owner: str) -> set[str]:
-        query = select(_jobs.application).where(_jobs.owner == owner, _jobs.application != "").distinct()
+        last = newest_of(owner, MAX_JOBS_OF_OWNER).subquery()
+        query = select(_jobs.application).join(last, last.c.id == _jobs.id).where(_jobs.application != "").distinct()
         return {row["application"] for row in self._database.rows(query)}
 
     def runs(self, limit: int) -> list[Run]:
@@ -42,6 +47,10 @@ class SqlAdvice:
 
         Where these are few, before them what jobs have taught that are not kept any more.
         """
+        succeeded = (_jobs.state == JobState.SUCCEEDED.value) & (_jobs.application != "")
+        # So many have succeeded since this one: older ones are not looked at.
+        oldest = select(_jobs.id).where(succeeded).order_by(_jobs.id.desc()).offset(limit - 1).limit(1)
+        first = func.coalesce(oldest.scalar_subquery(), 0)
         walltime = _jobs.spec["walltime"].as_float()
         lasted = _attempts.ended_at - _attempts.launched_at
         failed = (_jobs.state == JobState.FAILED.value) & _attempts.exit_code.is_(None)
@@ -49,7 +58,7 @@ class SqlAdvice:
         last = (
             select(_jobs.id, _jobs.generation, (_jobs.state == JobState.FAILED.value).label("killed"))
             .join(tables.attempts, (_attempts.job_id == _jobs.id) & (_attempts.generation == _jobs.generation))
-            .where(_jobs.application != "", (_jobs.state == JobState.SUCCEEDED.value) | killed)
+            .where(_jobs.id >= first, case((succeeded, 1), (killed & (_jobs.application != ""), 1), else_=0) == 1)
             .order_by(_jobs.id.desc())
             .limit(limit)
             .subquery()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Select, delete, func, insert, select
 
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.store.database import Database
@@ -11,6 +11,8 @@ from koalapy.store.tables import audit as table
 GIVEN = [column.name for column in table.columns if column.name != "id"]
 KEPT = "audit_is_kept"
 """The trigger that refuses that rows are removed."""
+MAX_LATE = 2000
+"""Entries that may be written after such as are newer."""
 
 
 class SqlAudit:
@@ -24,13 +26,17 @@ class SqlAudit:
             write_audit(connection, entries)
 
     def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
-        query = select(table).where(table.c.id > which.after).order_by(table.c.id).limit(which.limit)
+        query, after = select(table).order_by(table.c.id).limit(which.limit), which.after
         for column, value in ((table.c.actor, which.actor), (table.c.action, which.action)):
             if value:
                 query = query.where(column == value)
-        if which.since:
-            query = query.where(table.c.at >= which.since)
-        return [AuditEntry(**row) for row in self._database.rows(query)]
+        with self._database.reading() as connection:
+            if which.since:
+                first = connection.execute(_first_of(which.since)).scalar()
+                if first is None:
+                    return []
+                query, after = query.where(table.c.at >= which.since), max(after, first - 1)
+            return [AuditEntry(**row) for row in connection.execute(query.where(table.c.id > after)).mappings()]
 
     def forget_audit(self, before: float) -> int:
         old = table.c.at < before
@@ -47,6 +53,15 @@ class SqlAudit:
             gone = connection.execute(delete(table).where(old)).rowcount
             connection.exec_driver_sql(on)
         return gone
+
+
+def _first_of(since: float) -> Select[int]:
+    """From which number on to look for what is of after a moment.
+
+    Numbers follow the times of their entries, but for some that waited until the database took them.
+    """
+    first = select(table.c.id).where(table.c.at >= since).order_by(table.c.at).limit(MAX_LATE).subquery()
+    return select(func.min(first.c.id))
 
 
 def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:

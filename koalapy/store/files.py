@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, func, insert, select, update
+from sqlalchemy import RowMapping, delete, func, insert, literal_column, select, update
 
 from koalapy.model.job import JobId
 from koalapy.model.replica import Part, Replica, ReplicaState
@@ -59,9 +59,12 @@ class SqlFiles:
 
     def results_sizes(self) -> dict[str, int]:
         results, jobs = tables.results.c, tables.jobs.c
-        size = func.sum(results.size).label("size")
-        query = select(jobs.owner, size).join(tables.jobs, jobs.id == results.job_id).group_by(jobs.owner)
-        return {row["owner"]: int(row["size"]) for row in self._database.rows(query) if row["size"]}
+        # Added up by job first, from the index of those that are kept: of most jobs there is nothing.
+        kept = select(results.job_id, func.sum(results.size).label("size")).where(results.size > literal_column("0"))
+        by_job = kept.group_by(results.job_id).subquery()
+        query = select(jobs.owner, func.sum(by_job.c.size).label("size")).select_from(by_job)
+        query = query.join(tables.jobs, jobs.id == by_job.c.job_id).group_by(jobs.owner)
+        return {row["owner"]: int(row["size"]) for row in self._database.rows(query)}
 
     def save_result(self, result: StoredResult) -> int:
         results = tables.results.c
@@ -80,7 +83,9 @@ class SqlFiles:
     ) -> dict[JobId, int]:
         results, jobs = tables.results.c, tables.jobs.c
         old = select(results.job_id, func.sum(results.size).label("size")).join(tables.jobs, jobs.id == results.job_id)
-        old = old.where(jobs.ended_at < before, results.size > 0).group_by(results.job_id, jobs.ended_at)
+        old = old.where(jobs.ended_at < before, results.size > literal_column("0")).group_by(
+            results.job_id, jobs.ended_at
+        )
         if owners is not None:
             old = old.where(jobs.owner.in_(owners))
         removed: dict[JobId, int] = {}

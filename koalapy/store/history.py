@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, false, select, update
+from sqlalchemy import delete, select, update
 
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
 from koalapy.model.limits import NodeUse
@@ -10,6 +10,7 @@ from koalapy.store import tables
 from koalapy.store.advice import retain_runs
 from koalapy.store.database import Database
 from koalapy.store.sql import jobs_of
+from koalapy.store.usage import THEIRS_ARE_USERS
 
 MAX_FREED_PAGES = 1000
 """Of SQLite's pages that are not used any more, given back to the disk in one step."""
@@ -28,7 +29,7 @@ class SqlHistory:
         under_way = active & (_parts.generation == _jobs.generation)
         query = select(_jobs.owner, _parts.size, _parts.claimed_at, _parts.ended_at)
         query = query.join(tables.jobs, _jobs.id == _parts.job_id).where(
-            _parts.ended_at > since, _parts.claimed_at < _parts.ended_at, _jobs.internal == false(), ~under_way
+            _parts.ended_at > since, _parts.claimed_at < _parts.ended_at, THEIRS_ARE_USERS, ~under_way
         )
         rows = self._database.rows(query)
         return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]

@@ -14,9 +14,9 @@ from koalapy.ports import JobFilter
 from koalapy.store.tables import components, jobs
 
 FIRST_WINDOW = 400
-WINDOW = 2000
+WINDOW = 1000
 """Jobs that are held against what was asked for in one query."""
-MAX_LOOKED_AT = 8000
+MAX_LOOKED_AT = 6000
 """Jobs that are looked at for one page; whoever wants to know more asks for the next one."""
 
 Source = Callable[[JobId | None, int], Select[Any]]
@@ -33,6 +33,11 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
         found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
         return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
     return _held_against(connection, which, _farthest(connection, sources, which.before))
+
+
+def newest_of(owner: str, limit: int) -> Select[Any]:
+    """The ids of so many of somebody's jobs."""
+    return _sources(JobFilter(owner=owner))[0](None, limit)
 
 
 def _held_against(connection: Connection, which: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:

@@ -8,6 +8,10 @@ from koalapy.store.tables import attempts, components, jobs
 
 USERS = jobs.c.internal == false()
 """The daemon's own jobs, such as measurements of the network, are no use of the grid by anybody."""
+THEIRS_ARE_USERS = case((jobs.c.internal, 1), else_=0) == 0
+"""The same where jobs are found by their components: said so that no index of all users' jobs is taken for that."""
+NO_ORDER = components.c.cluster.concat("")
+"""Clusters, said so that no index of all components is taken for their order."""
 
 
 def usage_between(connection: Connection, start: float, end: float) -> Usage:
@@ -32,8 +36,8 @@ def _ended_in(start: float, end: float) -> Select[str, float]:
     ended, claimed = components.c.ended_at, components.c.claimed_at
     until = case((ended < end, ended), else_=end)
     query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
-    query = query.where(USERS, ended > start, claimed < end, claimed <= ended)
-    return query.group_by(components.c.cluster)
+    query = query.where(THEIRS_ARE_USERS, ended > start, claimed < end, claimed <= ended)
+    return query.group_by(NO_ORDER)
 
 
 def _not_ended(start: float, end: float) -> Select[str, float]:
@@ -41,7 +45,7 @@ def _not_ended(start: float, end: float) -> Select[str, float]:
     active = [state.value for state in ACTIVE_STATES]
     until = case((components.c.claimed_at < end, end), else_=components.c.claimed_at)
     query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
-    query = query.where(USERS, jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
+    query = query.where(THEIRS_ARE_USERS, jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
     query = query.where(components.c.ended_at.is_(None), components.c.claimed_at < end)
     return query.group_by(components.c.cluster)
 

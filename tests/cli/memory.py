@@ -147,7 +147,7 @@ class MemoryService:
     def _record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
 
-    async def list(self, which: JobFilter) -> Sequence[JobRecord]:
+    async def page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
         found = [
             JobRecord(job, job.reason)
             for job in sorted(self.records.values(), key=lambda job: -job.id)
@@ -156,7 +156,8 @@ class MemoryService:
             and which.name in ("", job.spec.name)
             and (which.before is None or job.id < which.before)
         ]
-        return found[: which.limit]
+        before = found[which.limit - 1].job.id if len(found) > which.limit else None
+        return found[: which.limit], before
 
     async def explain(self, job: JobId) -> Explanation:
         found = (await self.get(job)).job
