@@ -120,13 +120,13 @@ class UserSection:
     """For limits."""
 
 
-def _keys_uri(uri: str) -> str:
+def _provider_uri(uri: str) -> str:
     parts = urlsplit(uri)
     host = parts.hostname or ""
     if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
         return uri
     if parts.scheme != "https" or not host:
-        raise ValueError(f"{uri} is no https address: whoever is on the way could give keys of their own")
+        raise ValueError(f"{uri} is no https address: whoever is on the way could be the provider")
     return uri
 
 
@@ -153,11 +153,16 @@ class OidcSection(Provider):
     """An OpenID provider whose bearer tokens are taken."""
 
     users: dict[str, UserName] = field(default_factory=dict)
-    jwks_uri: Annotated[str, AfterValidator(_keys_uri)] | None = None
+    jwks_uri: Annotated[str, AfterValidator(_provider_uri)] | None = None
     jwks_file: AbsolutePath | None = None
     pattern: Annotated[str, AfterValidator(_one_group)] | None = None
+    authorization_endpoint: Annotated[str, AfterValidator(_provider_uri)] | None = None
+    token_endpoint: Annotated[str, AfterValidator(_provider_uri)] | None = None
+    client_secret: Secret | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if (self.authorization_endpoint is None) != (self.token_endpoint is None):
+            raise ValueError("give authorization_endpoint and token_endpoint, or neither")
         if (self.jwks_uri is None) == (self.jwks_file is None):
             raise ValueError("give jwks_uri or jwks_file: where the provider's keys are")
         if not self.users and self.pattern is None:

@@ -28,6 +28,7 @@ ACCESS: Mapping[str, Access] = {
     "cancel_job": "owner",
     "cancel_jobs": Role.USER,
     "clear_cluster": Role.OPERATOR,
+    "create_login_code": Role.USER,
     "create_token": Role.USER,
     "docs": "everybody",
     "drain_cluster": Role.OPERATOR,

@@ -28,6 +28,7 @@ from koalapy.service.audit import Audit
 from koalapy.service.health import HealthMonitor
 from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
+from koalapy.service.login_codes import LoginCodes
 from koalapy.service.pace import Pace
 
 TAGS = [
@@ -59,6 +60,7 @@ def create_app(
     max_requests: int = 1000,
     pace: Pace | None = None,
     audit: Audit | None = None,
+    codes: LoginCodes | None = None,
 ) -> FastAPI:
     """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
     app = Api(
@@ -76,7 +78,7 @@ def create_app(
     app.include_router(explain_router(jobs), prefix="/api/v1")
     app.include_router(clusters_router(jobs), prefix="/api/v1")
     app.include_router(tokens_router(identities))
-    app.include_router(login_router(identities))
+    app.include_router(login_router(identities, codes or LoginCodes()))
     if audit is not None:
         app.include_router(audit_router(audit))
     app.include_router(health_router(health))

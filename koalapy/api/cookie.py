@@ -7,29 +7,39 @@ from starlette.types import Scope
 
 LOGIN = "/login"
 """Where a form may be sent without being logged in."""
+STATE_SPAN = 600.0
+"""Seconds that somebody has at a provider."""
 
 
-def cookie_name(scope: Scope, headers: Headers) -> str:
+def _name(scope: Scope, what: str) -> str:
     """One for each daemon: browsers do not tell the ports of a host apart."""
     prefix = "__Host-" if scope["scheme"] == "https" else ""
-    port = headers.get("host", "").rpartition(":")[2]
-    return f"{prefix}koala_{port}" if port.isdecimal() else f"{prefix}koala"
+    port = Headers(scope=scope).get("host", "").rpartition(":")[2]
+    return "_".join(filter(None, (f"{prefix}koala", what, port if port.isdecimal() else "")))
 
 
-def shown_by_cookie(scope: Scope, headers: Headers) -> str:
-    """The token of a browser's login; empty without one, and of two."""
-    given = headers.getlist("cookie")
+def cookie_of(scope: Scope, what: str = "") -> str:
+    """A cookie of this daemon's: of a browser's login, or ``what`` is named; empty without one, and of two."""
+    given = Headers(scope=scope).getlist("cookie")
     if len(given) != 1:
         return ""
     try:
-        morsel = SimpleCookie(given[0]).get(cookie_name(scope, headers))
+        morsel = SimpleCookie(given[0]).get(_name(scope, what))
     except CookieError:
         return ""
     return morsel.value if morsel else ""
 
 
-def login_cookie(scope: Scope, headers: Headers, token: str, seconds: float) -> str:
+def login_cookie(scope: Scope, token: str, seconds: float) -> str:
     """The header that gives a browser a login; with no seconds left, the one that takes it away."""
+    return _cookie(scope, "", token, seconds, "Strict")
+
+
+def state_cookie(scope: Scope, state: str) -> str:
+    """The header by which a browser is known again that comes back from a provider, whose page leads it here."""
+    return _cookie(scope, "state", state, STATE_SPAN, "Lax")
+
+
+def _cookie(scope: Scope, what: str, value: str, seconds: float, site: str) -> str:
     secure = "; Secure" if scope["scheme"] == "https" else ""
-    name = cookie_name(scope, headers)
-    return f"{name}={token}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite=Strict{secure}"
+    return f"{_name(scope, what)}={value}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite={site}{secure}"

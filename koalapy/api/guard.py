@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import AGENTS, admit, identity_of, note_session, session_of
 from koalapy.api.addresses import client_address
-from koalapy.api.cookie import LOGIN, shown_by_cookie
+from koalapy.api.cookie import LOGIN, cookie_of
 from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
 from koalapy.api.shown import ShownTokens, unauthorized
@@ -125,7 +125,7 @@ class Guard:
 
     async def _identity(self, scope: Scope, headers: Headers, *, by_cookie: bool) -> Identity | JSONResponse:
         """Who asks; a browser shows it by its cookie, and only pages of ours have it change something."""
-        if not headers.getlist("authorization") and by_cookie and (shown := shown_by_cookie(scope, headers)):
+        if not headers.getlist("authorization") and by_cookie and (shown := cookie_of(scope)):
             if (identity := self._shown.of_browser(shown)) is None:
                 return unauthorized()
             if scope["method"] not in READING and (refusal := _from_another_page(scope, headers)):

@@ -1,6 +1,7 @@
 """The routes of who is logged in: who that is, and the end of it."""
 
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends
 
@@ -10,7 +11,11 @@ from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import ConflictError
 from koalapy.model.identity import Role
+from koalapy.service.audit import about
 from koalapy.service.identities import Identities
+from koalapy.service.login_codes import SPAN, LoginCodes
+
+NOTE = "for a browser"
 
 
 class Whoami(Output):
@@ -23,11 +28,20 @@ class Whoami(Output):
     expires_at: Moment | None
 
 
+class LoginCode(Output):
+    """What logs a browser in, once and within a minute."""
+
+    path: str
+    """Of this daemon."""
+    expires_in: float
+    """Seconds."""
+
+
 class LoggedOut(Output):
     user: str
 
 
-def login_router(identities: Identities) -> APIRouter:
+def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
     """Ask who one is, and log out."""
     router = APIRouter(prefix="/api/v1", tags=["tokens"], dependencies=[Depends(refuse_unknown)])
 
@@ -45,5 +59,16 @@ def login_router(identities: Identities) -> APIRouter:
             raise ConflictError(f"{caller.how} is no login that can end", hint="it is taken out where it was given")
         await identities.revoke([caller.token], caller)
         return {"user": caller.user}
+
+    @router.post(
+        "/login-codes",
+        response_model=LoginCode,
+        operation_id="create_login_code",
+        responses=declared(401, 403, 422, 429),
+    )
+    async def login_code(caller: Caller) -> Any:
+        """Have a browser logged in as who asks, without a token being told: by an address that is good once."""
+        about(detail=NOTE)
+        return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": SPAN}
 
     return router

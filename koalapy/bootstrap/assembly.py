@@ -33,9 +33,11 @@ from koalapy.bootstrap.people import (
     note_impostors,
     openid_provider,
     own_access,
+    provider_logins,
     token_duties,
 )
 from koalapy.dashboard.app import add_dashboard
+from koalapy.dashboard.login import WaysIn
 from koalapy.model.errors import UsageError
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
@@ -65,6 +67,7 @@ from koalapy.service.hub import Hub, Terms
 from koalapy.service.jobs import Jobs
 from koalapy.service.limits import LimitsInUse
 from koalapy.service.links import LinkTable
+from koalapy.service.login_codes import LoginCodes
 from koalapy.service.network import DUE_CHECK_INTERVAL, Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
@@ -130,8 +133,11 @@ async def run(
         hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens, engine.queries)
         most, pace = connections.max_requests, Pace(services.limits.limits)
-        app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit)
-        add_dashboard(app, services, engine, identities, ShownTokens(identities, pace), settings.login_lifetime)
+        codes = LoginCodes()
+        app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit, codes)
+        at_provider = provider_logins(settings, identities)
+        ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
+        add_dashboard(app, services, engine, ways)
         services.network.start()
         try:
             await services.health.look_at_disks()

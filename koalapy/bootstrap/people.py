@@ -24,6 +24,7 @@ from koalapy.service.certificate import Certificate
 from koalapy.service.duties import Duty
 from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.service.login import LoginRules, Logins
+from koalapy.service.provider_login import ProviderLogins
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL
 from koalapy.settings import Settings
 from koalapy.store.opening import Stores
@@ -71,6 +72,14 @@ def openid_provider(settings: Settings) -> "Oidc | None":
     from koalapy.service.oidc import Oidc  # a fifth of a second that no other daemon needs to start
 
     return Oidc(settings.oidc)
+
+
+def provider_logins(settings: Settings, identities: Identities) -> ProviderLogins | None:
+    """Where browsers may log in at the provider, if the configuration says how."""
+    provider = settings.oidc
+    if provider is None or provider.authorization_endpoint is None:
+        return None
+    return ProviderLogins(provider, identities)
 
 
 def known_identities(

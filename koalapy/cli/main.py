@@ -29,6 +29,7 @@ KOALA = Group(
             "advisor": "advisor:advisor_group",
             "replicas": "files:replicas_group",
             "fetch": "files:fetch",
+            "dashboard": "dashboard:dashboard",
             "login": "login:login",
             "logout": "login:logout",
             "whoami": "login:whoami",

@@ -7,26 +7,22 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from koalapy.api.headers import FOREVER
 from koalapy.api.problems import show_problems_by
-from koalapy.api.shown import ShownTokens
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.files import page_files
-from koalapy.dashboard.login import add_login
+from koalapy.dashboard.login import BrowserLogin, WaysIn
 from koalapy.dashboard.pages.now import add_now
 from koalapy.model.errors import NotFoundError
 from koalapy.service.engine import Engine
-from koalapy.service.identities import Identities
 from koalapy.service.services import Services
 
 KEPT = {"Cache-Control": FOREVER}
 
 
-def add_dashboard(
-    app: FastAPI, services: Services, engine: Engine, identities: Identities, shown: ShownTokens, lifetime: float
-) -> None:
-    """Serve the dashboard; ``lifetime``: seconds for which a browser's login holds."""
+def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn) -> None:
+    """Serve the dashboard."""
     dashboard = Dashboard(engine)
     add_now(dashboard, services)
-    add_login(dashboard, identities, shown, lifetime)
+    BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)
     app.include_router(dashboard.router)

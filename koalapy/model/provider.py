@@ -39,6 +39,12 @@ class Provider:
     """A claim with a text or a list of texts that may give a role."""
     roles: dict[str, Role] = field(default_factory=dict)
     """Such a text -> role; the highest counts, and none gives less than the configuration's ``users`` do."""
+    authorization_endpoint: str | None = None
+    """Where browsers are sent to log in to the dashboard; with ``token_endpoint``, else they log in by tokens only."""
+    token_endpoint: str | None = None
+    """Where the daemon asks for their ID tokens: https, or http on a loopback address."""
+    client_secret: str | None = field(default=None, repr=False)
+    """By which the daemon shows there who it is, where the provider wants that; its name is the ``audience``."""
 
     def user_of(self, claims: Mapping[str, Any]) -> str | None:
         """Whose token it is; None of somebody who is not known."""
