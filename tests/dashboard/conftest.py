@@ -1,4 +1,4 @@
-"""One browser for all tests of a worker, and one daemon with its clusters for those of a file."""
+"""One browser for all tests of a file, and one daemon with its clusters."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +11,9 @@ from tests.needs import CHROMIUM
 Visit = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Driving it holds the thread's event loop: tests of a file with a browser have none of their own."""
     if not CHROMIUM.is_met:
         pytest.skip(CHROMIUM.reason)
     from tests.dashboard.browser import chromium
