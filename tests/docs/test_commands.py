@@ -1,0 +1,144 @@
+"""Every command of the documentation does what is told: those of a page in order, on one daemon for all pages."""
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, SHOWN, Block
+from tests.docs.session import Session
+from tests.grid.embedded import Embedded, close
+from tests.needs import MPI, RSYNC, needs
+
+pytestmark = [needs(MPI), needs(RSYNC), pytest.mark.grid]
+
+PLAYED: dict[str, list[Block]] = {}
+for _block in SHOWN:
+    if _block.mark is None:
+        PLAYED.setdefault(_block.page, []).append(_block)
+FIRST = "docs/tutorial.md"
+PREPARED = {
+    "docs/explain.md:0": """
+        koala submit -q --fixed north:2 --launcher processes -- sleep 600
+        koala local-run south 2 sleep 600 &
+        until koala clusters | grep -Eq 'south .* usable +4 +2 +0 +2 '; do sleep 0.1; done
+        koala submit -q --flexible 4 --max-components 1 -- python -m koalapy.apps.poisson
+    """,
+    "docs/explain.md:1": """
+        koala cancel $(koala queue -q)
+        until [ -z "$(koala queue -q)" ]; do sleep 0.1; done
+        koala clusters drain north --reason "new disks"
+    """,
+    "docs/files.md:0": """
+        mkdir -p data/replicas/fields
+        head -c 2000000 /dev/urandom >data/replicas/mesh.nc
+        head -c 2000000 /dev/urandom >data/replicas/mesh-v2.nc
+        head -c 100000 /dev/urandom | tee data/replicas/fields/a.nc >data/replicas/fields/b.nc
+    """,
+    "docs/files.md:3": """
+        koala cancel $(koala queue -q)
+        mkdir lib
+        printf '#!/bin/sh\\necho it was here >out-$KOALA_CLUSTER.txt' >run.sh
+        chmod +x run.sh
+    """,
+    "docs/rest.md:0": "mkdir -p ~/.local/share/koala; cp $KOALA_DATA/token ~/.local/share/koala",
+}
+"""What is there before a page's block of commands, the first being 0."""
+ONE_THAT_IS_OVER = """
+    echo hostname >job.sh
+    chmod +x job.sh
+    koala submit -q --flexible 1 --collect out --launcher processes -- sh -c 'echo x >out' >over
+    koala wait $(cat over)
+"""
+ALL_NODES_TAKEN = "koala submit --fixed north:4,south:4 --priority high --launcher processes -- sleep 600"
+JOB_FOR = {
+    "release": "koala submit -q --flexible 8 -- true >id; koala hold $(cat id)",
+    "logs": "cat over >id",
+    "wait": "cat over >id",
+    "fetch": "cat over >id",
+}
+"""What has JOB in the file ``id``, by the command that is to have it; for all others a job that waits."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has one for each page."""
+    return tmp_path_factory.mktemp("docs")
+
+
+@pytest.fixture(scope="module")
+def grid(folder: Path) -> Iterator[Embedded]:
+    sites = {"replica_directories": [str(folder / "files" / "data" / "replicas")]}
+    grid = Embedded(
+        folder / "data", HOME=str(folder / "home"), KOALA_CLUSTERS=json.dumps({"north": sites, "south": sites})
+    ).start()
+    yield grid
+    close(grid)
+
+
+@contextmanager
+def typing(grid: Embedded, folder: Path, *, own: bool = False) -> Iterator[Session]:
+    """A session of somebody's on the grid, which is left as it was found; or with a daemon of its ``own``."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in grid.environment.items() if name != "KOALA_CLUSTERS"} | {
+        "KOALA_URL": f"http://127.0.0.1:{port}" if own else grid.url,
+        "KOALA_PORT": str(port),
+        "KOALA_DATA": str(grid.directory),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "USER": "root",
+    }
+    newest = grid.http.get("/api/v1/jobs?limit=1").json()["jobs"]
+    said = f"koala serves {grid.url} (data in {grid.directory})"
+    session = Session(folder, environment, newest[0]["id"] if newest and not own else 0, said)
+    try:
+        yield session
+    finally:
+        session.close()
+        for cluster in grid.clusters():
+            if cluster["drained"]:
+                grid.http.post(f"/api/v1/clusters/{cluster['name']}/resume")
+        grid.cancel_all()
+        grid.settle()
+
+
+@pytest.mark.parametrize("page", sorted(PLAYED, key=lambda page: (page != FIRST, page)))
+def test_what_a_page_shows_is_what_happens(page: str, grid: Embedded, folder: Path) -> None:
+    own = any("koala serve --config" in line for block in PLAYED[page] for line in block.lines)
+    with typing(grid, folder / Path(page).stem, own=own) as session:
+        for number, block in enumerate(PLAYED[page]):
+            session.run(PREPARED.get(f"{page}:{number}", "true"))
+            for command in block.commands():
+                session.play(command, page)
+
+
+def test_what_slurms_users_type_is_there(grid: Embedded, folder: Path) -> None:
+    """Each command and option of the page's tables, one by one, while another job has every node."""
+    page = (ROOT / "docs" / "coming-from-slurm.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^\| .* \| `(koala [^`]*)` \| .*\|$", page, re.MULTILINE)
+    options = re.findall(r"`(--[^`]*)`", "".join(re.findall(r"^\| .* \| (`--[^|]*) \|$", page, re.MULTILINE)))
+    assert len(commands) > 20
+    assert len(options) > 8
+    with typing(grid, folder / "slurm") as session:
+        session.run(ONE_THAT_IS_OVER)
+        taken = False
+        for words in sorted(commands, key=lambda words: "--wait" not in words):
+            if "--wait" not in words and not taken:
+                session.run(ALL_NODES_TAKEN)
+                taken = True
+            if "JOB" in words:
+                session.run(JOB_FOR.get(words.split()[1], "koala submit -q --flexible 8 -- true >id"))
+            code, said = session.run(words.replace("JOB", "$(cat id)"))
+            assert code == 0, f"{words}: {said}"
+        while options:  # as many at once as go together
+            at_once = {words.split()[0].partition("=")[0]: words for words in reversed(options)}
+            options = [words for words in options if words not in at_once.values()]
+            at_once.setdefault("--flexible", "--flexible 2")
+            code, said = session.run(f"koala submit --dry-run {' '.join(at_once.values())} -- hostname")
+            assert code == 0, f"{at_once}: {said}"
