@@ -35,6 +35,7 @@ ACCESS: Mapping[str, Access] = {
     "explain_job": "owner",
     "explain_submission": Role.USER,
     "fetch_results": "owner",
+    "follow_grid": Role.USER,
     "follow_job": "owner",
     "has_bundle": Role.USER,
     "health": "everybody",

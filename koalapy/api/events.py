@@ -1,4 +1,4 @@
-"""What happens to a job as it happens: server-sent events."""
+"""What happens to a job as it happens, and that anything in the grid has changed: server-sent events."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -6,15 +6,27 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from koalapy.api import fields
 from koalapy.api.access import Id
-from koalapy.api.fields import as_json
+from koalapy.api.fields import Output, as_json
 from koalapy.api.jobs import TimelineView, job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.errors import NotFoundError, StoreUnavailable
+from koalapy.service.changes import TOPICS, Changes, Topic
 from koalapy.service.jobs import JobChange, Jobs
 
+LastVersion = Annotated[
+    fields.Text, Header(alias="Last-Event-ID", max_length=100, description="the last event that was seen")
+]
 LastId = Annotated[int, Header(alias="Last-Event-ID", ge=0, description="the last event that was seen")]
+
+
+class GridChange(Output):
+    """What kinds of things have changed since the event before; what has become of them is to be looked at."""
+
+    topics: list[Topic]
+    """Empty where nothing has: for what only ages."""
 
 
 def events_router(service: Jobs) -> APIRouter:
@@ -49,3 +61,31 @@ def events_router(service: Jobs) -> APIRouter:
             return  # Who follows a job that is not over comes again, and goes on where this ended; or it is gone.
 
     return router
+
+
+def changes_router(changes: Changes) -> APIRouter:
+    """The stream of the whole grid, for those who show how things stand."""
+    router = APIRouter(prefix="/api/v1/events", tags=["clusters"], dependencies=[Depends(refuse_unknown)])
+
+    @router.get(
+        "",
+        operation_id="follow_grid",
+        response_class=EventSourceResponse,
+        responses={200: {"description": "events `changed`"}, **declared(401, 422)},
+    )
+    async def follow(last: LastVersion = "") -> AsyncIterator[ServerSentEvent]:
+        """An event `changed` whenever jobs or clusters have, at most once a second, and every ten seconds at least.
+
+        The first comes at once, but for who goes on after a break (`Last-Event-ID`) in which nothing changed. What
+        changes all the time is told of more seldom while looking at it costs much.
+        """
+        if not last:
+            yield _changed(frozenset(TOPICS), changes.version)
+        async for topics in changes.follow(last):
+            yield _changed(topics, changes.version)
+
+    return router
+
+
+def _changed(topics: frozenset[Topic], version: str) -> ServerSentEvent:
+    return ServerSentEvent(event="changed", data=as_json(GridChange(topics=sorted(topics))), id=version)

@@ -17,6 +17,7 @@ from koalapy.api.agents import Tokens, agents_router
 from koalapy.api.alerts import alerts_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
+from koalapy.api.events import changes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
@@ -47,7 +48,6 @@ from koalapy.resources import raise_limit
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus, HealthStatus
 from koalapy.scheduling.events import AgentFailed
-from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
@@ -131,7 +131,7 @@ async def run(
         hub.log_in_with(vouched)
         hub.note_impostors(note_impostors(audit))
         hosts = Hosts([host, *settings.allowed_hosts])
-        routers = _routers(settings, services, hub, tokens, engine.queries)
+        routers = _routers(settings, services, hub, tokens, engine)
         most, pace = connections.max_requests, Pace(services.limits.limits)
         codes = LoginCodes()
         app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit, codes)
@@ -313,17 +313,18 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
     ]
 
 
-def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, queries: Queries) -> list[APIRouter]:
+def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, engine: Engine) -> list[APIRouter]:
     bundles, files, results = services.bundles, services.files, services.results
     return [
         agents_router(hub, tokens),
         background_router(services.jobs, hub.questions, settings.background_load),
         files_router(files, bundles, results),
-        agent_files_router(bundles, results, tokens, queries.is_sent_to),
+        agent_files_router(bundles, results, tokens, engine.queries.is_sent_to),
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),
         alerts_router(services.alerts),
+        changes_router(engine.changes),
     ]
 
 

@@ -160,6 +160,12 @@ class Client:
         """What happens to a job as it happens, after the event of that number, as server-sent events."""
         return self._pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
 
+    def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
+        """That something in the grid has changed, after the event of that id; it broke off where so many seconds
+        nothing comes."""
+        headers = {"Last-Event-ID": last} if last else {}
+        return self._pieces("/api/v1/events", {}, timeout, headers)
+
     def another(self) -> "Client":
         """One of its own for another thread."""
         return Client(self.url, None, self._access)

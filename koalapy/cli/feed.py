@@ -1,5 +1,6 @@
 """How things stand with the daemon, looked at again and again by a thread of its own, while somebody watches."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -7,20 +8,26 @@ from typing import Generic, TypeVar
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.server_events import events
 
 T = TypeVar("T")
 MIN_PAUSE = 2.0
-"""Seconds between two looks."""
+"""Seconds between two looks, where the daemon does not say that something has changed."""
+MIN_LIVE_PAUSE = 1.0
+"""Seconds between two looks where it does."""
 MAX_PAUSE = 15.0
-"""Seconds between two looks at a daemon that takes long to answer."""
+"""Seconds between two looks at a daemon that takes long to answer, and where nothing changes."""
 SHARE = 0.1
 """Of the time, how much of it the daemon may be asked."""
+SILENCE = 30.0
+"""Seconds after which a stream of events is dead: something comes every ten."""
 
 
 class Feed(Generic[T]):
     """What was found last, and how old that is; ``ended`` says why there is nothing more to come.
 
-    A daemon that goes away is waited for, however long that takes.
+    It is looked for whenever the daemon says that something has changed, and by the clock where it does not say so. A
+    daemon that goes away is waited for, however long that takes.
     """
 
     def __init__(self, client: Client, look: Callable[[Client], T], wake: Callable[[], None]) -> None:
@@ -33,8 +40,11 @@ class Feed(Generic[T]):
         self.trouble: CliError | None = None
         """Why there is nothing newer, as long as that lasts."""
         self.ended: CliError | None = None
-        self._now, self._is_over = threading.Event(), False
-        threading.Thread(target=self._follow, daemon=True).start()
+        self.is_live = False
+        """Whether the daemon tells of changes."""
+        self._now, self._over = threading.Event(), threading.Event()
+        for thread in (self._follow, self._listen):
+            threading.Thread(target=thread, daemon=True).start()
 
     @property
     def age(self) -> float:
@@ -42,28 +52,25 @@ class Feed(Generic[T]):
         return time.monotonic() - self.at
 
     def refresh(self) -> None:
-        """Look again now."""
+        """Look again now, or as soon as may be."""
         self._now.set()
 
     def close(self) -> None:
         """Look no more."""
-        self._is_over = True
+        self._over.set()
         self._now.set()
 
     def _follow(self) -> None:
-        pause = self._pause()
-        while True:
-            self._now.wait(pause)
+        while not self._over.wait(self._pause()):
+            self._now.wait(MAX_PAUSE if self.is_live and self.trouble is None else 0)
             self._now.clear()
-            if self._is_over:
+            if self._over.is_set():
                 return
             self._asked = time.monotonic()
             try:
                 self.latest, self.trouble = self._look(self._client), None
                 self.at = time.monotonic()
-                pause = self._pause()
             except CliError as error:
-                pause = max(MIN_PAUSE, error.retry_after)
                 self.trouble = error
                 if not error.is_passing:
                     self.ended = error
@@ -72,8 +79,31 @@ class Feed(Generic[T]):
                 self.ended = CliError(said, Exit.FAILED, "use the koala of its version")
             self._wake()
             if self.ended is not None:
-                return
+                self.close()
 
     def _pause(self) -> float:
-        took = time.monotonic() - self._asked
-        return min(MAX_PAUSE, max(MIN_PAUSE, took / SHARE - took))
+        """Seconds until the next look at the earliest."""
+        if self.trouble is not None:
+            return max(MIN_PAUSE, self.trouble.retry_after)
+        took = max(0.0, self.at - self._asked)
+        return min(MAX_PAUSE, max(MIN_LIVE_PAUSE if self.is_live else MIN_PAUSE, took / SHARE - took))
+
+    def _listen(self) -> None:
+        """Have it looked again whenever the daemon says that something has changed."""
+        client, last = self._client.another(), ""
+        while not self._over.is_set():
+            try:
+                for event in events(client.grid_events(last, SILENCE)):
+                    self.is_live, last = True, event.get("id", last)
+                    if event.get("event") == "changed" and json.loads(event["data"])["topics"]:
+                        self._now.set()
+            except CliError as error:
+                if not error.is_passing:
+                    break  # it has no such stream, or does not let us in, of which a look tells more
+            except (KeyError, TypeError, ValueError):
+                break
+            self.is_live = False
+            self._now.set()
+            self._over.wait(MIN_PAUSE)
+        self.is_live = False
+        self._now.set()

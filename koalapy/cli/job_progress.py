@@ -12,6 +12,7 @@ from typing import Any
 
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.server_events import events
 
 Json = dict[str, Any]
 RETRY_DELAY = 1.0
@@ -126,13 +127,9 @@ def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:
 def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, Json]], Json]]:
     """A stream of events, change by change: the new entries of the timeline with their numbers, and the job then."""
     entries: list[tuple[int, Json]] = []
-    rest = b""
-    for piece in pieces:
-        *events, rest = (rest + piece).split(b"\n\n")
-        for event in events:
-            fields = dict(line.split(": ", 1) for line in event.decode().splitlines() if not line.startswith(":"))
-            if fields.get("event") == "timeline":
-                entries.append((int(fields["id"]), json.loads(fields["data"])))
-            elif fields.get("event") == "job":
-                yield entries, json.loads(fields["data"])
-                entries = []
+    for fields in events(pieces):
+        if fields.get("event") == "timeline":
+            entries.append((int(fields["id"]), json.loads(fields["data"])))
+        elif fields.get("event") == "job":
+            yield entries, json.loads(fields["data"])
+            entries = []

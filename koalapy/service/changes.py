@@ -5,9 +5,10 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 Topic = Literal["jobs", "clusters"]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 MIN_INTERVAL = 1.0
 """Seconds between two signals."""
@@ -90,7 +91,7 @@ class Changes:
         self._followers.add(follower)
         try:
             if since and since != self.version:
-                follower.topics.update(("jobs", "clusters"))
+                follower.topics.update(TOPICS)
                 follower.wake.set()
             while True:
                 with suppress(TimeoutError):

@@ -9,9 +9,11 @@ import httpx2
 import pytest
 
 from koalapy.api.app import create_app
+from koalapy.api.events import changes_router
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import JobId, JobSpec
 from koalapy.model.request import FlexibleRequest
+from koalapy.service.changes import TOPICS, Changes, Topic
 from koalapy.service.jobs import JobChange
 from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
@@ -62,6 +64,35 @@ async def test_what_cannot_be_followed(open_api: Open) -> None:
     refused = await api.get("/api/v1/jobs/9/events", headers={"Last-Event-ID": "x"})
     assert refused.status_code == 422
     assert "Last-Event-ID" in refused.text
+
+
+class Told(Changes):
+    """Two changes after a version of its own, none after the last, and everything after one it does not know."""
+
+    async def follow(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
+        if since not in ("", self.version):
+            yield frozenset(TOPICS)
+        elif not since:
+            yield frozenset(["jobs"])
+        yield frozenset()
+
+
+async def test_who_follows_the_grid_is_told_that_something_has_changed_and_goes_on_after_a_break() -> None:
+    changes, service = Told(), MemoryService()
+    app = create_app(service, service, administrators(TOKEN), [changes_router(changes)])
+
+    async def told(last: str | None) -> list[Event]:
+        answer = await client.get("/api/v1/events", headers={"Last-Event-ID": last} if last else {})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return parsed(answer.text)
+
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL) as client:
+        assert (await client.get("/api/v1/events")).status_code == 401
+        client.headers["Authorization"] = f"Bearer {TOKEN}"
+        everything, nothing = {"topics": ["clusters", "jobs"]}, {"topics": []}
+        assert [data for _, _, data in await told(None)] == [everything, {"topics": ["jobs"]}, nothing]
+        assert await told(changes.version) == [(changes.version, "changed", nothing)]
+        assert [data for _, _, data in await told("of.another")] == [everything, nothing]
 
 
 @pytest.mark.parametrize(

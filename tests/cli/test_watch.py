@@ -16,7 +16,13 @@ from tests.cli.terminal import Terminal
 from tests.cli.test_process import environment
 from tests.identities import administrators
 
-FAST = "import sys; from koalapy.cli import feed; feed.MIN_PAUSE = 0.05; from koalapy.cli.main import main; main()"
+FAST = """
+import sys
+from koalapy.cli import feed
+from koalapy.cli.main import main
+feed.MIN_PAUSE = feed.MIN_LIVE_PAUSE = 0.05
+main()
+"""
 KOALA = [sys.executable, "-c", FAST]
 
 

@@ -55,8 +55,8 @@ LOOKED_AT = (
     "response_schema_conformance",
     "response_headers_conformance",
 )
-UNDONE = {"follow_job"}
-"""What goes on until a job is over is asked of none that is not."""
+UNDONE = {"follow_grid", "follow_job"}
+"""What goes on until a job is over is asked of none that is not, and what never ends of nobody."""
 BUNDLE = archive_of(GOOD)
 TURNED_AWAY = {401, 403, 404, 405, 421, 429}
 
