@@ -10,7 +10,9 @@ from koalapy.api.problems import show_problems_by
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.files import page_files
 from koalapy.dashboard.login import BrowserLogin, WaysIn
+from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.now import add_now
+from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
 from koalapy.service.engine import Engine
 from koalapy.service.services import Services
@@ -21,7 +23,9 @@ KEPT = {"Cache-Control": FOREVER}
 def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn) -> None:
     """Serve the dashboard."""
     dashboard = Dashboard(engine)
-    add_now(dashboard, services)
+    surveyor = Surveyor(engine)
+    add_now(dashboard, services, surveyor)
+    add_clusters(dashboard, services, surveyor)
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)

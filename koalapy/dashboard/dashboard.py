@@ -15,8 +15,10 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from pydantic import TypeAdapter, ValidationError
 
 from koalapy.api.access import Caller, identity_of, session_of
+from koalapy.api.fields import Reason
 from koalapy.api.queries import refuse_unknown
 from koalapy.dashboard.cache import PageCache
 from koalapy.dashboard.rendering import HEADERS, render, with_query
@@ -28,6 +30,7 @@ Load = Callable[..., Awaitable[Any]]
 Act = Callable[..., Awaitable[str]]
 MAX_FIELDS = 2000
 """Of a form."""
+_REASON: TypeAdapter[str] = TypeAdapter(Reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,17 @@ class Form:
     def get(self, name: str) -> str:
         """Without blanks around it; empty where it says nothing."""
         return self.fields.get(name, "").strip()
+
+    @property
+    def reason(self) -> str:
+        """Why somebody does it, in one line; ``UsageError`` for what can be none."""
+        told = self.get("reason")
+        try:
+            return _REASON.validate_python(told)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+            hint = "give one line of at most 1000 characters"
+            raise UsageError(f"the reason cannot be kept: {problem}", field="reason", hint=hint) from error
 
 
 class Dashboard:
@@ -92,9 +106,10 @@ class Dashboard:
                 return JSONResponse(jsonable_encoder(await load()))
 
             checks = [Depends(refuse_unknown)]
-            self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
             json_path = "/now.json" if path == "/" else f"{path}.json"
+            # First: a path that ends in what was asked for would take this for a part of that.
             self.router.add_api_route(json_path, twin, operation_id=operation, dependencies=checks)
+            self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
             return load
 
         return register

@@ -63,6 +63,15 @@ def size(count: float | None) -> str:
     return f"{count:.1f} TiB"
 
 
+def seconds(span: float | None) -> str:
+    """A short span: ``0.8 ms``, ``120 ms``, ``2.5 s``."""
+    if span is None:
+        return "–"
+    if span < 1:
+        return f"{span * 1000:.2g} ms" if span < 0.01 else f"{span * 1000:.0f} ms"
+    return f"{span:.1f} s" if span < 100 else duration(span)
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("koalapy.dashboard"),
@@ -78,6 +87,7 @@ def _environment() -> Environment:
         "identifier": identifier,
         "moment": moment,
         "nodes": nodes,
+        "seconds": seconds,
         "quoted": lambda text: quote(str(text), safe=""),
         "size": size,
     }

@@ -114,6 +114,9 @@ class ClusterStatus:
     """How its resource manager has answered its agent, as of ``reported_at``."""
     reported_at: float | None = None
     """When its agent last told its nodes: all that is known of these is as old as that."""
+    outdated_since: float | None = None
+    """Since when what it told of its nodes may not be so any more: its agent is away, or could not ask or use its
+    resource manager. It is so until it has told them anew."""
     over: set[Token] = field(default_factory=set)
     """Components whose program has ended, as was told before its exit code."""
     _idle: int = 0
@@ -154,6 +157,10 @@ class ClusterStatus:
         self.lacks, self.disks = report.lacks, report.disks
         before, expected = (self.available if not self.problem or report.problem else 0), self.expected
         self.problem, self.notices = report.problem, report.notices
+        if not report.problem:
+            self.outdated_since = None
+        elif self.outdated_since is None:
+            self.outdated_since = now
         if report.problem and not report.total:
             return  # its agent is new and has not seen its nodes yet: what was known of them stands
         # No node is two things, whatever an agent says.
@@ -227,6 +234,15 @@ class ClusterStatus:
         self.shown(token)
         self.capacity_gained |= self.available > before
         self.departs |= self.expected > expected
+
+    def known_at(self, now: float) -> float | None:
+        """The moment of which it is known how its nodes are: agents tell each change, so that is now as a rule.
+
+        None where that was never told.
+        """
+        if not self.reported:
+            return None
+        return now if self.outdated_since is None else min(now, self.outdated_since)
 
     # Nodes
 

@@ -9,6 +9,8 @@ from tests.grid.embedded import Embedded
 from tests.needs import CHROMIUM
 
 Visit = Callable[..., Any]
+SOON = {"KOALA_ALERTS__HOLD": "0.2", "KOALA_ALERTS__RELEASE": "0.2"}
+"""What is wrong is told at once, and no longer than it is."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """A daemon with two clusters of four nodes."""
-    running = Embedded(tmp_path_factory.mktemp("dashboard") / "koala").start()
+    running = Embedded(tmp_path_factory.mktemp("dashboard") / "koala", **SOON).start()
     running.settle()
     yield running
     running.end()

@@ -3,94 +3,83 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from koalapy.api.access import Caller
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.pictures.node_grid import NodeCounts
-from koalapy.model.cluster import ClusterState
-from koalapy.model.job import ComponentState
-from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.dashboard.lanes import Lane, lane_of, problems_first
+from koalapy.dashboard.survey import Surveyor
+from koalapy.dashboard.troubles import Trouble, trouble_of
+from koalapy.model.identity import Identity
+from koalapy.model.job import Job
 from koalapy.scheduling.queries import Queries
 from koalapy.service.services import Services
-
-STALE_AFTER = 30.0
-"""Seconds after which what was said of a cluster is shown as old."""
+from koalapy.validation.permissions import may_see_all_of
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """One cluster: its nodes by what they do, and how it stands."""
+class OldestJob:
+    """The job that has waited longest."""
 
-    cluster: str
-    kind: str
-    state: str
+    job: int
+    since: float
+    nodes: int
+    owner: str
+    """Empty where that is not for who asks, as is the reason."""
     reason: str
-    nodes: NodeCounts
-    total: int
-    heard_at: float | None
-    """When it last spoke, in seconds since the epoch."""
-    stale: bool
-    waiting: int
-    """Jobs that wait and might run there."""
 
 
 @dataclass(frozen=True, slots=True)
 class NowView:
     """The grid as it stands."""
 
+    troubles: Sequence[Trouble]
+    """What is wrong, the most urgent first."""
     queued: int
     active: int
     nodes: int
     idle: int
-    problems: Sequence[str]
+    """Of the clusters of which it is known how they are now, and which may be used."""
+    ours: int
+    """Nodes that jobs of this scheduler have, or were promised."""
+    stale: Sequence[str]
+    """The clusters of which that is not known."""
+    oldest: OldestJob | None
     lanes: Sequence[Lane]
 
 
-def node_counts(queries: Queries, cluster: ClusterStatus) -> NodeCounts:
-    """A cluster's nodes, each counted once."""
-    running = 0
-    for token, size in cluster.live.items():
-        found = queries.find(token)
-        if found is not None and found[1].state is ComponentState.RUNNING:
-            running += size
-    running = min(running, cluster.used)
-    return NodeCounts(
-        running=running,
-        claimed=cluster.used - running,
-        local=cluster.background,
-        down=cluster.down,
-        idle=max(0, cluster.total - cluster.used - cluster.background - cluster.down),
+def oldest_of(job: Job | None, queries: Queries, by: Identity) -> OldestJob | None:
+    """As somebody may see it."""
+    job = None if job is None else queries.job(job.id)
+    if job is None:
+        return None
+    sees = may_see_all_of(by, job)
+    return OldestJob(
+        job.id,
+        job.submitted_at,
+        job.spec.request.total_size,
+        job.spec.owner if sees else "",
+        queries.waiting_reason(job) if sees else "",
     )
 
 
-def add_now(dashboard: Dashboard, services: Services) -> None:
+def add_now(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> None:
     """At ``/``."""
-    engine = dashboard.engine
+    engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n")
-    async def now() -> NowView:
-        moment, queries = engine.clock(), engine.queries
-        lanes = []
-        for record in services.jobs.clusters():
-            cluster = queries.grid[record.name]
-            heard = cluster.contact.last_heard
-            stale = heard is None or moment - heard > STALE_AFTER or not cluster.contact.connected
-            lane = Lane(
-                cluster=record.name,
-                kind=record.kind,
-                state=record.state,
-                reason=record.reason,
-                nodes=node_counts(queries, cluster),
-                total=record.total,
-                heard_at=heard,
-                stale=stale,
-                waiting=0,
-            )
-            lanes.append(lane)
-        lanes.sort(key=lambda lane: (lane.state == ClusterState.USABLE, lane.cluster))
+    async def now(caller: Caller) -> NowView:
+        survey = await surveyor.survey()
+        moment = engine.clock()
+        records = services.jobs.clusters()
+        lanes = problems_first([lane_of(queries.grid[each.name], each, survey, moment) for each in records])
+        fresh = [lane for lane in lanes if not lane.stale]
         return NowView(
+            troubles=[trouble_of(alert, queries.grid) for alert in services.alerts.told_to(caller)],
             queued=engine.stored_queued,
             active=engine.stored_active,
             nodes=sum(lane.total for lane in lanes),
-            idle=sum(lane.nodes.idle for lane in lanes if not lane.stale),
-            problems=services.health.report().problems,
+            idle=sum(lane.nodes.idle for lane in fresh if lane.state == "usable"),
+            ours=sum(lane.nodes.running + lane.nodes.claimed for lane in lanes),
+            stale=[lane.cluster for lane in lanes if lane.stale],
+            oldest=oldest_of(survey.oldest, queries, caller),
             lanes=lanes,
         )

@@ -10,6 +10,11 @@
     document.body.addEventListener(lost, () => show("off", "not live, trying again"));
   document.addEventListener("visibilitychange", () => { if (document.hidden) show("off", "paused"); });
 
+  // What somebody has opened stays open when the page is made anew.
+  document.body.addEventListener("htmx:before:morph:attr", (event) => {
+    if (event.detail.attrName === "open") event.preventDefault();
+  });
+
   const told = (seconds) => {
     const whole = Math.max(0, Math.floor(seconds)), two = (n) => String(n).padStart(2, "0");
     const days = Math.floor(whole / 86400), rest = whole % 86400;

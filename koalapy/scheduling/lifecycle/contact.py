@@ -34,6 +34,8 @@ class Contact:
         cluster.contact.losses += cluster.contact.connected
         cluster.contact.connected, cluster.contact.confirmation_requested = False, False
         cluster.contact.last_heard = cluster.contact.silent_since = heard
+        if cluster.outdated_since is None:
+            cluster.outdated_since = heard
         self._watch(cluster, now)
 
     def slept(self, now: float, before: float) -> None:

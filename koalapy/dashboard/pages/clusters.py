@@ -1,0 +1,177 @@
+"""The pages Clusters and a cluster, and what operators do to one: drain, resume, clear."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from urllib.parse import quote
+
+from koalapy.api.access import Caller
+from koalapy.api.clusters import Name
+from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.lanes import Calls, Lane, calls_of, lane_of, problems_first
+from koalapy.dashboard.pictures.node_grid import NodeCounts
+from koalapy.dashboard.survey import Surveyor
+from koalapy.dashboard.troubles import Trouble, trouble_of
+from koalapy.model.cluster import Drain
+from koalapy.model.disk import Disk
+from koalapy.model.identity import Identity
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import Versions
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.queries import Queries
+from koalapy.service.services import Services
+from koalapy.validation.permissions import may_see_all_of
+
+MAX_COMPONENTS_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ClustersView:
+    """All clusters, those that are not well first."""
+
+    lanes: Sequence[Lane]
+    nodes: NodeCounts
+    """Of all of them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentThere:
+    """A component that has nodes on a cluster, or was promised some."""
+
+    job: int
+    rank: int
+    size: int
+    state: str
+    owner: str
+    """Empty where that is not for who asks."""
+    claimed_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far a cluster is trusted: errors in a row, probation, what it is not believed."""
+
+    errors: int
+    threshold: int
+    """From so many errors on it is given up."""
+    given_up_because: str
+    on_probation: bool
+    failed_trials: int
+    probation_at: float | None
+    """When it may be tried again."""
+    limit: str
+    doubt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPage:
+    """One cluster in full."""
+
+    lane: Lane
+    troubles: Sequence[Trouble]
+    drained: Drain | None
+    trust: Trust
+    notices: Sequence[str]
+    """What its agent tells people."""
+    lacks: Sequence[str]
+    """Programs that are missing there."""
+    versions: Versions | None
+    calls: Sequence[Calls]
+    told_at: float | None
+    """When its agent last told how its resource manager answers."""
+    disks: Sequence[Disk]
+    components: Sequence[ComponentThere]
+    held: int
+    """How many components there are in all."""
+    profile: ClusterProfile
+    speed: float
+    details: Mapping[str, object]
+
+
+def trust_of(cluster: ClusterStatus, threshold: int) -> Trust:
+    """As its health and what its resource manager said of limits have it."""
+    health = cluster.health
+    return Trust(
+        errors=health.errors,
+        threshold=threshold,
+        given_up_because=health.note if health.unusable else "",
+        on_probation=health.probation,
+        failed_trials=health.trials,
+        probation_at=health.probation_at,
+        limit="" if cluster.limit is None else str(cluster.limit),
+        doubt="" if cluster.doubt is None else str(cluster.doubt),
+    )
+
+
+def components_on(cluster: ClusterStatus, queries: Queries, by: Identity) -> Iterator[ComponentThere]:
+    """The first ones, as somebody may see them."""
+    for token, size in islice(cluster.live.items(), MAX_COMPONENTS_SHOWN):
+        found = queries.find(token)
+        if found is not None:
+            job, component = found
+            owner = job.spec.owner if may_see_all_of(by, job) else ""
+            yield ComponentThere(job.id, component.rank, size, component.state, owner, component.claimed_at)
+
+
+def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> None:
+    """At ``/clusters``, and each at ``/clusters/NAME``."""
+    engine, queries = dashboard.engine, dashboard.engine.queries
+
+    @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")
+    async def clusters() -> ClustersView:
+        survey, now = await surveyor.survey(), engine.clock()
+        lanes = [lane_of(queries.grid[each.name], each, survey, now) for each in services.jobs.clusters()]
+        together: Counter[str] = Counter()
+        for lane in lanes:
+            together.update(asdict(lane.nodes))
+        return ClustersView(problems_first(lanes), NodeCounts(**together))
+
+    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="A cluster")
+    async def cluster(name: Name, caller: Caller) -> ClusterPage:
+        record, survey, now = services.jobs.cluster(name), await surveyor.survey(), engine.clock()
+        known = queries.grid[name]
+        return ClusterPage(
+            lane=lane_of(known, record, survey, now),
+            troubles=[
+                trouble_of(alert, queries.grid) for alert in services.alerts.told_to(caller) if alert.cluster == name
+            ],
+            drained=known.drained,
+            trust=trust_of(known, queries.rules.error_threshold),
+            notices=known.notices,
+            lacks=sorted(known.lacks),
+            versions=known.versions,
+            calls=[calls_of(told, known.reported_at) for told in known.calls],
+            told_at=known.reported_at,
+            disks=known.disks,
+            components=list(components_on(known, queries, caller)),
+            held=len(known.live),
+            profile=known.profile,
+            speed=known.speed,
+            details={name: told for name, told in record.details.items() if name != "disks"},
+        )
+
+    _add_actions(dashboard, services)
+
+
+def _add_actions(dashboard: Dashboard, services: Services) -> None:
+    def page_of(name: str) -> str:
+        return f"/clusters/{quote(name, safe='')}"
+
+    @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
+    async def drain(name: Name, caller: Caller, form: SentForm) -> str:
+        """Place nothing more on it."""
+        await services.jobs.drain_cluster(name, caller, form.reason)
+        return page_of(name)
+
+    @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
+    async def resume(name: Name, form: SentForm) -> str:
+        """Use it again."""
+        await services.jobs.resume_cluster(name)
+        return page_of(name)
+
+    @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
+    async def clear(name: Name, form: SentForm) -> str:
+        """Count its errors from zero again."""
+        await services.jobs.clear_cluster(name)
+        return page_of(name)

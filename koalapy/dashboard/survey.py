@@ -1,0 +1,80 @@
+"""What pages tell of all jobs that are not over, looked at once for all who ask, in pieces that let others go on."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from koalapy.model.job import ComponentState, Job, JobState
+from koalapy.model.request import ClusterName, FixedRequest
+from koalapy.service.engine import Engine
+
+SLICE = 500
+"""Jobs that are looked at before others go on."""
+GOOD_FOR = 1.0
+"""Seconds for which it is told again though something has changed since."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """Nodes and jobs by cluster, as they were at one moment or a few milliseconds later."""
+
+    running: Counter[ClusterName] = field(default_factory=Counter)
+    """Nodes of components whose program runs."""
+    named: Counter[ClusterName] = field(default_factory=Counter)
+    """Waiting jobs that name the cluster."""
+    anywhere: int = 0
+    """Waiting jobs that name none."""
+    waiting: int = 0
+    """Jobs in the placement queues, and those that come back to them after a pause."""
+    oldest: Job | None = None
+    """Of those that wait."""
+
+    def may_run_on(self, cluster: ClusterName) -> int:
+        """How many jobs wait that might be placed there, as far as their requests say."""
+        return self.anywhere + self.named[cluster]
+
+    def note(self, job: Job) -> None:
+        """Count one job that is not over."""
+        if job.state is JobState.QUEUED:
+            self._note_waiting(job)
+        elif job.attempt is not None and job.state.is_active:
+            for component in job.attempt.components:
+                if component.state is ComponentState.RUNNING:
+                    self.running[component.cluster] += component.size
+
+    def _note_waiting(self, job: Job) -> None:
+        self.waiting += 1
+        request = job.spec.request
+        if isinstance(request, FixedRequest):
+            self.named.update({component.cluster or "" for component in request.components})
+        else:
+            self.anywhere += 1
+        if not job.spec.internal and (self.oldest is None or job.submitted_at < self.oldest.submitted_at):
+            self.oldest = job
+
+
+class Surveyor:
+    """Looks when somebody asks, at most once a second."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._looking: asyncio.Task[Survey] | None = None
+        self._version, self._at = "", float("-inf")
+
+    async def survey(self) -> Survey:
+        """As it is now, or was a moment ago."""
+        now, version = asyncio.get_running_loop().time(), self._engine.changes.version
+        looking = self._looking
+        failed = looking is not None and looking.done() and (looking.cancelled() or looking.exception() is not None)
+        if looking is None or failed or (version != self._version and now - self._at >= GOOD_FOR):
+            looking = self._looking = asyncio.ensure_future(self._look())
+            self._version, self._at = version, now
+        return await asyncio.shield(looking)
+
+    async def _look(self) -> Survey:
+        survey = Survey()
+        for index, job in enumerate(self._engine.queries.jobs(), 1):
+            if index % SLICE == 0:
+                await asyncio.sleep(0)
+            survey.note(job)
+        return survey

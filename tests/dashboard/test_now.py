@@ -1,0 +1,137 @@
+"""The page Now, a cluster's page, and what operators do there, in a browser."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.dashboard.conftest import Visit
+from tests.grid.embedded import Embedded
+
+
+@pytest.fixture(scope="module")
+def alice(grid: Embedded) -> str:
+    """The token of a user."""
+    made = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
+    return str(made.json()["token"])
+
+
+@pytest.fixture(scope="module")
+def olga(grid: Embedded) -> str:
+    """The token of an operator."""
+    made = grid.http.post("/api/v1/tokens", json={"user": "olga", "role": "operator"}).raise_for_status()
+    return str(made.json()["token"])
+
+
+def counts(lane: Any) -> dict[str, str]:
+    """A cluster's nodes by what they do, as the page counts them."""
+    rows = (row.inner_text().split("\n") for row in lane.locator(".counts > div").all())
+    return {row[-2]: row[-1] for row in rows}
+
+
+def test_now_tells_who_has_the_nodes_and_why_the_oldest_job_waits(visit: Visit, grid: Embedded) -> None:
+    page = visit().open("/")
+    gate = grid.gate()
+    first = grid.submit({"type": "fixed", "components": [{"size": 3, "cluster": "north"}]}, *gate.hold)
+    grid.wait_state(first, "running")
+    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
+    page.get_by_text(f"job {waits}").wait_for()
+    north, south = page.locator("#cluster-north"), page.locator("#cluster-south")
+    page.locator("#cluster-north svg[aria-label='3 running, 1 idle']").wait_for()
+    assert counts(north) == {"running": "3", "claimed": "0", "local users": "0", "down": "0", "idle": "1"}
+    assert north.locator("svg rect").count() == 4
+    assert [t.text_content() for t in north.locator("svg text").all()] == ["r", "r", "r"]
+    assert (north.locator(".depth").inner_text(), south.locator(".depth").inner_text()) == ("1 waiting", "0 waiting")
+    assert grid.job(waits)["reason"] in page.locator(".numbers").inner_text()
+    assert "stale" not in page.locator("main").inner_text()
+    gate.open()
+    page.get_by_text(f"job {waits}").wait_for(state="detached")
+    grid.wait(waits)
+
+
+def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, grid: Embedded, olga: str) -> None:
+    page = visit(olga).open("/clusters/south")
+    page.get_by_label("Why south is drained").fill("new <b>switch</b>")
+    page.get_by_role("button", name="Drain south").click()
+    page.get_by_text("by olga: new <b>switch</b>").first.wait_for()
+    assert grid.cluster("south")["drained"]["reason"] == "new <b>switch</b>"
+    page.get_by_role("button", name="Resume south").click()
+    page.get_by_role("button", name="Drain south").wait_for()
+    assert grid.cluster("south")["state"] == "usable"
+
+
+def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid: Embedded) -> None:
+    page = visit().open("/clusters/south")
+    field = page.get_by_label("Why south is drained")
+    field.fill("half a sen")
+    field.blur()
+    job = grid.submit({"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}, *(gate := grid.gate()).hold)
+    page.locator("section[aria-label=Components]").get_by_role("link", name=str(job)).wait_for()
+    assert field.input_value() == "half a sen"
+    gate.open()
+
+
+def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: Embedded, olga: str) -> None:
+    visitor = visit(olga, java_script_enabled=False)
+    page = visitor.open("/clusters/south", live=False)
+    page.get_by_label("Why south is drained").fill("by hand")
+    page.get_by_role("button", name="Drain south").click()
+    page.get_by_text("by olga: by hand").first.wait_for()
+    page.get_by_role("button", name="Resume south").click()
+    page.get_by_role("button", name="Drain south").wait_for()
+    visitor.open("/", live=False).locator("#cluster-south").get_by_text("up to date").wait_for()
+
+
+def test_a_user_sees_no_action_and_no_words_of_others(grid: Embedded, alice: str, olga: str) -> None:
+    gate = grid.gate()
+    held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
+    grid.wait_state(held, "running")
+    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
+    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}) as client:
+        for token, sees in ((olga, True), (alice, False)):
+            headers = {"Authorization": f"Bearer {token}"}
+            now = client.get("/now.json", headers=headers).json()
+            there = client.get("/clusters/north.json", headers=headers).json()["components"]
+            assert now["oldest"]["job"] == waits
+            assert bool(now["oldest"]["reason"]) is bool(there[0]["owner"]) is sees
+            for path in ("/", "/clusters", "/clusters/north"):
+                page = client.get(path, headers=headers)
+                assert page.status_code == 200
+                actions = page.text.count('action="/clusters/')
+                assert actions == (1 if sees and path == "/clusters/north" else 0)
+    gate.open()
+    grid.wait(waits)
+
+
+@pytest.mark.parametrize("action", ["drain", "resume", "clear"])
+def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: Embedded, alice: str, action: str) -> None:
+    visitor = visit(alice)
+    page = visitor.open("/clusters/north")
+    csrf = page.locator("input[name=csrf]").first.input_value()
+    page.evaluate(
+        """([path, csrf]) => {
+          const form = document.createElement("form");
+          form.method = "post"; form.action = path;
+          form.innerHTML = `<input name="csrf" value="${csrf}"><input name="reason" value="x">`;
+          document.body.append(form); form.submit();
+        }""",
+        [f"/clusters/north/{action}", csrf],
+    )
+    page.get_by_text("that is for operators").wait_for()
+    assert grid.cluster("north")["state"] == "usable"
+    visitor.complaints.clear()  # the browser notes that it was refused
+
+
+def test_a_cluster_that_is_silent_is_shown_first_and_as_stale_until_it_speaks(visit: Visit, grid: Embedded) -> None:
+    page = visit().open("/")
+    resume = grid.suspend_agent("south")
+    page.locator("#cluster-south").get_by_text("stale: as of").wait_for()
+    assert page.locator("section.lane").first.get_attribute("id") == "cluster-south"
+    assert "stale" not in page.locator("#cluster-north").inner_text()
+    trouble = page.locator("#alert-agent-away-cluster-south")
+    trouble.wait_for()
+    assert trouble.locator(".severity").inner_text().lower() == "critical"
+    assert trouble.get_by_role("button", name="Drain south").count() == 1
+    resume()
+    page.locator("#cluster-south").get_by_text("up to date").wait_for()
+    trouble.wait_for(state="detached")
