@@ -1,6 +1,7 @@
 """What pages tell of all jobs that are not over, looked at once for all who ask, in pieces that let others go on."""
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -10,8 +11,8 @@ from koalapy.service.engine import Engine
 
 SLICE = 500
 """Jobs that are looked at before others go on."""
-GOOD_FOR = 1.0
-"""Seconds for which it is told again though something has changed since."""
+REST = 20.0
+"""So many times as long as a look took, it is told again though something has changed since, until that is told."""
 
 
 @dataclass(slots=True)
@@ -54,27 +55,31 @@ class Survey:
 
 
 class Surveyor:
-    """Looks when somebody asks, at most once a second."""
+    """Looks when somebody asks, and with many jobs not each time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._looking: asyncio.Task[Survey] | None = None
-        self._version, self._at = "", float("-inf")
+        self._version, self._at, self._took = "", 0.0, 0.0
 
     async def survey(self) -> Survey:
         """As it is now, or was a moment ago."""
-        now, version = asyncio.get_running_loop().time(), self._engine.changes.version
-        looking = self._looking
+        now, looking = asyncio.get_running_loop().time(), self._looking
         failed = looking is not None and looking.done() and (looking.cancelled() or looking.exception() is not None)
-        if looking is None or failed or (version != self._version and now - self._at >= GOOD_FOR):
+        if looking is None or failed or not self._is_good(now):
             looking = self._looking = asyncio.ensure_future(self._look())
-            self._version, self._at = version, now
+            self._version, self._at = self._engine.changes.version, now
         return await asyncio.shield(looking)
 
+    def _is_good(self, now: float) -> bool:
+        changes = self._engine.changes
+        return self._version == changes.version or changes.told_at < self._at > now - REST * self._took
+
     async def _look(self) -> Survey:
-        survey = Survey()
+        survey, began = Survey(), time.thread_time()
         for index, job in enumerate(self._engine.queries.jobs(), 1):
             if index % SLICE == 0:
                 await asyncio.sleep(0)
             survey.note(job)
+        self._took = time.thread_time() - began
         return survey

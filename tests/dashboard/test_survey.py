@@ -1,0 +1,58 @@
+"""What pages tell of all jobs, looked at once for all of them."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from koalapy.dashboard.survey import SLICE, Survey, Surveyor
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.service.changes import Changes
+
+ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
+
+
+def test_each_waiting_job_counts_where_it_might_run_and_each_running_node_once() -> None:
+    named = FixedRequest((ComponentRequest(2, "north"), ComponentRequest(1, "north"), ComponentRequest(1, "south")))
+    there = (Component(0, "north", 3, ComponentState.RUNNING), Component(1, "south", 2, ComponentState.CLAIMED))
+    survey = Survey()
+    for job in (
+        ANYWHERE,
+        replace(ANYWHERE, id=2, submitted_at=10.0, spec=JobSpec(named)),
+        replace(ANYWHERE, id=3, submitted_at=5.0, spec=replace(ANYWHERE.spec, internal=True)),
+        replace(ANYWHERE, id=4, submitted_at=1.0, state=JobState.HELD),
+        replace(ANYWHERE, id=5, state=JobState.RUNNING, attempt=Attempt(1, there, 30.0)),
+    ):
+        survey.note(job)
+    assert [survey.may_run_on(name) for name in ("north", "south", "east")] == [3, 3, 2]
+    assert (survey.waiting, survey.running) == (3, {"north": 3})
+    assert survey.oldest is not None
+    assert survey.oldest.id == 2
+
+
+def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_another() -> None:
+    jobs, looks = [ANYWHERE] * (3 * SLICE), 0
+
+    def look() -> list[Job]:
+        nonlocal looks
+        looks += 1
+        return jobs
+
+    async def play() -> None:
+        engine: Any = SimpleNamespace(queries=SimpleNamespace(jobs=look), changes=Changes())
+        surveyor = Surveyor(cast(Any, engine))
+        first = asyncio.ensure_future(surveyor.survey())
+        second = asyncio.ensure_future(surveyor.survey())
+        await asyncio.sleep(0)
+        assert not first.done()
+        assert (await first) is (await second)
+        assert (await surveyor.survey()).waiting == 3 * SLICE
+        assert looks == 1
+        surveyor._took = 0.0
+        engine.changes.note("jobs")
+        jobs.pop()
+        assert (await surveyor.survey()).waiting == 3 * SLICE - 1
+        assert looks == 2
+
+    asyncio.run(play())
