@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from koalapy.model.advice import Advised, Run
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.cluster import Drain
+from koalapy.model.history import DayFilter, EndedJob, Figures, Key
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import Measurement
@@ -403,6 +404,22 @@ class HistoryStore(Protocol):
 
     def node_use(self, since: float) -> list[NodeUse]:
         """Nodes that users' jobs had in attempts that are over and ended since a moment, component by component."""
+        ...
+
+    def days(self, which: DayFilter) -> dict[Key, Figures]:
+        """What has become of jobs, by their days; of those that are gone, too."""
+        ...
+
+    def first_day(self) -> int | None:
+        """Of which anything is known."""
+        ...
+
+    def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
+        """Days up to one, in order, in which clusters told how many nodes they have, and how many at most."""
+        ...
+
+    def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
+        """Users' jobs in order of their ends and numbers, beyond one of these, that ended before a moment."""
         ...
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, select, update
 
+from koalapy.model.history import DayFilter, EndedJob, Figures, Key
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
 from koalapy.model.limits import NodeUse
+from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import retain_runs
 from koalapy.store.database import Database
+from koalapy.store.days import days_of, ended_jobs, first_day, nodes_by_day
 from koalapy.store.sql import jobs_of
 from koalapy.store.usage import THEIRS_ARE_USERS
 
@@ -33,6 +36,22 @@ class SqlHistory:
         )
         rows = self._database.rows(query)
         return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
+
+    def days(self, which: DayFilter) -> dict[Key, Figures]:
+        with self._database.reading() as connection:
+            return days_of(connection, which)
+
+    def first_day(self) -> int | None:
+        with self._database.reading() as connection:
+            return first_day(connection)
+
+    def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
+        with self._database.reading() as connection:
+            return nodes_by_day(connection, until)
+
+    def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
+        with self._database.reading() as connection:
+            return ended_jobs(connection, after, until, limit)
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         final = _jobs.state.in_([state.value for state in FINAL_STATES])

@@ -13,6 +13,7 @@ from koalapy.model.advice import Advised, Run, run_of
 from koalapy.model.application import application_of
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import ConflictError, LeaseLost
+from koalapy.model.history import DayFilter, Days, EndedJob, Figures, Key, Kind, day_of, ended_job, owners, tally
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
@@ -63,6 +64,9 @@ class Memory:
     audited: int = 0
     """Entries of the audit that there have been."""
     measurements: list[Measurement] = field(default_factory=list)
+    days: Days = field(default_factory=Days)
+    nodes: dict[tuple[int, ClusterName], int] = field(default_factory=dict)
+    """Of clusters, the most in each day."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -148,6 +152,13 @@ class MemoryStore:
             memory.submitted.setdefault(used.key, used)
         memory.clusters |= {record.name: record for record in batch.clusters}
         memory.scans |= batch.scans
+        over = [memory.jobs[job.id] for job in batch.jobs.values() if job.state.is_final]
+        for key, figures in tally(over, owners(batch.attempts, batch.jobs)).items():
+            memory.days[key].add(figures)
+        for record in batch.clusters:
+            day = day_of(batch.at), record.name
+            if record.total > memory.nodes.get(day, 0):
+                memory.nodes[day] = record.total
         _append(memory, batch.audit)
 
     def load(self) -> Saved:
@@ -344,6 +355,31 @@ class MemoryStore:
                 if part.claimed_at is not None and part.ended_at is not None and part.ended_at > since
                 if part.claimed_at < part.ended_at
             ]
+
+    def days(self, which: DayFilter) -> dict[Key, Figures]:
+        found = Days()
+        with self._reading() as memory:
+            for key, figures in memory.days.items():
+                if which.has(key):
+                    found[Key(key.kind, which.period(key.day), key.name)].add(figures)
+        return found
+
+    def first_day(self) -> int | None:
+        with self._reading() as memory:
+            return min((key.day for key in memory.days if key.kind is Kind.GRID), default=None)
+
+    def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
+        with self._reading() as memory:
+            return [(day, name, nodes) for (day, name), nodes in sorted(memory.nodes.items()) if day <= until]
+
+    def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
+        with self._reading() as memory:
+            over = [
+                (job.ended_at, job.id)
+                for job in memory.jobs.values()
+                if job.state.is_final and not job.spec.internal and job.ended_at is not None and job.ended_at < until
+            ]
+            return [ended_job(memory.jobs[job]) for at, job in sorted(over) if (at, job) > after][:limit]
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         with self._reading() as memory:

@@ -14,6 +14,7 @@ from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, upsert
+from koalapy.store.days import add_batch
 from koalapy.store.listing import page_of_ids
 from koalapy.store.usage import usage_between
 
@@ -78,6 +79,7 @@ class SqlStore:
         write_audit(connection, batch.audit)
         write_advised(connection, batch.advised)
         complete_advised(connection, batch.jobs.values())
+        add_batch(connection, batch)
 
     def _write_jobs(self, connection: Connection, jobs: Iterable[Job]) -> None:
         new: list[Job] = []

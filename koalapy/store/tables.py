@@ -1,5 +1,7 @@
 """The tables; ``migrations/`` makes the same (a test proves it). Times are seconds since the epoch, as floats."""
 
+from dataclasses import fields
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,6 +22,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.types import TypeEngine
+
+from koalapy.model.history import Figures
 
 
 class PlainText(TypeDecorator[str]):
@@ -275,7 +279,6 @@ lease = Table(
     Column("expires_at", Float, nullable=False),
     Column("batch", BigId, nullable=False, server_default="0"),
     Column("last_job", BigId, nullable=False, server_default="0"),
-    Column("summed_until", Float),
 )
 
 replicas = Table(
@@ -355,8 +358,7 @@ runs = Table(
     Column("run", JSON, nullable=False),
 )
 
-# What was in the days (since the epoch, in UTC) of the whole grid, and by cluster, user, policy and priority: counts of
-# the jobs that ended, sums over those that ran to an end of their own, and node-seconds. Up to ``lease.summed_until``.
+# What was in days, counted from the epoch on: of the whole grid, and by cluster, user, policy and priority.
 days = Table(
     "days",
     metadata,
@@ -364,19 +366,9 @@ days = Table(
     Column("day", Integer, primary_key=True, autoincrement=False),
     Column("name", Plain(200), primary_key=True),
     *(
-        Column(name, Integer, nullable=False, server_default="0")
-        for name in ("jobs", "succeeded", "failed", "cancelled", "restarts", "ran", "coallocated")
+        Column(each.name, Integer if each.type is int else Float, nullable=False, server_default="0")
+        for each in fields(Figures)
     ),
-    *(
-        Column(name, Integer, nullable=False, server_default="0")
-        for name in ("within_1m", "within_10m", "within_1h", "within_6h", "within_1d")
-    ),
-    *(
-        Column(name, Float, nullable=False, server_default="0")
-        for name in ("queue_time", "wait_time", "startup_overhead", "run_time", "response_time", "slowdown")
-    ),
-    *(
-        Column(name, Float, nullable=False, server_default="0")
-        for name in ("node_seconds", "coallocated_node_seconds", "capacity")
-    ),
+    # The most of a cluster in that day.
+    Column("nodes", Integer, nullable=False, server_default="0"),
 )

@@ -35,7 +35,8 @@ def _ended_in(start: float, end: float) -> Select[str, float]:
     """Components that have ended since ``start``."""
     ended, claimed = components.c.ended_at, components.c.claimed_at
     until = case((ended < end, ended), else_=end)
-    query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
+    cluster = func.min(components.c.cluster)
+    query = select(cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
     query = query.where(THEIRS_ARE_USERS, ended > start, claimed < end, claimed <= ended)
     return query.group_by(NO_ORDER)
 

@@ -1,6 +1,7 @@
 """All that stores say, to hold one against another."""
 
 from koalapy.model.digest import key_of
+from koalapy.model.history import NAMES, DayFilter, Figures, Key, Kind
 from koalapy.ports import JobFilter
 from koalapy.store.opening import Stores
 
@@ -40,4 +41,14 @@ def statistics(stores: Stores) -> list[object]:
         usage.mean_times,
         {cluster: round(seconds, 3) for cluster, seconds in usage.node_seconds.items()},
         over,
+        stores.history.ended((0.0, 0), 5000.0, 100),
     ]
+
+
+def history(stores: Stores) -> list[dict[Key, list[float]]]:
+    return [_rounded(stores.history.days(DayFilter(kind, 0, 1000))) for kind in Kind]
+
+
+def _rounded(days: dict[Key, Figures]) -> dict[Key, list[float]]:
+    found = {key: [round(getattr(figures, name), 3) for name in NAMES] for key, figures in days.items()}
+    return {key: told for key, told in found.items() if any(told)}

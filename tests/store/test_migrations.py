@@ -25,8 +25,8 @@ from koalapy.store.migrate import alembic_config, migrate
 from koalapy.store.opening import open_stores, stores_in_memory
 from koalapy.store.output import FileOutput
 from koalapy.store.tables import metadata
-from tests.store.answers import KEYS, answers, statistics
-from tests.store.former import REVISIONS, statements, world, write
+from tests.store.answers import KEYS, answers, history, statistics
+from tests.store.former import REVISIONS, World, statements, world, write
 
 REQUEST = {"type": "flexible", "total_size": 3, "min_component_size": 1, "max_components": None, "split_options": []}
 FIXED = {
@@ -121,6 +121,17 @@ def fill(engine: Engine, revision: int) -> None:
             connection.exec_driver_sql(statement)
 
 
+def as_far_as_it_is_there(revision: int) -> World:
+    """Without jobs that were gone before days were summed up; with attempts as the scheduler tells of their ends."""
+    whole = world(revision, digest_of, own_jobs_known=True)
+    left = [
+        replace(batch, jobs={ident: job for ident, job in batch.jobs.items() if ident not in whole.removed})
+        for batch in whole.batches
+    ]
+    again = [(6, attempt)] if (attempt := left[0].jobs[6].attempt) else []
+    return replace(whole, batches=[left[0], replace(left[1], attempts=again), *left[2:]], removed=[])
+
+
 @pytest.mark.parametrize("revision", range(1, 13))
 def test_what_a_revision_left_is_read_as_it_was_written(url: str, tmp_path: Path, revision: int) -> None:
     """And is written on."""
@@ -134,6 +145,7 @@ def test_what_a_revision_left_is_read_as_it_was_written(url: str, tmp_path: Path
     assert answers(migrated) == answers(expected)
     marked = write(stores_in_memory(Memory(), output), world(revision, digest_of, own_jobs_known=True))
     assert statistics(migrated) == statistics(marked)
+    assert history(migrated) == history(write(stores_in_memory(Memory(), output), as_far_as_it_is_there(revision)))
     assert (migrated.jobs.instance, migrated.jobs.epoch) == ("0123abcd", 2)
     for (job, generation, component), text in earlier.output.items():
         pieces = output.read(token_of(job, generation, component, ""), 0, to_the_end=True)
