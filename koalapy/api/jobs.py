@@ -19,10 +19,11 @@ from koalapy.api.redaction import as_others_see
 from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
+from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState, Priority
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobFilter
-from koalapy.service.jobs import ActionResult, JobRecord, Jobs
+from koalapy.service.bulk_actions import ActionResult
+from koalapy.service.jobs import JobRecord, Jobs
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_SECONDS = 60.0
@@ -40,6 +41,7 @@ Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whos
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
+Chosen = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
 
 
@@ -52,7 +54,26 @@ class Why(Input):
 class CancelOrder(Why):
     """Which jobs are to end, and why."""
 
-    jobs: Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
+    jobs: Chosen
+
+
+class HoldOrder(Why):
+    """Which jobs are not to be placed for now, and why."""
+
+    jobs: Chosen
+
+
+class ReleaseOrder(Input):
+    """Which jobs may be placed again."""
+
+    jobs: Chosen
+
+
+class PriorityOrder(Why):
+    """Which jobs are to have another priority, and why."""
+
+    jobs: Chosen
+    priority: Priority
 
 
 JobInputView = view_model("JobInputView", InputFile, "An input of every component.", without={"part"})
@@ -227,6 +248,18 @@ class CancelledJobs(Output):
     """Each job once, in the order that they were given in."""
 
 
+class ChangedJob(CancelledJob):
+    """What became of one job: how it is now, or what stood against it."""
+
+    priority: Priority | None
+    """Null where there is a problem."""
+
+
+class ChangedJobs(Output):
+    jobs: list[ChangedJob]
+    """Each job once, in the order that they were given in."""
+
+
 def job_view(record: JobRecord) -> JobView:
     """All of it, for those who may see that."""
     view: JobView = JobView.model_validate(_told_of(record))
@@ -392,6 +425,7 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
 
 def _add_actions(router: APIRouter, service: Jobs) -> None:
     acted = declared(400, 401, 404, 409, 413, 422, 503)
+    bulk = service.bulk
 
     @router.post(
         "/cancel", response_model=CancelledJobs, operation_id="cancel_jobs", responses=declared(400, 401, 413, 422, 503)
@@ -401,7 +435,26 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
 
         One that is cancelled already is told as such, so that the same request may be sent again.
         """
-        return {"jobs": [_cancelled(done) for done in await service.cancel_all(order.jobs, caller, order.reason)]}
+        return {"jobs": [_cancelled(done) for done in await bulk.cancel(order.jobs, caller, order.reason)]}
+
+    several = declared(400, 401, 403, 413, 422, 503)
+
+    @router.post("/hold", response_model=ChangedJobs, operation_id="hold_jobs", responses=several)
+    async def hold_all(order: HoldOrder, caller: Caller) -> Any:
+        """Keep many queued jobs from being placed, each by itself; one that is held already is told as such."""
+        return {"jobs": [_changed(done) for done in await bulk.hold(order.jobs, caller, order.reason)]}
+
+    @router.post("/release", response_model=ChangedJobs, operation_id="release_jobs", responses=several)
+    async def release_all(order: ReleaseOrder, caller: Caller) -> Any:
+        """Let many held jobs be placed again, each by itself; one that is queued is told as such."""
+        return {"jobs": [_changed(done) for done in await bulk.release(order.jobs, caller)]}
+
+    @router.post("/priority", response_model=ChangedJobs, operation_id="set_priority", responses=several)
+    async def set_priority(order: PriorityOrder, caller: Caller) -> Any:
+        """Give many jobs that wait another priority, each by itself. Each keeps its place by when it came: in the other
+        queue it stands where it would had it been submitted so."""
+        done = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
+        return {"jobs": [_changed(each) for each in done]}
 
     @router.post("/{job}/cancel", response_model=JobView, operation_id="cancel_job", responses=acted)
     async def cancel(job: Id, caller: Caller, why: Why | None = None) -> Any:
@@ -438,6 +491,10 @@ def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
 def _cancelled(done: ActionResult) -> dict[str, Any]:
     state = done.record.job.state if done.record else None
     return {"job": done.job, "state": state, "problem": problem_of(done.error) if done.error else None}
+
+
+def _changed(done: ActionResult) -> dict[str, Any]:
+    return _cancelled(done) | {"priority": done.record.job.spec.priority if done.record else None}
 
 
 def _next_page(which: JobFilter, active: bool, states: list[JobState]) -> str:

@@ -95,11 +95,11 @@ class Client:
             time.sleep(pause)
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
 
-    def cancel(self, jobs: list[int], reason: str) -> Iterator[Json]:
-        """What becomes of each, some at a time."""
+    def act(self, action: str, jobs: list[int], **order: str) -> Iterator[Json]:
+        """What becomes of each of many jobs, some at a time; ``order`` is what the action wants beside them."""
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
-            order = {"jobs": jobs[start : start + MAX_PAGE_SIZE], "reason": reason}
-            yield from self.post("/api/v1/jobs/cancel", order)["jobs"]
+            some = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
+            yield from self.post(f"/api/v1/jobs/{action}", some)["jobs"]
 
     def wait(self, job: int, deadline: float | None) -> Json:
         """The job when it is over; ``CliError`` when that is not so at ``deadline`` (monotonic seconds).

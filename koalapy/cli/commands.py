@@ -7,6 +7,7 @@ from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import FINAL, Client, refused
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
+from koalapy.model.job import Priority
 
 QueuedJobs = Annotated[list[int], Argument(help="ids of jobs", completes="queued jobs")]
 HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held jobs")]
@@ -42,14 +43,18 @@ def show(
 def cancel(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> int:
     """End jobs; a running one gives all its nodes back."""
     worst = Exit.OK
-    for one in Client(url, token).cancel(jobs, reason):
+    for one in Client(url, token).act("cancel", jobs, reason=reason):
         if problem := one["problem"]:
-            error = refused(problem)
-            print(f"koala: {error}", file=sys.stderr)
-            worst = max(worst, error.code)
+            worst = max(worst, _told(problem))
         else:
             print(f"job {one['job']} {'cancelled' if one['state'] in FINAL else 'is being cancelled'}")
     return worst
+
+
+def _told(problem: dict[str, Any]) -> Exit:
+    error = refused(problem)
+    print(f"koala: {error}", file=sys.stderr)
+    return error.code
 
 
 def hold(jobs: QueuedJobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> int:
@@ -60,6 +65,23 @@ def hold(jobs: QueuedJobs, reason: Why = "", url: Url = DEFAULT_URL, token: Toke
 def release(jobs: HeldJobs, url: Url = DEFAULT_URL, token: Token = None) -> int:
     """Let held jobs be placed again."""
     return _act("release", jobs, None, Client(url, token))
+
+
+def priority(
+    priority: Annotated[Priority, Argument(help="what they are to have")],
+    jobs: QueuedJobs,
+    reason: Why = "",
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> int:
+    """Give jobs that wait another priority; each keeps its place by when it came."""
+    worst = Exit.OK
+    for one in Client(url, token).act("priority", jobs, priority=priority, reason=reason):
+        if problem := one["problem"]:
+            worst = max(worst, _told(problem))
+        else:
+            print(f"job {one['job']} {one['state']}, {one['priority']} priority")
+    return worst
 
 
 def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Client) -> Exit:

@@ -21,6 +21,7 @@ KOALA = Group(
             "cancel": "commands:cancel",
             "hold": "commands:hold",
             "release": "commands:release",
+            "priority": "commands:priority",
             "explain": "explain:explain",
             "clusters": "grid:clusters_group",
             "alerts": "alerts:alerts",

@@ -74,7 +74,7 @@ class RestDaemon:
 
     def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
         try:
-            found = list(self._client.cancel(list(jobs), "the workload was interrupted"))
+            found = list(self._client.act("cancel", list(jobs), reason="the workload was interrupted"))
         except CliError as error:
             _raise(error)
         return [str(one["problem"]["detail"]) for one in found if one["problem"]]

@@ -76,8 +76,14 @@ class JobState(StrEnum):
         """Whether the job has, or is about to have, nodes."""
         return self in ACTIVE_STATES
 
+    @property
+    def waits(self) -> bool:
+        """Whether the job has no nodes yet, and is not over."""
+        return self in WAITING_STATES
+
 
 FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.HELD})
 ACTIVE_STATES = frozenset({JobState.PLACED, JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN})
 
 _ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
@@ -240,7 +246,7 @@ Pattern = Annotated[str, Length(MAX_PATH_LENGTH), Written("as out/*.csv")]
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Everything the user said; nothing of it changes while the job lives.
+    """Everything the user said; nothing of it changes while the job lives, but the priority of one that waits.
 
     This is all there is to say of a field: the REST API, the store, job files and the options of ``koala submit``, in
     this order, follow from it. What kinds of values there are, each of them knows once.

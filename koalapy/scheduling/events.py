@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from koalapy.model.cluster import Link
-from koalapy.model.job import Job, JobId, Token
+from koalapy.model.job import Job, JobId, Priority, Token
 from koalapy.model.reports import Inventory, Report
 from koalapy.model.request import ClusterName
 
@@ -36,6 +36,16 @@ class JobHeld:
 @dataclass(frozen=True, slots=True)
 class JobReleased:
     job: JobId
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPriorityChanged:
+    """A job that waits is to have another priority; it keeps its place by when it came, in the other queue."""
+
+    job: JobId
+    priority: Priority
+    reason: str = ""
     by: str = ""
 
 
@@ -131,6 +141,7 @@ Event = (
     | JobCancelled
     | JobHeld
     | JobReleased
+    | JobPriorityChanged
     | Reported
     | ClusterConfirmed
     | ClusterDisconnected

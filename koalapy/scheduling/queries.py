@@ -1,5 +1,7 @@
 """What the scheduler knows, for those who ask; nothing here changes anything."""
 
+from collections.abc import Iterable
+
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import BusyError, NotFoundError
 from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
@@ -82,6 +84,10 @@ class Queries:
         """A queued job's place in its queue, counted from 1."""
         known = self._ledger.get(job)
         return self._queues.position(known) if known else None
+
+    def positions(self, jobs: Iterable[Job]) -> dict[JobId, int]:
+        """The same of many, as far as they are in a queue."""
+        return self._queues.positions(jobs)
 
     def tries(self, job: JobId) -> int:
         """How often an unfinished job was tried to be placed, scans that passed it over among them."""

@@ -125,6 +125,8 @@ class Scheduler:
             case ev.JobReleased():
                 job = self._acted_on(event)
                 self._queues.release(self._ledger.move(job, JobState.QUEUED, now, "released", by=event.by))
+            case ev.JobPriorityChanged():
+                self._change_priority(self._acted_on(event), event, now)
             case ev.Reported():
                 self._reported(event.cluster, event.report, now)
             case ev.ClusterConfirmed():
@@ -241,7 +243,7 @@ class Scheduler:
         for stage in event.inventory.stages:
             self._endings.settle(stage.token, now)
 
-    def _acted_on(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased) -> Job:
+    def _acted_on(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased | ev.JobPriorityChanged) -> Job:
         """The job an action is for; ``NotFoundError`` or ``ConflictError`` when the action is not possible now."""
         job = self._ledger.get(event.job)
         if job is None:
@@ -250,7 +252,16 @@ class Scheduler:
             raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
         if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:
             raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
+        if isinstance(event, ev.JobPriorityChanged) and not job.state.waits:
+            raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be given another priority")
         return job
+
+    def _change_priority(self, job: Job, event: ev.JobPriorityChanged, now: float) -> None:
+        """Nothing happens where it has that priority already."""
+        before = job.spec.priority
+        if before is not event.priority:
+            told = f"{before} to {event.priority}" + (f": {event.reason}" if event.reason else "")
+            self._ledger.note(self._queues.change_priority(job, event.priority), now, "priority", told, by=event.by)
 
     def _cancel(self, job: Job, event: ev.JobCancelled, now: float) -> None:
         if job.state.is_active:

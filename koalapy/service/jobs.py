@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from koalapy.model.digest import digest_of, has_digest, key_of
-from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
@@ -25,11 +25,12 @@ from koalapy.scheduling.events import (
 from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.service.agent_memory import MAX_JOBS_AHEAD
 from koalapy.service.audit import about
+from koalapy.service.bulk_actions import BulkActions, no_job, over_already
 from koalapy.service.database import query
 from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs
-from koalapy.validation.permissions import check_is_theirs, in_the_name_of, may_see_all_of
+from koalapy.validation.permissions import check_is_theirs, in_the_name_of
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
 
@@ -46,15 +47,6 @@ class JobRecord:
 
     job: Job
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ActionResult:
-    """What became of one of several jobs that were acted on together: the job as it is, or what stood against it."""
-
-    job: JobId
-    record: JobRecord | None = None
-    error: KoalaError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +86,7 @@ class Jobs:
         self._engine = engine
         self._resolve = resolve or _as_it_is
         self._high_priority = high_priority
+        self.bulk = BulkActions(self, engine, high_priority)
         self._store = store
         self._outputs = outputs
         self._next_job = next_job
@@ -158,7 +151,8 @@ class Jobs:
         self._next_job = max(self._next_job, job + 1)
         return True
 
-    async def _commit(self, item: WorkItem) -> None:
+    async def commit(self, item: WorkItem) -> None:
+        """Hand something to the engine, and wait until it is written."""
         await self._engine.database.await_outcome(self._engine.commit(item))
 
     async def _checked(self, spec: JobSpec, by: Identity) -> JobSpec:
@@ -181,46 +175,18 @@ class Jobs:
     async def _act(self, job: JobId, by: Identity, event: Event) -> JobRecord:
         known = await self.theirs(job, by)
         if self._engine.queries.job(job) is None:
-            raise _over_already(known.job)
-        await self._commit(WorkItem(events=(event,)))
+            raise over_already(known.job)
+        await self.commit(WorkItem(events=(event,)))
         return await self.get(job)
-
-    async def cancel_all(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
-        """End several in one transaction, each once, in their order; what stands against one keeps no other from it.
-
-        One that is cancelled already is as it should be.
-        """
-        wanted = list(dict.fromkeys(jobs))
-        queries = self._engine.queries
-
-        def may_end(job: JobId) -> bool:
-            known = queries.job(job)
-            return known is not None and may_see_all_of(by, known)
-
-        others = [str(job) for job in wanted if queries.job(job) is not None and not may_end(job)]
-        about(f"jobs {', '.join(map(str, wanted))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
-
-        def prepare() -> tuple[Event, ...]:
-            why = reason or f"cancelled by {by.user}"
-            return tuple(JobCancelled(job, why, by.user) for job in wanted if may_end(job))
-
-        if any(may_end(job) for job in wanted):
-            await self._commit(WorkItem(prepare=prepare))
-        known = {job: self._record(found) for job in wanted if (found := queries.job(job)) is not None}
-        over = tuple(job for job in wanted if job not in known)
-        if over:
-            ended, _ = await self.page(JobFilter(limit=len(over), ids=over))
-            known |= {found.job.id: found for found in ended}
-        return [_cancelled(job, known.get(job), by) for job in wanted]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self.cluster(cluster)
-        await self._commit(WorkItem(events=(ClusterCleared(cluster),)))
+        await self.commit(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
     async def drain_cluster(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
         self.cluster(cluster)
-        await self._commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason),)))
+        await self.commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -234,7 +200,7 @@ class Jobs:
                 )
             return (ClusterResumed(cluster),)
 
-        await self._commit(WorkItem(prepare=prepare))
+        await self.commit(WorkItem(prepare=prepare))
         return self._describe(cluster)
 
     # Looking
@@ -243,8 +209,8 @@ class Jobs:
         known = self._engine.queries.job(job)
         found = known or await query(self._store.job, job)
         if found is None:
-            raise _no_job(job)
-        return self._record(found)
+            raise no_job(job)
+        return self.record(found)
 
     async def theirs(self, job: JobId, by: Identity) -> JobRecord:
         """A job of which somebody may see and do all; ``ForbiddenError`` for others'."""
@@ -260,9 +226,10 @@ class Jobs:
         page = await query(self._store.page, which)
         while not page.jobs and page.before is not None:
             page = await query(self._store.page, replace(which, before=page.before))
-        return [self._record(job) for job in page.jobs], page.before
+        return [self.record(job) for job in page.jobs], page.before
 
-    def _record(self, job: Job) -> JobRecord:
+    def record(self, job: Job) -> JobRecord:
+        """A job as it is told to people."""
         if job.state is JobState.QUEUED:
             return JobRecord(job, self._engine.queries.waiting_reason(job))
         return JobRecord(job, job.reason)
@@ -281,7 +248,7 @@ class Jobs:
             return record, stored
         if newest.generation > 1 and (not stored or stored[-1].generation < newest.generation):
             # It has just begun: how the one before ended is still being written.
-            await self._commit(WorkItem())
+            await self.commit(WorkItem())
             stored = await query(self._store.attempts, job, last)
         found = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
         return record, found[-last:] if last else found
@@ -388,26 +355,6 @@ class Jobs:
     def policies(self) -> Sequence[dict[str, object]]:
         """``name``, ``serves`` (request types), ``summary`` of each policy."""
         return self._engine.queries.policies.describe()
-
-
-def _no_job(job: JobId) -> NotFoundError:
-    return NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
-
-
-def _over_already(job: Job) -> ConflictError:
-    return ConflictError(f"job {job.id} is {job.state} already", field="job", value=job.id)
-
-
-def _cancelled(job: JobId, now: JobRecord | None, by: Identity) -> ActionResult:
-    if now is None:
-        return ActionResult(job, error=_no_job(job))
-    try:
-        check_is_theirs(by, now.job)
-    except ForbiddenError as error:
-        return ActionResult(job, error=error)
-    if now.job.state in (JobState.SUCCEEDED, JobState.FAILED):
-        return ActionResult(job, error=_over_already(now.job))
-    return ActionResult(job, now)
 
 
 async def _as_it_is(spec: JobSpec, _: Identity) -> JobSpec:

@@ -47,7 +47,7 @@ def _columns(table: Table, kind: type[Any]) -> list[str]:
 
 def job_to_row(job: Job) -> dict[str, Any]:
     """What may change of it."""
-    return _row(tables.jobs, job)
+    return _row(tables.jobs, job) | {"priority": job.spec.priority}
 
 
 def new_job_to_row(job: Job) -> dict[str, Any]:
@@ -57,7 +57,9 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
 
 
 def job_from_row(row: Row, attempt: Attempt | None) -> Job:
-    return _JOB.validate_python({**row, "spec": spec_from_json(row["spec"]), "attempt": attempt})
+    # What was said at its submission, with what may have been changed since.
+    spec = spec_from_json({**row["spec"], "priority": row["priority"]})
+    return _JOB.validate_python({**row, "spec": spec, "attempt": attempt})
 
 
 def attempt_to_row(job: JobId, attempt: Attempt) -> dict[str, Any]:

@@ -45,11 +45,16 @@ def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role, role_of: Ca
             value=owner,
             hint="leave it out: a job is whose who submits it",
         )
-    if spec.priority is not Priority.LOW and not by.may(high_priority):
-        raise ForbiddenError(
-            f"priority is {spec.priority}, which only an operator may ask for here",
-            field="priority",
-            value=spec.priority,
-            hint="submit with priority low, or ask an operator of the grid to submit it for you",
-        )
+    check_priority(spec.priority, by, high_priority, "submit with priority low")
     return replace(spec, owner=owner)
+
+
+def check_priority(priority: Priority, by: Identity, high_priority: Role, way_out: str) -> None:
+    """``ForbiddenError`` where ``high_priority``, the least role for more than low priority, is more than theirs."""
+    if priority is not Priority.LOW and not by.may(high_priority):
+        raise ForbiddenError(
+            f"priority is {priority}, which only an operator may ask for here",
+            field="priority",
+            value=priority,
+            hint=f"{way_out}, or ask an operator of the grid to do it for you",
+        )

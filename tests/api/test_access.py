@@ -69,6 +69,9 @@ BODIES: dict[str, Any] = {
     "submit_job": BODY,
     "explain_submission": BODY,
     "cancel_jobs": {"jobs": [1]},
+    "hold_jobs": {"jobs": [1]},
+    "release_jobs": {"jobs": [1]},
+    "set_priority": {"jobs": [1], "priority": "high"},
     "add_replica": {"name": "m", "cluster": "north", "path": "/m"},
     "start_background": {"nodes": 1, "seconds": 1},
 }
@@ -287,6 +290,51 @@ async def test_of_many_jobs_each_is_cancelled_by_who_may(api: Api) -> None:
     over = (await api.ask("ada", "POST", "/api/v1/jobs/cancel", json={"jobs": [2]})).json()["jobs"]
     assert over[0]["problem"]["status"] == 403
     assert over[0]["state"] is None
+
+
+@pytest.mark.parametrize(("action", "more"), [("hold", {}), ("release", {}), ("priority", {"priority": "high"})])
+async def test_of_many_jobs_each_is_changed_by_who_may(api: Api, action: str, more: Json) -> None:
+    await api.submit("ada")
+    await api.submit("bob")
+    order = {"jobs": [2, 1, 3, 2], **more}
+    answer = await api.ask("bob", "POST", f"/api/v1/jobs/{action}", json=order)
+    done = answer.json()["jobs"]
+    assert [(one["job"], one["problem"] and one["problem"]["status"]) for one in done] == [
+        (2, None),
+        (1, 403),
+        (3, 404),
+    ]
+    assert (await api.ask("ada", "GET", "/api/v1/jobs/1")).json()["timeline"][1:] == []
+    again = await api.ask("director", "POST", f"/api/v1/jobs/{action}", json=order)
+    assert [one["problem"] and one["problem"]["status"] for one in again.json()["jobs"]] == [None, None, 404]
+
+
+async def test_jobs_that_wait_are_given_another_priority(api: Api) -> None:
+    for _ in range(2):
+        await api.submit("ada")
+    await api.ask("ada", "POST", "/api/v1/jobs/cancel", json={"jobs": [2]})
+    order = {"jobs": [1, 2], "priority": "high", "reason": "a deadline"}
+    first, second = (await api.ask("director", "POST", "/api/v1/jobs/priority", json=order)).json()["jobs"]
+    assert first == {"job": 1, "state": "queued", "priority": "high", "problem": None}
+    assert (second["priority"], second["problem"]["status"]) == (None, 409)
+    shown = (await api.ask("ada", "GET", "/api/v1/jobs/1")).json()
+    assert shown["priority"] == "high"
+    last = shown["timeline"][-1]
+    assert (last["event"], last["actor"], last["reason"]) == ("priority", "director", "low to high: a deadline")
+    assert "a deadline" in str((await api.ask("ada", "GET", "/api/v1/jobs/1/explain")).json()["reasons"])
+
+
+async def test_who_may_not_submit_with_high_priority_gives_it_to_no_job(tmp_path: Path) -> None:
+    async with opened(tmp_path, high_priority=Role.OPERATOR) as api:
+        await api.submit("ada")
+        order = {"jobs": [1], "priority": "high"}
+        refused = await api.ask("ada", "POST", "/api/v1/jobs/priority", json=order)
+        assert (refused.status_code, refused.json()["field"]) == (403, "priority")
+        assert (await api.ask("ada", "GET", "/api/v1/jobs/1")).json()["priority"] == "low"
+        await api.ask("director", "POST", "/api/v1/jobs/priority", json=order)
+        assert (await api.ask("ada", "GET", "/api/v1/jobs/1")).json()["priority"] == "high"
+        lower = await api.ask("ada", "POST", "/api/v1/jobs/priority", json=order | {"priority": "low"})
+        assert lower.json()["jobs"][0]["priority"] == "low"
 
 
 # In whose name

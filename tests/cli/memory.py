@@ -13,8 +13,9 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, Jo
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
+from koalapy.service.bulk_actions import ActionResult
 from koalapy.service.health import HealthReport
-from koalapy.service.jobs import ActionResult, JobChange, JobRecord, Metrics
+from koalapy.service.jobs import JobChange, JobRecord, Metrics
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.permissions import check_is_theirs, in_the_name_of
 from koalapy.validation.submission import check
@@ -24,10 +25,39 @@ NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
 
 
+class MemoryActions:
+    """What is done to many jobs of a service in memory."""
+
+    def __init__(self, service: "MemoryService") -> None:
+        self._service = service
+
+    async def cancel(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
+        done = []
+        for job in dict.fromkeys(jobs):
+            try:
+                done.append(ActionResult(job, await self._service.cancel(job, by, reason)))
+            except ConflictError as error:
+                known = self._service.record(job)
+                done.append(
+                    ActionResult(job, known)
+                    if known.job.state is JobState.CANCELLED
+                    else ActionResult(job, error=error)
+                )
+            except NotFoundError as error:
+                done.append(ActionResult(job, error=error))
+        return done
+
+    async def set_priority(
+        self, jobs: Sequence[JobId], priority: Priority, by: Identity, reason: str
+    ) -> Sequence[ActionResult]:
+        return [ActionResult(job, await self._service.set_priority(job, priority)) for job in jobs]
+
+
 class MemoryService:
     """``echo TEXT`` succeeds, ``exit CODE`` fails, ``lost`` fails without a code, anything else goes on."""
 
     def __init__(self) -> None:
+        self.bulk = MemoryActions(self)
         self.records: dict[JobId, Job] = {}
         self.keys: dict[str, JobId] = {}
         self.printed: dict[JobId, bytes] = {}
@@ -48,7 +78,7 @@ class MemoryService:
 
     async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key in self.keys:
-            return self._record(self.keys[idempotency_key]), False
+            return self.record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
         spec = in_the_name_of(spec, by, Role.USER, lambda _: Role.USER)
@@ -56,7 +86,7 @@ class MemoryService:
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
         self.records[job.id], self.printed[job.id] = self._become(job)
-        return self._record(job.id), True
+        return self.record(job.id), True
 
     def _become(self, job: Job) -> tuple[Job, bytes]:
         match job.spec.command:
@@ -84,22 +114,6 @@ class MemoryService:
             raise ConflictError(f"job {job} is over already", field="job", value=job)
         return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
 
-    async def cancel_all(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
-        done = []
-        for job in dict.fromkeys(jobs):
-            try:
-                done.append(ActionResult(job, await self.cancel(job, by, reason)))
-            except ConflictError as error:
-                known = self._record(job)
-                done.append(
-                    ActionResult(job, known)
-                    if known.job.state is JobState.CANCELLED
-                    else ActionResult(job, error=error)
-                )
-            except NotFoundError as error:
-                done.append(ActionResult(job, error=error))
-        return done
-
     async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
         await self.get(job)
         return await self._change(job, state=JobState.HELD, reason=reason)
@@ -107,6 +121,10 @@ class MemoryService:
     async def release(self, job: JobId, by: Identity) -> JobRecord:
         await self.get(job)
         return await self._change(job, state=JobState.QUEUED)
+
+    async def set_priority(self, job: JobId, priority: Priority) -> JobRecord:
+        known = (await self.get(job)).job
+        return await self._change(job, spec=replace(known.spec, priority=priority))
 
     def cluster(self, name: ClusterName) -> ClusterRecord:
         known = {record.name: record for record in self.clusters()}
@@ -137,14 +155,14 @@ class MemoryService:
             raise StoreUnavailable("the database does not answer")
         if job not in self.records:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
-        return self._record(job)
+        return self.record(job)
 
     async def theirs(self, job: JobId, by: Identity) -> JobRecord:
         record = await self.get(job)
         check_is_theirs(by, record.job)
         return record
 
-    def _record(self, job: JobId) -> JobRecord:
+    def record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
 
     async def page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:

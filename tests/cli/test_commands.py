@@ -317,6 +317,15 @@ def test_show(koala: Koala) -> None:
     assert json.loads(koala("show", "1", "--json").out)["components"][0]["size"] == 2
 
 
+def test_jobs_are_given_another_priority(koala: Koala) -> None:
+    for _ in range(2):
+        koala("submit", "--flexible", "6", "program")
+    done = koala("priority", "high", "1", "2", "--reason", "a deadline")
+    assert done.out == "job 1 queued, high priority\njob 2 queued, high priority\n"
+    assert json.loads(koala("show", "1", "--json").out)["priority"] == "high"
+    assert koala("priority", "higher", "1").code == 2
+
+
 def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala) -> None:
     for _ in range(2):
         koala(*FLEXIBLE, "program")

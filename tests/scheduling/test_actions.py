@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from koalapy.model.errors import ConflictError, KoalaError, NotFoundError
-from koalapy.model.job import JobState
-from koalapy.scheduling.events import JobCancelled, JobHeld, JobReleased
+from koalapy.model.job import JobState, Priority
+from koalapy.scheduling.events import JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible
@@ -99,7 +99,50 @@ def test_only_queued_jobs_can_be_held_and_only_held_ones_released(state: JobStat
     assert world.job(job) is before
 
 
-@pytest.mark.parametrize("action", [JobCancelled, JobHeld, JobReleased])
+def raised(job: int) -> JobPriorityChanged:
+    return JobPriorityChanged(job, Priority.HIGH, "a deadline", "ada")
+
+
+@IN_EVERY_STATE
+def test_only_jobs_that_wait_are_given_another_priority(state: JobState) -> None:
+    world = World({"north": 4, "south": 4})
+    job = STATES[state](world)
+    if state in (JobState.QUEUED, JobState.HELD):
+        world.step([raised(job), raised(job)])
+        assert world.job(job).spec.priority is Priority.HIGH
+        assert world.story(job).count("priority") == 1
+        return
+    with pytest.raises(ConflictError, match=f"job {job} is {state}: only jobs that wait can be given another"):
+        world.step([raised(job)])
+    assert world.job(job).spec.priority is Priority.LOW
+
+
+def test_a_job_of_another_priority_stands_where_it_would_had_it_been_submitted_so() -> None:
+    world = World({"north": 4})
+    world.submit(fixed(north=4), lasts=10, priority=Priority.HIGH)
+    jobs = [world.submit(fixed(north=4), priority=Priority.HIGH if high else Priority.LOW) for high in (1, 0, 0, 1)]
+    tries = world.queries.tries(jobs[1])
+    world.step([raised(jobs[1])])
+    assert [world.queries.position(job) for job in jobs] == [1, 2, 1, 3]
+    assert world.queries.positions(world.job(job) for job in jobs) == dict(zip(jobs, [1, 2, 1, 3], strict=True))
+    assert world.queries.tries(jobs[1]) == tries
+    world.step([JobPriorityChanged(jobs[0], Priority.LOW)])
+    assert [world.queries.position(job) for job in jobs] == [1, 1, 2, 2]
+    world.settle()
+    check_quiet(world)
+
+
+def test_a_job_of_high_priority_takes_nodes_of_others_once_it_has_it() -> None:
+    world = World({"north": 4})
+    world.submit(fixed(north=4), lasts=1000)
+    world.advance(5)
+    job = world.submit(fixed(north=4), lasts=5)
+    world.step([raised(job)])
+    world.advance(5)
+    assert world.state(job) in (JobState.CLAIMING, JobState.RUNNING, JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize("action", [JobCancelled, JobHeld, JobReleased, raised])
 def test_there_is_no_such_job(action: Callable[[int], JobCancelled]) -> None:
     world = World({"north": 4})
     with pytest.raises(NotFoundError, match="there is no unfinished job 17") as error:

@@ -24,6 +24,7 @@ from koalapy.scheduling.events import (
     ClusterResumed,
     JobCancelled,
     JobHeld,
+    JobPriorityChanged,
     JobReleased,
     JobSubmitted,
     PeriodicScan,
@@ -226,6 +227,12 @@ class Grid(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         jobs = self.some(JobState.HELD)
         self.world.step([JobReleased(jobs[pick % len(jobs)])])
+
+    @precondition(lambda self: self.some(JobState.QUEUED, JobState.HELD))
+    @rule(pick=picks, priority=st.sampled_from(Priority))
+    def change_priority(self, pick: int, priority: Priority) -> None:
+        jobs = self.some(JobState.QUEUED, JobState.HELD)
+        self.world.step([JobPriorityChanged(jobs[pick % len(jobs)], priority)])
 
     # Local users
 

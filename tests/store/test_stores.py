@@ -63,6 +63,15 @@ def test_a_job_is_updated_and_a_new_attempt_leaves_the_old_one_alone(stores: Sto
     assert stores.jobs.attempts(2) == []
 
 
+def test_a_jobs_other_priority_is_kept(stores: Stores) -> None:
+    job = a_job(1)
+    stores.jobs.write(batch(job))
+    other = next(priority for priority in Priority if priority is not job.spec.priority)
+    stores.jobs.write(batch(raised := replace(job, spec=replace(job.spec, priority=other))))
+    assert stores.jobs.job(1) == raised
+    assert stores.jobs.load().jobs == (raised,)
+
+
 def test_an_attempt_that_ended_as_the_next_began_is_kept_as_it_ended(stores: Stores) -> None:
     stores.jobs.write(batch(running(1)))
     first = running(1).attempt

@@ -73,6 +73,14 @@ class PlacementQueues:
         queue = self._queues[job.spec.priority]
         return queue.position(job.id) + 1 if job.id in queue else None
 
+    def positions(self, jobs: Iterable[Job]) -> dict[JobId, int]:
+        """The places of many at once, of those that are in a queue."""
+        wanted = list(jobs)
+        found: dict[JobId, int] = {}
+        for priority, queue in self._queues.items():
+            found |= queue.positions(job.id for job in wanted if job.spec.priority is priority)
+        return found
+
     # Who comes and goes
 
     def arrive(self, job: Job) -> None:
@@ -142,6 +150,16 @@ class PlacementQueues:
             self.due.add(priority)  # it may have stood in others' way
         self._queues[priority].remove(job.id)
         return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
+
+    def change_priority(self, job: Job, priority: Priority) -> Job:
+        """A job that waits, or is held: if it is in a queue it goes to the other one, to where it would stand had it
+        been submitted so; its tries go with it."""
+        if not (job.waits and job.id in self._queues[job.spec.priority]):
+            return self._ledger.change(job, spec=replace(job.spec, priority=priority))
+        job = self.leave(job)
+        job = self._ledger.change(job, spec=replace(job.spec, priority=priority))
+        self._enter(job, anew=False)
+        return self._ledger.jobs[job.id]
 
     def regroup(self, jobs: Iterable[Job]) -> None:
         """The shapes of these jobs have changed: they are not refused any more with those they were like before."""

@@ -3,7 +3,7 @@
 import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from koalapy.model.job import JobId
@@ -147,6 +147,12 @@ class PlacementQueue:
         """How many jobs stand before this one."""
         key = self._entries[job].key
         return sum(_place(group, key) for group in self._groups.values())
+
+    def positions(self, jobs: Iterable[JobId]) -> dict[JobId, int]:
+        """The places of those that are here, counted from 1: many cost little more than one."""
+        wanted = [self._entries[job] for job in jobs if job in self._entries]
+        keys = sorted(entry.key for entry in self._entries.values()) if wanted else []
+        return {entry.job: bisect_left(keys, entry.key) + 1 for entry in wanted}
 
     def head(self) -> JobId | None:
         """The first job that may be placed as far as its owner's limits go."""
