@@ -79,6 +79,8 @@ def _absolute(path: str) -> str:
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Proxy = Annotated[str, AfterValidator(_proxy)]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+LogFormat = Literal["console", "json"]
 
 
 def _user_name(name: str) -> str:
@@ -319,6 +321,11 @@ class Settings(BaseSettings):
     """Seconds for which it is kept who did what; null: for ever."""
     background_load: bool = False
     """Whether experiments may load clusters past the scheduler, as local users do."""
+    log_level: LogLevel = "info"
+    """What weighs less is not logged; agents that the daemon starts tell of ``warning`` and worse, unless this is
+    ``debug``."""
+    log_format: LogFormat = "console"
+    """How a line of the log is written: for people, or as one JSON object."""
     rules: Rules = Rules()
     links: list[LinkSection] = []
     encrypt_transfers: bool = True

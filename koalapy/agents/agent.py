@@ -141,8 +141,12 @@ class Agent:
         await self._logins.listen()
         if self._accounts.own_uid == 0 and not self._accounts.are_many:
             hint = "run it as an account of its own, or make the cluster mapped"
-            log.warning("jobs of all users run as root", action="start", cluster=self._settings.cluster, hint=hint)
-        log.info("agent serves", action="start", cluster=self._settings.cluster, components=len(self._reporter.live))
+            log.warning(
+                "jobs of all users run as root", action="jobs-as-root", cluster=self._settings.cluster, hint=hint
+            )
+        log.info(
+            "agent serves", action="agent-serves", cluster=self._settings.cluster, components=len(self._reporter.live)
+        )
         manager.ready(f"serves {self._settings.cluster}")
         try:
             async with asyncio.TaskGroup() as group:
@@ -164,19 +168,21 @@ class Agent:
             await self._places.close()
             self._runners.close()
             await self._lrm.close()
-            log.info("agent ends", action="stop", cluster=self._settings.cluster)
+            log.info("agent ends", action="agent-ends", cluster=self._settings.cluster)
 
     def _recall(self) -> None:
         """Take up again whatever the folders remember."""
         self._folders.prepare()
         for path in self._spool.sweep():
-            log.info("what was left of a component was removed", action="sweep", folder=str(path))
+            log.info("what was left of a component was removed", action="folders-swept", folder=str(path))
         for instance, token, folder in self._spool.load():
             try:
                 component = Component.recall(instance, token, folder)
             except (OSError, ValueError, LookupError, TypeError) as error:
                 # Its job is told as one without a record: one folder is not to keep us from all others.
-                log.error("a component's record cannot be read", action="recall", token=token, exc_info=error)
+                log.error(
+                    "a component's record cannot be read", action="record-unreadable", token=token, exc_info=error
+                )
                 continue
             if component.size == 0 and component.stop is None:
                 folder.remove()  # We ended before it was written down what the daemon wants: it says so again.
@@ -222,7 +228,9 @@ class Agent:
         while True:
             for base in own:
                 if swept := await asyncio.to_thread(sweep, base):
-                    log.info("folders of killed runners were removed", action="sweep", below=base, folders=swept)
+                    log.info(
+                        "folders of killed runners were removed", action="folders-swept", below=base, folders=swept
+                    )
             await asyncio.sleep(SWEEP_INTERVAL)
 
     async def _watch_versions(self) -> None:
@@ -232,7 +240,7 @@ class Agent:
             try:
                 open_mpi = await open_mpi_here(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
             except SiteError as error:
-                log.info("the version of Open MPI is not known", action="version", reason=error.message)
+                log.info("the version of Open MPI is not known", action="version-unknown", reason=error.message)
                 open_mpi = OpenMpi()
             self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
             self._jobs.polls.soon()
@@ -393,7 +401,7 @@ class Agent:
     def _cannot_write(self, message: Command, failure: OSError) -> str | None:
         """What was not written down is not begun: its component fails, and what must be done is done later."""
         error = write_error(self._settings.directory, failure)
-        log.error("a command cannot be written down", action=message.type, token=message.token, error=error)
+        log.error("a command cannot be written down", action="command-not-noted", token=message.token, error=error)
         component = self._reporter.find(message.token)
         if isinstance(message, Submit) and component is None:
             self._spool.discard(self._reporter.instance, message.token)

@@ -93,7 +93,7 @@ class Background:
         )
         job = await self._lrm.submit(submission)
         self._started[name] = BackgroundJob(job, time.monotonic() + seconds)
-        log.info("background started", action="background", name=name, nodes=nodes, seconds=seconds)
+        log.info("background started", action="background-started", name=name, nodes=nodes, seconds=seconds)
         return {"name": name, "lrm_job": job}
 
     async def stop(self, payload: Mapping[str, object]) -> dict[str, object]:

@@ -104,7 +104,7 @@ class Barrier:
     def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
         component, index = self._reporter.components.get(hello["component"]), hello["node"]
         if component is None or component.old_secret or index >= component.size:
-            log.warning("a runner of nobody", action="refuse", component=hello["component"], node=index)
+            log.warning("a runner of nobody", action="runner-refused", component=hello["component"], node=index)
             return None
         secret = self._secrets.of(component.name, index)
         if secret is None:  # it comes again; by then the resource manager has told us
@@ -122,13 +122,15 @@ class Barrier:
         secret = component.old_secret.encode() if component else b""
         if component is None or not secret or not hmac.compare_digest(secret, hello["secret"].encode()):
             if component is None:
-                log.warning("a runner of nobody", action="refuse", component=hello["component"], node=hello["node"])
+                log.warning(
+                    "a runner of nobody", action="runner-refused", component=hello["component"], node=hello["node"]
+                )
             else:
                 self._impostors.seen(component, hello["node"], "forged", runner.address)
             return False
         if hello["node"] >= component.size:
             log.warning(
-                "a runner of a node that is none", action="refuse", component=component.name, node=hello["node"]
+                "a runner of a node that is none", action="runner-refused", component=component.name, node=hello["node"]
             )
             return False
         runner.component, runner.node = component.name, hello["node"]
@@ -227,10 +229,12 @@ class Barrier:
     def _note_output_error(self, component: Component) -> None:
         reason = component.output.error
         if reason and component.name not in self._output_failed:
-            log.error("no room for output: its programs wait", action="keep", token=component.token, reason=reason)
+            log.error(
+                "no room for output: its programs wait", action="output-not-kept", token=component.token, reason=reason
+            )
             self._output_failed.add(component.name)
         elif not reason and component.name in self._output_failed:
-            log.info("there is room for output again", action="keep", token=component.token)
+            log.info("there is room for output again", action="output-kept-again", token=component.token)
             self._output_failed.discard(component.name)
 
     def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
@@ -243,7 +247,9 @@ class Barrier:
         try:
             component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
         except OSError as error:  # as long as we live we know it all the same
-            log.warning("a result cannot be kept", action="exit", reason=write_error(component.folder.path, error))
+            log.warning(
+                "a result cannot be kept", action="result-not-kept", reason=write_error(component.folder.path, error)
+            )
         component.node_ended(runner.node, result)
         self._spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
@@ -278,7 +284,9 @@ class Barrier:
         component = self._reporter.find(message.token, instance)
         node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
         if not of_one_attempt(message.sender, message.token):
-            log.warning("a relay to another attempt", action="refuse", sender=message.sender, token=message.token)
+            log.warning(
+                "a relay to another attempt", action="relay-refused", sender=message.sender, token=message.token
+            )
             self._undelivered(instance, message, "not to a component of the same attempt")
         elif elsewhere:
             self._reporter.uplink.put(message, urgent=True)

@@ -67,7 +67,9 @@ class Daemons:
                 _sync(folder)
                 _sync(self._directory)
         except OSError as error:
-            log.warning("cannot note what a daemon said", action="note", instance=instance, reason=str(error))
+            log.warning(
+                "cannot note what a daemon said", action="daemon-not-noted", instance=instance, reason=str(error)
+            )
             return False
         return True
 

@@ -60,7 +60,7 @@ def _lock(file: int, directory: Path, deadline: float) -> None:
                 raise
             log.warning(
                 "the file system knows no locks: see to it that there is one agent only",
-                action="hold",
+                action="no-locks",
                 directory=str(directory),
             )
             return

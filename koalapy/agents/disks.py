@@ -52,8 +52,11 @@ class DiskWatch:
         before = reporter.full, reporter.low
         reporter.disks, reporter.low, reporter.full = disks, low, full
         if bool(full) != bool(before[0]):
-            log.log(40 if full else 20, full or "there is room again", action="disk")
+            if full:
+                log.error("a disk is full", action="disk-full", reason=full)
+            else:
+                log.info("there is room again", action="disk-back")
         elif low and not before[1]:
-            log.warning("a disk is low", action="disk", reason="; ".join(low))
+            log.warning("a disk is low", action="disk-low", reason="; ".join(low))
         if (full, low) != before:
             self._changed()

@@ -35,7 +35,9 @@ class ExpiredDaemons:
             try:
                 self.remove()
             except OSError as error:
-                log.warning("what is left of a daemon cannot be removed", action="expire", reason=str(error))
+                log.warning(
+                    "what is left of a daemon cannot be removed", action="daemon-not-forgotten", reason=str(error)
+                )
 
     def heard(self) -> None:
         """The daemon has spoken. Where that cannot be noted we forget none too early: it is the present one."""
@@ -55,7 +57,7 @@ class ExpiredDaemons:
                 self._remove(instance)
 
     def _remove(self, instance: str) -> None:
-        log.warning("what is left of a daemon is removed", action="expire", instance=instance)
+        log.warning("what is left of a daemon is removed", action="daemon-forgotten", instance=instance)
         own = [component for component in self._reporter.components.values() if component.instance == instance]
         for component in own:
             if component.ended:

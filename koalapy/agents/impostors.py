@@ -42,7 +42,7 @@ class Impostors:
             self._seen.pop(name, None)
             return
         self._seen[name] = None
-        log.warning("somebody claims to be a runner", action="refuse", **impostor.model_dump(exclude={"type"}))
+        log.warning("somebody claims to be a runner", action="impostor", **impostor.model_dump(exclude={"type"}))
         if self.is_daemon_told and name == lrm_name(self._reporter.instance, impostor.token):
             self._reporter.uplink.put(impostor)
         asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._seen.get(name)))

@@ -82,11 +82,11 @@ class LoginServer:
                 failures.append(f"{path}: {_reason(error)}")
                 continue
             self._server = await asyncio.start_unix_server(self._serve, sock=self._bound.socket, limit=MAX_LINE)
-            log.info("users of this host can log in", action="listen", cluster=self._cluster, socket=str(path))
+            log.info("users of this host can log in", action="login-socket", cluster=self._cluster, socket=str(path))
             break
         if failures:
             hint = f"make {DIRECTORY} for this account (RuntimeDirectory=koala), or set login_socket"
-            log.warning("not every user of this host can log in", action="listen", reasons=failures, hint=hint)
+            log.warning("not every user of this host can log in", action="login-socket", reasons=failures, hint=hint)
 
     def close(self) -> None:
         if self._server is not None:
@@ -131,7 +131,7 @@ class LoginServer:
                 self._connections[uid] -= 1
                 self._connections += Counter()  # what is zero is left out
         except (OSError, ValueError, TimeoutError, RecursionError) as error:
-            log.info("a login was broken off", action="login", uid=uid, error=_reason(error))
+            log.info("a login was broken off", action="login-broken-off", uid=uid, error=_reason(error))
         finally:
             writer.close()
             with suppress(OSError):
@@ -150,7 +150,7 @@ class LoginServer:
         try:
             answer = await self._vouch(uid)
         except Refused as refusal:
-            log.warning("nobody is vouched for", action="login", uid=uid, error=refusal.message)
+            log.warning("nobody is vouched for", action="login-refused", uid=uid, error=refusal.message)
             await _say(writer, {"error": refusal.message, "hint": refusal.hint})
             return
         told = {"token": answer.token, "user": answer.user, "role": answer.role, "lifetime": answer.lifetime}

@@ -103,7 +103,7 @@ class LrmHealth:
         if why == self._obstacle:
             return
         if why:
-            log.warning("resource manager takes no jobs", action="lrm-trouble", reason=why)
+            log.warning("resource manager takes no jobs", action="lrm-takes-no-jobs", reason=why)
         self._obstacle = why
         self._tell()
 
@@ -130,7 +130,7 @@ class LrmHealth:
 
 def unexpected(error: Exception) -> SiteUnavailable:
     """What is to be told of an error that nobody thought of: what had been asked for may have been done."""
-    log.error("an error in the agent", action="lrm-error", exc_info=error)
+    log.error("an error in the agent", action="agent-error", exc_info=error)
     return SiteUnavailable(f"an error in the agent: {error!r}", hint="see the agent's log")
 
 

@@ -78,7 +78,7 @@ class LrmJobs:
         try:
             return await self._health.call(LrmOperation.VERSION, self._lrm.version())
         except SiteError as error:
-            log.info("the resource manager does not say its version", action="version", reason=error.message)
+            log.info("the resource manager does not say its version", action="version-unknown", reason=error.message)
             return ""
 
     def submit(self, component: Component, *, unsure: bool = False) -> None:
@@ -164,7 +164,7 @@ class LrmJobs:
             if component.lrm_job is None or (job is None and component.submitted_at >= began):
                 continue
             for each in superfluous:
-                log.warning("several jobs of one name", action="cancel", token=component.token, lrm_job=each.id)
+                log.warning("several jobs of one name", action="duplicate-jobs", token=component.token, lrm_job=each.id)
                 self._order(each)
             if job is not None and job.id != component.lrm_job:
                 component.lrm_job = job.id
@@ -190,7 +190,7 @@ class LrmJobs:
             self._order(job, by_force=by_force)
 
     def _over(self, component: Component) -> None:
-        log.info("component ended", action="end", token=component.token, error=component.error)
+        log.info("component ended", action="component-ended", token=component.token, error=component.error)
         self._leftovers.component_ended(component.name, component.user)
         self._cancelled.discard(component.name)
 
@@ -220,7 +220,9 @@ class LrmJobs:
             self.polls.soon()  # what was told of this cluster may no longer hold
         else:
             component.folder.note(lrm=component.lrm_job)
-            log.info("component submitted", action="submit", token=component.token, lrm_job=component.lrm_job)
+            log.info(
+                "component submitted", action="component-submitted", token=component.token, lrm_job=component.lrm_job
+            )
         self._reporter.publish(component)
         if component.stop is not None or component.error:
             self.end(component)
@@ -275,7 +277,7 @@ class LrmJobs:
             )
             self.polls.soon()
         except SiteError as error:
-            log.warning("cancel failed", action="cancel", lrm_job=job.id, name=job.name, reason=error.message)
+            log.warning("cancel failed", action="cancel-failed", lrm_job=job.id, name=job.name, reason=error.message)
 
     async def _cancel(self, component: Component, timeout: float) -> None:
         """Ask the resource manager, and again until the component has ended."""
@@ -296,7 +298,7 @@ class LrmJobs:
                     )
                     self.polls.soon()
                 except SiteError as error:
-                    log.warning("cancel failed", action="cancel", token=component.token, reason=error.message)
+                    log.warning("cancel failed", action="cancel-failed", token=component.token, reason=error.message)
                 await asyncio.sleep(STOP_TIMEOUT)
         finally:
             self._cancelling.discard(component.name)

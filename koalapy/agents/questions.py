@@ -83,7 +83,7 @@ class Questions:
         del self._answering[message.ident]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("no answer by an error of ours", action="answer", what=message.what, exc_info=error)
+            log.error("no answer by an error of ours", action="question-failed", what=message.what, exc_info=error)
             text = f"{type(error).__name__}: {error}"
             refusal = Answer(ident=message.ident, cluster=message.cluster, error=text, fault="refused")
             self._uplink.put(refusal, urgent=True)
@@ -111,7 +111,7 @@ class Questions:
             fault = error.fault if isinstance(error, SiteRejected) else "unavailable"
             answer = answer.model_copy(update={"error": text, "fault": fault or "refused"})
         except OSError as error:
-            log.warning("cannot answer", action="answer", what=message.what, reason=str(error))
+            log.warning("cannot answer", action="question-failed", what=message.what, reason=str(error))
             answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": "unavailable"})
         self._uplink.put(answer, urgent=True)
 

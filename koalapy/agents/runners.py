@@ -139,7 +139,9 @@ class RunnerConnection(asyncio.Protocol):
                     return
             self._check(self._line.size)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("a runner's message could not be understood", action="disconnect", error=repr(error)[:300])
+            log.warning(
+                "a runner's message could not be understood", action="runner-message-invalid", error=repr(error)[:300]
+            )
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -293,7 +295,11 @@ class RunnerServer:
                         os.fchmod(file.fileno(), 0o644)
                 os.replace(fresh, self._file)
         except OSError as error:
-            log.error("runners cannot be told where to report", action="listen", reason=write_error(self._file, error))
+            log.error(
+                "runners cannot be told where to report",
+                action="address-not-written",
+                reason=write_error(self._file, error),
+            )
             return
         self._unwritten = ""
 
@@ -310,7 +316,11 @@ class RunnerServer:
         self._short_of_files = used > most * OPEN_FILES_WARNING
         if self._short_of_files and not few:
             log.warning(
-                "few more runners can connect", action="listen", open_files=used, limit=most, hint=OPEN_FILES_HINT
+                "few more runners can connect",
+                action="open-files-low",
+                open_files=used,
+                limit=most,
+                hint=OPEN_FILES_HINT,
             )
 
     async def drain(self) -> None:

@@ -60,7 +60,9 @@ class Folder:
             try:
                 self.write()
             except OSError as error:
-                log.warning("a journal cannot be written", action="spool", reason=write_error(self.path, error))
+                log.warning(
+                    "a journal cannot be written", action="journal-not-written", reason=write_error(self.path, error)
+                )
         return not self._late
 
     async def synced(self) -> None:

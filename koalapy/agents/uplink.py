@@ -95,7 +95,7 @@ class Uplink:
 
     def _complain(self, reason: str) -> None:
         if not self._complained:
-            log.warning("daemon out of reach", action="disconnect", url=self._url, reason=reason)
+            log.warning("daemon out of reach", action="daemon-away", url=self._url, reason=reason)
             self._complained = True
 
     async def _converse(self, socket: ClientConnection, received: Callable[[FromDaemon], None]) -> None:
@@ -111,7 +111,7 @@ class Uplink:
                     if message.type == "welcome":
                         self._welcomed = True
                         if self._complained:
-                            log.info("daemon in reach again", action="connect", url=self._url)
+                            log.info("daemon in reach again", action="daemon-back", url=self._url)
                             self._complained = False
                     received(message)
         except asyncio.CancelledError:

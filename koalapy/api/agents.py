@@ -56,7 +56,7 @@ def agents_router(hub: Hub, tokens: Tokens) -> APIRouter:
     @router.websocket("/api/v1/agents/{cluster}/connect")
     async def connect(socket: WebSocket, cluster: str) -> None:
         if why := refusal(socket, cluster, tokens):
-            log.warning("agent refused", action="refuse", cluster=cluster[:100], error=why.reason)
+            log.warning("agent refused", action="agent-rejected", cluster=cluster[:100], error=why.reason)
             # By HTTP, which is over then: for the end of a WebSocket we would wait, and for any number of strangers'.
             await socket.send_denial_response(why.answer())
             return

@@ -179,7 +179,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    log.error("a request failed", action="bug", path=request.url.path, exc_info=error)
+    log.error("a request failed", action="request-failed", path=request.url.path, exc_info=error)
     return _for_browser(request, problem(500, "the daemon made a mistake; its log has the details"))
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.run_as import Way, way_here
 from koalapy.agents.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.bootstrap.handover import take_handover
-from koalapy.bootstrap.logs import configure_logging
+from koalapy.bootstrap.logs import configure_logging, watch_out_for_crashes
 from koalapy.concealment import forget_own
 from koalapy.login_socket import NAME as LOGIN_SOCKET
 from koalapy.login_socket import well_known
@@ -51,7 +50,7 @@ def agent(
 
     ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
     """
-    configure_logging(logging.WARNING if embedded else logging.INFO)
+    configure_logging("warning" if embedded else "info", cluster=cluster)
     raise_limit(MAX_OPEN_FILES)
     if embedded:
         token, settings, trust = take_handover()
@@ -59,6 +58,10 @@ def agent(
         check_encrypted(urlsplit(url))
         settings, trust = load(config), Trust(ca_file)
         trust.check()
+    # What an agent does is of no interest beside the daemon's own lines.
+    level = "warning" if embedded and settings.log_level == "info" else settings.log_level
+    configure_logging(level, settings.log_format, cluster=cluster)
+    watch_out_for_crashes()
     manager = ServiceManager.of_environment()
     forget_own()
     section = _section(cluster, settings)
@@ -237,7 +240,7 @@ def check(
     # Imported here: nobody else needs an HTTP client.
     from koalapy.agents.check.cluster import Expected, check_cluster
 
-    configure_logging(logging.CRITICAL)
+    configure_logging("critical")
     settings = load(config)
     section = _section(cluster, settings)
     directory = directory.absolute()

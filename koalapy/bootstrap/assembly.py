@@ -64,6 +64,7 @@ from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
+from koalapy.service.job_log import log_change
 from koalapy.service.jobs import Jobs
 from koalapy.service.limits import LimitsInUse
 from koalapy.service.links import LinkTable
@@ -111,6 +112,7 @@ async def run(
     epoch = stores.jobs.epoch
     outbox = Outbox(stores.saved.outbox, epoch)
     engine = Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
+    engine.observers.append(log_change)
     outputs = Outputs(engine, stores.jobs, stores.output)
     hub = _hub(settings, stores, engine, outputs)
     services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)

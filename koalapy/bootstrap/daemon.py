@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvloop
 
-from koalapy.bootstrap.logs import configure_logging
+from koalapy.bootstrap.logs import configure_logging, watch_out_for_crashes
 from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
 from koalapy.placement.registry import Registry, builtin
@@ -53,6 +53,8 @@ def serve(
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
     configure_logging()
     settings = wire.over(load(config))
+    configure_logging(settings.log_level, settings.log_format)
+    watch_out_for_crashes()
     manager = ServiceManager.of_environment()
     forget_own()
     umask = os.umask(FOR_OTHERS)

@@ -15,7 +15,7 @@ from koalapy.tls import Trust
 EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to end in good order when its daemon is gone."""
 STDIN = 0
-ALSO = ("links", "encrypt_transfers")
+ALSO = ("links", "encrypt_transfers", "log_level", "log_format")
 """What of the configuration an agent is told beside clusters."""
 
 

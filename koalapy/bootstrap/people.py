@@ -43,7 +43,7 @@ def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate
     """The daemon's own, an administrator's, which this account's commands find while we serve."""
     token, why = own_token(data_dir)
     if why:
-        log.warning("a new token was made", action="token", file=str(data_dir / TOKEN_FILE), reason=why)
+        log.warning("a new token was made", action="token-made", file=str(data_dir / TOKEN_FILE), reason=why)
     with ExitStack() as stack:
         try:
             shown = certificate.shown if certificate else None
@@ -52,7 +52,7 @@ def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate
             # An account without a home of its own, as services have: the token is in the data directory all the same.
             log.warning(
                 "the commands of this account must be given the token: KOALA_TOKEN",
-                action="token",
+                action="token-not-registered",
                 file=str(data_dir / TOKEN_FILE),
                 reason=str(error),
             )
@@ -132,7 +132,7 @@ def token_duties(identities: Identities, provider: "Oidc | None") -> list[Duty]:
         try:
             await identities.tidy()
         except (StoreUnavailable, LeaseLost) as error:
-            log.warning("not all tokens that ended were forgotten", action="token", error=error.message)
+            log.warning("not all tokens that ended were forgotten", action="token-not-stored", error=error.message)
 
     keys = [] if provider is None else [Duty("keys of the provider", REFRESH_INTERVAL, provider.keys.refresh)]
     return [

@@ -50,7 +50,7 @@ class AgentMemory:
         self._yielded.add(cluster)
         log.warning(
             "the database is older than what agents know of it: it was put back from a copy",
-            action="outgrow",
+            action="database-restored",
             cluster=cluster,
             epoch=own,
             known=epoch,

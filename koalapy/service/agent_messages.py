@@ -134,7 +134,9 @@ class AgentMessages:
     def _impostor(self, session: Session, message: Impostor) -> None:
         found = self._engine.queries.find(message.token)
         if found is None or found[1].cluster != session.cluster:
-            log.warning("an impostor in another's job", action="reject", cluster=session.cluster, token=message.token)
+            log.warning(
+                "an impostor in another's job", action="agent-oversteps", cluster=session.cluster, token=message.token
+            )
             return
         log.warning(
             "somebody claimed to be a job's runner, and was refused",
@@ -176,7 +178,9 @@ class AgentMessages:
 
     def _ack(self, session: Session, message: Ack) -> None:
         if message.error:
-            log.warning("agent refused a command", action="refused", cluster=session.cluster, error=message.error)
+            log.warning(
+                "agent refused a command", action="command-refused", cluster=session.cluster, error=message.error
+            )
         self._engine.post(WorkItem(acknowledged=(session.cluster, message.id)))
 
     async def _output(self, session: Session, messages: Iterable[Output]) -> None:
@@ -204,7 +208,7 @@ class AgentMessages:
         find = self._engine.queries.find
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:
-            log.warning("a relay in another's name", action="reject", cluster=cluster, sender=message.sender)
+            log.warning("a relay in another's name", action="agent-oversteps", cluster=cluster, sender=message.sender)
             return "not from a component of a live attempt"
         if target is None or not of_one_attempt(message.sender, message.token):
             return "not to a component of the same attempt"

@@ -128,7 +128,7 @@ class Audit:
             try:
                 await asyncio.to_thread(self._store.forget_audit, min(self._clock(), time.time()) - keep)
             except KoalaError as error:
-                log.error("what is old of the audit was not removed", action="audit", error=error.message)
+                log.error("what is old of the audit was not removed", action="audit-not-tidied", error=error.message)
 
     async def _refused(self, entry: AuditEntry, status: str) -> None:
         if self._is_first(entry, status):
@@ -150,12 +150,16 @@ class Audit:
         try:
             await asyncio.to_thread(self._store.append_audit, entries)
         except KoalaError as error:
-            log.error("the audit is not written: the database does not take it", action="audit", error=error.message)
+            log.error(
+                "the audit is not written: the database does not take it",
+                action="audit-not-written",
+                error=error.message,
+            )
             self._keep(entries)
 
     def _keep(self, entries: Sequence[AuditEntry]) -> None:
         for entry in entries:
             if len(self._waiting) >= MAX_WAITING:
-                log.error("an entry of the audit is only here", action="audit", entry=entry)
+                log.error("an entry of the audit is only here", action="audit-entry", entry=entry)
             else:
                 self._waiting.append(entry)

@@ -70,10 +70,12 @@ class Certificate:
                 self._take(_load(self._certificate, self._key))
             except UsageError as error:
                 if error.message != self._complaint:  # It is tried again at each look: they may be written just now.
-                    log.error("the old certificate stays", action="tls", reason=error.message, hint=error.hint)
+                    log.error(
+                        "the old certificate stays", action="certificate-refused", reason=error.message, hint=error.hint
+                    )
                 self._complaint = error.message
             else:
-                log.info("the new certificate is in use", action="tls", file=str(self._certificate))
+                log.info("the new certificate is in use", action="certificate-renewed", file=str(self._certificate))
                 self._stamp, self._complaint = stamp, ""
         self._warn()
 
@@ -102,7 +104,12 @@ class Certificate:
         if left < EXPIRY_WARNING and abs(time.time() - self._warned) > 86400.0:
             self._warned = time.time()
             what = "the certificate has expired" if left < 0 else "the certificate expires soon"
-            log.warning(what, action="tls", file=str(self._certificate), expires=self._loaded.expires.isoformat())
+            log.warning(
+                what,
+                action="certificate-expires",
+                file=str(self._certificate),
+                expires=self._loaded.expires.isoformat(),
+            )
 
     def _stamp_now(self) -> _Stamp:
         """By which it is seen that a file is another, or changed."""

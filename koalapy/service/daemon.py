@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 import uvicorn
 
+from koalapy import __version__
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.service.certificate import Certificate
@@ -43,6 +44,7 @@ class HttpServer(uvicorn.Server):
             http=connections.protocol(),
             lifespan="off",
             access_log=False,
+            log_config=None,  # the log is one for all
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
             ws_max_size=64 * 1024 * 1024,
@@ -114,6 +116,7 @@ class Daemon:
     def _started(self) -> None:
         self._agents.start(self.url)
         self._announce(self.url)
+        log.info("serving", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch)
         self._manager.ready(f"serves {self.url}")
         self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
 
@@ -133,7 +136,7 @@ class Daemon:
             await self._shut_down(engine, server)
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
-        log.info("ending", action="end")
+        log.info("ending", action="daemon-ends")
         self._manager.stopping()
         self._watchdog.stop()
         self._duties.stop()
@@ -147,7 +150,7 @@ class Daemon:
             await engine
             await query(self._store.release_lease)
         except StoreUnavailable as error:
-            log.critical("ending as if killed: the database does not answer", action="end", error=error.message)
+            log.critical("ending as if killed: the database does not answer", action="daemon-ends", error=error.message)
             sys.stderr.flush()
             os._exit(1)  # threads that wait for it would keep us for as long as it hangs
         await server

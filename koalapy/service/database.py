@@ -83,7 +83,7 @@ class DatabaseMonitor:
         """Somebody's transaction was not taken."""
         if not self._problems:
             self._since = time.monotonic()
-            log.error("the database takes nothing", action="database", error=reason)
+            log.error("the database takes nothing", action="database-away", error=reason)
         self._problems[who] = reason
         self.away.set()
         for waiter in self._waiters:
@@ -94,7 +94,7 @@ class DatabaseMonitor:
         """The same one's transaction was."""
         if self._problems.pop(who, "") and not self._problems:
             self.away.clear()
-            log.info("the database is back", action="database", after=f"{time.monotonic() - self._since:.1f} s")
+            log.info("the database is back", action="database-back", after=f"{time.monotonic() - self._since:.1f} s")
 
     def check(self) -> None:
         """``StoreUnavailable`` while it takes nothing."""
@@ -136,4 +136,4 @@ def _end_quietly(work: "asyncio.Future[Any]") -> None:
     """Of work that nobody waits for any more."""
     error = None if work.cancelled() else work.exception()
     if error is not None:
-        log.warning("what was asked for was not done after all", action="database", error=str(error))
+        log.warning("what was asked for was not done after all", action="change-not-done", error=str(error))

@@ -76,7 +76,7 @@ class Duties:
                 await asyncio.sleep(RETRY_PAUSE)
                 continue
             except LeaseLost as error:
-                log.critical("another daemon has taken over: this one ends", action="lease", error=str(error))
+                log.critical("another daemon has taken over: this one ends", action="lease-lost", error=str(error))
                 self._engine.database.lease_lost = True
                 self._on_lease_lost()
             self._engine.database.succeeded(LEASE)

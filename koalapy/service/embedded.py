@@ -66,7 +66,7 @@ class EmbeddedAgents:
             why = await _run(process, url)
             if time.monotonic() - started >= STABLE_AFTER:
                 pause = MIN_RESTART_DELAY
-            log.warning("an agent does not run", action="restart", cluster=process.cluster, reason=why, pause=pause)
+            log.warning("an agent does not run", action="agent-down", cluster=process.cluster, reason=why, pause=pause)
             self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
             await asyncio.sleep(pause)
             pause = min(MAX_RESTART_DELAY, 2 * pause)

@@ -225,7 +225,7 @@ class Engine:
         self._scheduler.decide(this.now)
         effects = self._scheduler.take()
         for warning in effects.warnings:
-            log.error("a policy is broken", action="policy", error=warning)
+            log.error("a policy is broken", action="policy-broken", error=warning)
         batch, messages = self._batch(this, effects)
         if batch:
             await self._write(partial(self._store.write, batch))
@@ -239,7 +239,7 @@ class Engine:
             if item.committed is not None and not item.committed.done():
                 item.committed.set_exception(error)
             else:
-                log.warning("event refused", action="refuse", error=str(error))
+                log.warning("event refused", action="event-refused", error=str(error))
             return False
         return True
 

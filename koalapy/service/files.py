@@ -154,7 +154,7 @@ class Files:
         if replica is None or replica.state is not ReplicaState.GOOD:
             return ()
         self._catalogue.put(replace(replica, state=ReplicaState.UNREADABLE, reason=error))
-        log.warning("a replica is not good", action="spoiled", file=file, cluster=cluster, error=error)
+        log.warning("a replica is not good", action="replica-spoiled", file=file, cluster=cluster, error=error)
         self._in_background(self._look_after(file, cluster))
         return (self._changed(file),)
 
@@ -164,14 +164,20 @@ class Files:
             if replica := self._catalogue.get(file, cluster):
                 await self._save([replica])
         if replica is not None and (verified := (await self._verify_all([replica], spoiled=True))[0]).problem:
-            log.info("it cannot be looked at", action="spoiled", file=file, cluster=cluster, error=verified.problem)
+            log.info(
+                "it cannot be looked at",
+                action="replica-not-verified",
+                file=file,
+                cluster=cluster,
+                error=verified.problem,
+            )
 
     def _in_background(self, work: Any) -> None:
         async def quietly() -> None:
             try:
                 await work
             except KoalaError as error:
-                log.error("a replica's state was not kept", action="spoiled", error=error.message)
+                log.error("a replica's state was not kept", action="replica-not-noted", error=error.message)
 
         task = asyncio.create_task(quietly())
         self._background.add(task)

@@ -74,7 +74,7 @@ class Handshakes:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                log.warning("cannot take a connection in", action="tls", reason=str(error))
+                log.warning("cannot take a connection in", action="connection-not-accepted", reason=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
             task = loop.create_task(self._arrive(connection))

@@ -128,13 +128,15 @@ class HealthMonitor:
         return disks, ""
 
     def _tell(self, low: Sequence[str], fault: str) -> None:
-        before = self._disk_problems
+        before, fault_before = self._disk_problems, self._disk_fault
         self._disk_fault = fault
         self._disk_problems = low or ([fault] if fault else [])
-        if self._disk_problems and not before:
-            log.error("a disk is low", action="disk", reason="; ".join(self._disk_problems))
+        if fault and not fault_before:
+            log.error("nothing can be kept on a disk", action="disk-full", reason=fault)
+        elif self._disk_problems and not before:
+            log.error("a disk is low", action="disk-low", reason="; ".join(self._disk_problems))
         elif before and not self._disk_problems:
-            log.info("there is room again", action="disk")
+            log.info("there is room again", action="disk-back")
 
     def readiness(self, *, of_clusters: bool = False) -> Readiness:
         """``of_clusters``: with every agent and resource manager counted as needed."""

@@ -128,7 +128,7 @@ class Hub:
             await self._agent_memory.outgrow(cluster, hello.known)
             await self._reject_second(session)  # a third may have been faster
         except (ConflictError, UsageError, StoreUnavailable) as error:
-            log.warning("agent rejected", action="reject", cluster=cluster, error=error.message)
+            log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             if isinstance(error, OtherProtocol) and cluster not in self._sessions:
                 self.turned_away[cluster] = error.message
             await connection.close(error.message)
@@ -139,7 +139,7 @@ class Hub:
             self._hang_up(earlier, reason)
         self._sessions[cluster] = session
         self.turned_away.pop(cluster, None)
-        log.info("agent connected", action="connect", cluster=cluster, host=hello.host, version=hello.version)
+        log.info("agent connected", action="agent-connected", cluster=cluster, host=hello.host, version=hello.version)
         session.jobs_wait(awaited=cluster in self._awaited)
         session.put([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
         pump = asyncio.create_task(session.pump())
@@ -150,7 +150,7 @@ class Hub:
         except StoreUnavailable as error:
             log.error(
                 "the database did not answer an agent's connection",
-                action="disconnect",
+                action="agent-connection-failed",
                 cluster=cluster,
                 error=str(error),
             )
@@ -183,7 +183,9 @@ class Hub:
         """Nothing more would ever be sent, and the agent would never know: it is to connect again."""
         error = None if pump.cancelled() else pump.exception()
         if error is not None:
-            log.error("cannot send to an agent", action="disconnect", cluster=session.cluster, exc_info=error)
+            log.error(
+                "cannot send to an agent", action="agent-connection-failed", cluster=session.cluster, exc_info=error
+            )
             self._hang_up(session, "an error of the daemon's: connect again")
 
     def _hang_up(self, session: Session, reason: str) -> None:
@@ -208,7 +210,9 @@ class Hub:
             except ValidationError as error:
                 wrong = error.errors(include_url=False, include_input=False)[0]
                 text = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"[:300]
-                log.error("invalid message from an agent", action="disconnect", cluster=session.cluster, error=text)
+                log.error(
+                    "invalid message from an agent", action="agent-message-invalid", cluster=session.cluster, error=text
+                )
                 await session.connection.close(f"a message could not be understood: {text}")
                 return
             await self._messages.receive(session, messages)
@@ -217,7 +221,7 @@ class Hub:
         if self._sessions.get(session.cluster) is session:
             del self._sessions[session.cluster]
             self.questions.lost(session.cluster)
-            log.info("agent disconnected", action="disconnect", cluster=session.cluster, reason=reason)
+            log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 
 

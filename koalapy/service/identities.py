@@ -268,7 +268,7 @@ class Identities:
         try:
             await self._save(used)
         except (StoreUnavailable, LeaseLost) as error:
-            log.warning("when tokens were used is not stored", action="token", error=error.message)
+            log.warning("when tokens were used is not stored", action="token-not-stored", error=error.message)
 
     async def tidy(self) -> int:
         """Forget those that ended a while ago; how many. The newest stays, so that no number is given twice."""

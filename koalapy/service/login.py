@@ -120,7 +120,7 @@ class Logins:
             error, hint = refusal.message, refusal.hint
         except KoalaError as failure:
             error, hint = failure.message, failure.hint or "try again later"
-        log.warning("login refused", action="login", cluster=cluster, account=vouch.account[:100], error=error)
+        log.warning("login refused", action="login-refused", cluster=cluster, account=vouch.account[:100], error=error)
         await self._write_down(cluster, None, vouch.account, REFUSED, error)
         return Vouched(ident=vouch.ident, error=error, hint=hint)
 
@@ -158,7 +158,7 @@ class Logins:
         """Have logins hold no longer that the configuration of today would not give: to be called at the start."""
         over = [token.id for token in self._tokens.list(_DAEMON) if self._is_over(token)]
         if over:
-            log.info("logins of an earlier configuration are over", action="login", tokens=over)
+            log.info("logins of an earlier configuration are over", action="logins-over", tokens=over)
             await self._tokens.revoke(over, _DAEMON)
 
     def _is_over(self, token: StoredToken) -> bool:

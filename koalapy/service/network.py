@@ -235,7 +235,7 @@ class Network:
                 return None
             output = b"" if reason else await self._output(job.id)
         except KoalaError as error:
-            log.error("a link was not measured", action="measure", clusters=pair, error=error.message)
+            log.error("a link was not measured", action="measurement-failed", clusters=pair, error=error.message)
             return self._inconclusive(pair, under_way.job, error.message)
         if reason:
             return self._inconclusive(pair, job.id, reason)
@@ -261,7 +261,7 @@ class Network:
         try:
             await self._jobs.cancel(job, ITSELF, reason)
         except KoalaError as error:  # it has just ended
-            log.info("not cancelled", action="measure", job=job, error=error.message)
+            log.info("not cancelled", action="measurement-not-cancelled", job=job, error=error.message)
 
     async def _output(self, job: JobId) -> bytes:
         found = b""
@@ -276,10 +276,10 @@ class Network:
                 await asyncio.to_thread(self._store.add, found)
                 break
             except StoreUnavailable as error:
-                log.error("a measurement was not written", action="retry", error=str(error))
+                log.error("a measurement was not written", action="measurement-not-kept", error=str(error))
                 await asyncio.sleep(RETRY_PAUSE)
             except LeaseLost as error:
-                log.error("a measurement is not kept", action="measure", error=str(error))
+                log.error("a measurement is not kept", action="measurement-not-kept", error=str(error))
                 return
         pair = pair_of(found.one, found.other)
         if found.kind is not MeasurementKind.INCONCLUSIVE and pair in self._links.pairs():

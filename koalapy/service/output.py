@@ -47,11 +47,11 @@ class Outputs:
             end = await in_thread(self._kept.append, token, pieces)
         except OSError as error:
             if not self._no_room:
-                log.error("output cannot be kept: agents send it again", action="keep", error=str(error))
+                log.error("output cannot be kept: agents send it again", action="output-not-kept", error=str(error))
             self._no_room = True
             return None
         if self._no_room:
-            log.info("output can be kept again", action="keep")
+            log.info("output can be kept again", action="output-kept-again")
         self._no_room = False
         for reading in self._readings:
             reading.told(token)

@@ -70,7 +70,7 @@ class ProviderKeys:
         except (OSError, ValueError, RecursionError, httpx2.HTTPError, JoseError, TimeoutError) as error:
             said = str(error) or type(error).__name__
             if not self._problem:
-                log.error("the keys of the OpenID provider cannot be had", action="oidc", error=said)
+                log.error("the keys of the OpenID provider cannot be had", action="oidc-keys-missing", error=said)
             self._problem = said
             if self._clock() - self._fetched_at >= MAX_AGE:
                 self._replace(KeySet([]))

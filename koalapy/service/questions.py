@@ -71,7 +71,7 @@ class Questions:
             return
         path = message.payload.get("path")
         if message.what in ABOUT_REPLICAS and not self._is_brought(cluster, message.cluster, str(path)):
-            log.warning("an agent asks for what none of its jobs is to have", action="reject", cluster=cluster)
+            log.warning("an agent asks for what none of its jobs is to have", action="agent-oversteps", cluster=cluster)
             error = f"no job on {cluster} is to have that from {message.cluster}"
             self._send(cluster, Answer(ident=message.ident, error=error, fault="refused", cluster=message.cluster))
             return

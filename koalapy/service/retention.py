@@ -138,10 +138,12 @@ class Housekeeping:
             results = await self._results.tidy(None if keep is None else self._clock() - keep)
             jobs = await self._retention.tidy()
         except (StoreUnavailable, LeaseLost, OSError) as error:
-            log.error("not all that is old was removed", action="tidy", error=str(error))
+            log.error("not all that is old was removed", action="retention-failed", error=str(error))
             return
         if bundles or results or jobs:
-            log.info("what was old is removed", action="tidy", bundles=len(bundles), results_of=results, jobs=jobs)
+            log.info(
+                "what was old is removed", action="retention-done", bundles=len(bundles), results_of=results, jobs=jobs
+            )
 
 
 def removal_clock(clock: Callable[[], float]) -> Callable[[], float]:

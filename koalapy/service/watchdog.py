@@ -95,7 +95,7 @@ class Watchdog:
             if self._stand_in is not None:
                 self._stand_in.start(self._moved_at)
         elif before and not hangs:
-            log.error("the daemon's loop moves again", action="loop-moves")
+            log.warning("the daemon's loop moves again", action="loop-moves")
             if self._stand_in is not None:
                 self._stand_in.stop()
 

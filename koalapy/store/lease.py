@@ -62,7 +62,9 @@ class Lease:
 
     def _watch(self, expiry: float, sleep: Callable[[float], None]) -> None:
         """Its holder's clock was ahead of ours, so that only its renewals tell whether it lives: ``ConflictError``."""
-        log.warning("the lease ends too late by this machine's clock: it is watched", action="lease", s=LEASE_SECONDS)
+        log.warning(
+            "the lease ends too late by this machine's clock: it is watched", action="lease-watched", s=LEASE_SECONDS
+        )
         for _ in range(int(LEASE_SECONDS / POLL_INTERVAL)):
             sleep(POLL_INTERVAL)
             with self._engine.connect() as connection:

@@ -77,5 +77,5 @@ def move_output(database: Database, target: OutputStore) -> int:
         with database.writing() as connection:
             connection.execute(delete(tables.output).where(this))
     if components:
-        log.info("output was moved out of the database", action="move", components=len(components))
+        log.info("output was moved out of the database", action="output-moved", components=len(components))
     return len(components)

@@ -1,5 +1,6 @@
 """What makes a daemon unready is told within seconds, by the daemon where it can, and is over when its cause is."""
 
+import json
 import signal
 import socket
 import sqlite3
@@ -13,6 +14,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.docs.test_logs_page import told as told_of_events
 from tests.grid.embedded import Embedded, close
 from tests.grid.test_stopped import stopped
 from tests.grid.world import until
@@ -101,7 +103,10 @@ def grid(disk: Path, manager: ServiceManager, tmp_path_factory: pytest.TempPathF
     hanging = tmp_path_factory.mktemp("hanging")
     (hanging / "sitecustomize.py").write_text(HANGING)
     limits = {"KOALA_DISKS__LOW": "0", "KOALA_DISKS__LEAST": "400000"}
-    grid = Embedded(disk / "data", PYTHONPATH=str(hanging), TMPDIR=str(hanging), **limits, **manager.environment)
+    logs = {"KOALA_LOG_FORMAT": "json", "KOALA_LOG_LEVEL": "debug"}
+    grid = Embedded(
+        disk / "data", PYTHONPATH=str(hanging), TMPDIR=str(hanging), **limits, **logs, **manager.environment
+    )
     try:
         yield grid.start()
     finally:
@@ -273,6 +278,17 @@ def test_a_daemon_that_ends_says_so_first(grid: Embedded, manager: ServiceManage
     assert grid.end() == 0
     manager.hears("STOPPING=1")
     grid.start()
+
+
+def test_its_log_is_of_objects_with_events_that_are_documented(grid: Embedded) -> None:
+    """After all of that, of daemon and agents."""
+    lines = [json.loads(line) for line in (grid.directory.parent / "daemon.log").read_text().splitlines()]
+    actions = {line["action"] for line in lines}
+    assert actions <= told_of_events().keys()
+    assert {"daemon-serves", "database-away", "disk-full", "loop-hangs", "agent-serves", "lrm-lost"} <= actions
+    assert {line["cluster"] for line in lines if line["action"] == "agent-serves"} == {"north", "south"}
+    job = [(line["state"], line["before"]) for line in lines if line["action"] == "job-changed" and line["job"] == 1]
+    assert (job[0], job[-1]) == (("claiming", None), ("succeeded", "running"))
 
 
 @needs(POSTGRESQL)

@@ -263,7 +263,7 @@ class Exports:
             raise SiteRejected(f"cannot listen on {where} for transfers: {error.strerror}", fault="address") from error
         shutil.rmtree(self._directory, ignore_errors=True)  # of an agent that was killed
         self._accepting = asyncio.create_task(self._accept(self._listening))
-        log.info("serves files", action="export", address=self._address, port=self._listening.getsockname()[1])
+        log.info("serves files", action="files-served", address=self._address, port=self._listening.getsockname()[1])
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -273,7 +273,7 @@ class Exports:
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as error:
-                log.warning("cannot accept a transfer", action="export", reason=str(error))
+                log.warning("cannot accept a transfer", action="transfer-not-accepted", reason=str(error))
                 await asyncio.sleep(1.0)
                 continue
             task = asyncio.create_task(self._serve(connection))
@@ -300,7 +300,7 @@ class Exports:
             except TimeoutError:
                 return
             except OSError as error:
-                log.warning("rsync cannot be run", action="export", reason=str(error))
+                log.warning("rsync cannot be run", action="rsync-failed", reason=str(error))
                 return
         for process in processes:
             await self._await_end(process)

@@ -91,7 +91,7 @@ class Pull:
                 await self._bring()
                 if await self._is_right():
                     return self._folder / self._name if self._kind == "file" else self._folder
-                log.warning("a wrong checksum", action="pull", file=self._file.name, source=self._file.source)
+                log.warning("a wrong checksum", action="checksum-wrong", file=self._file.name, source=self._file.source)
                 await asyncio.to_thread(_empty, self._folder)
                 self.there = 0
         except OSError as error:
@@ -127,7 +127,9 @@ class Pull:
             if self.there > before:
                 failures, pause = 0, RETRY_DELAY
             failures += 1
-            log.info("transfer cut", action="pull", file=self._file.name, source=self._file.source, reason=problem)
+            log.info(
+                "transfer cut", action="transfer-cut", file=self._file.name, source=self._file.source, reason=problem
+            )
             if failures > MAX_TRIES:
                 raise self._error(f"gave up after {failures} tries: {problem}", "source")
             await asyncio.sleep(pause)

@@ -67,7 +67,7 @@ class Collector:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             # The job would never end.
-            log.error("results lost by an error of ours", action="collect", token=component.token, exc_info=error)
+            log.error("results lost by an error of ours", action="results-lost", token=component.token, exc_info=error)
             component.collected = True
             self._collected(component)
 
@@ -85,7 +85,7 @@ class Collector:
         inputs = self._stages.inputs(component.instance, component.stage)
         problem = await self._send_with_retries(component, folder, inputs)
         if problem:
-            log.warning("results lost", action="collect", token=component.token, reason=problem)
+            log.warning("results lost", action="results-lost", token=component.token, reason=problem)
             problem = f"its results could not be collected: {problem}"
         component.has_collected(problem)
         self._collected(component)
@@ -107,7 +107,9 @@ class Collector:
             except SiteUnavailable as error:
                 if waited >= (BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT):
                     return error.message
-                log.info("results cannot be sent yet", action="collect", token=component.token, reason=error.message)
+                log.info(
+                    "results cannot be sent yet", action="results-delayed", token=component.token, reason=error.message
+                )
             except SiteRejected as error:
                 return error.message
             except TooDeep as error:

@@ -223,12 +223,14 @@ class StageRun:
     def _ran(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("stage failed by an error of ours", action="stage", token=self.token, exc_info=error)
+            log.error("stage failed by an error of ours", action="stage-failed", token=self.token, exc_info=error)
             self._fail(StageError(f"{type(error).__name__}: {error}", "site"))
             self._changed(self)
 
     def _fail(self, failure: StageError) -> None:
-        log.warning("stage failed", action="stage", token=self.token, fault=failure.fault, reason=failure.message)
+        log.warning(
+            "stage failed", action="stage-failed", token=self.token, fault=failure.fault, reason=failure.message
+        )
         self._state, self._failure = "failed", failure
 
     def _check(self) -> None:
@@ -394,7 +396,7 @@ class StageRun:
                 except SiteUnavailable as error:
                     if isinstance(error, DaemonBusy) and waited >= BUSY_TIMEOUT:
                         raise StageError(f"the submitter's own files: {error.message}", "source") from error
-                    log.info("bundle cut", action="stage", token=self.token, reason=error.message)
+                    log.info("bundle cut", action="transfer-cut", token=self.token, reason=error.message)
                 await asyncio.sleep(pause)
                 waited += pause
                 pause = min(MAX_RETRY_DELAY, 2 * pause)

@@ -130,7 +130,7 @@ class Stages:
             try:
                 instance, order = str(known["instance"]), Stage.model_validate(known["order"])
             except (KeyError, ValidationError):
-                log.warning("a stage's record cannot be read", action="stage", folder=str(own))
+                log.warning("a stage's record cannot be read", action="record-unreadable", folder=str(own))
                 continue
             run = self._add(instance, order, own.name.removeprefix("."))
             run.recall()
@@ -227,7 +227,9 @@ class Stages:
             try:
                 await run.owner.take_away()
             except SiteError as error:
-                log.warning("a stage cannot be removed", action="unstage", token=run.token, reason=error.message)
+                log.warning(
+                    "a stage cannot be removed", action="folder-not-removed", token=run.token, reason=error.message
+                )
         await asyncio.to_thread(run.remove)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

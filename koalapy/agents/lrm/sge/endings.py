@@ -78,7 +78,9 @@ class EndResolver:
             async with self._places:
                 records = await self._accounted(known) if known.id in self._jobs.known else []
         except SiteError as error:
-            log.warning("accounting does not answer", action="settle", lrm_job=known.id, reason=error.message)
+            log.warning(
+                "accounting does not answer", action="accounting-silent", lrm_job=known.id, reason=error.message
+            )
             return
         finally:
             known.asked = time.monotonic()
