@@ -172,11 +172,11 @@ def _lane(cluster: ClusterView, answer: Placement, y: int, fact: str) -> Iterato
 def _key(y: int) -> Iterator[str]:
     yield f'<rect class="c0" x="{LEFT}" y="{y}" width="14" height="14" rx="2"/>'
     yield _text("key", LEFT + 20, y + 12, "taken, with the number of its component")
-    yield f'<rect class="idle" x="{LEFT + 260}" y="{y}" width="14" height="14" rx="2"/>'
-    yield _text("key", LEFT + 280, y + 12, "idle")
-    yield f'<rect class="busy" x="{LEFT + 330}" y="{y}" width="14" height="14" rx="2"/>'
-    yield f'<path class="cross" d="M{LEFT + 334} {y + 4}l6 6m0 -6l-6 6"/>'
-    yield _text("key", LEFT + 350, y + 12, "others have it")
+    yield f'<rect class="idle" x="{LEFT + 290}" y="{y}" width="14" height="14" rx="2"/>'
+    yield _text("key", LEFT + 310, y + 12, "idle")
+    yield f'<rect class="busy" x="{LEFT + 370}" y="{y}" width="14" height="14" rx="2"/>'
+    yield f'<path class="cross" d="M{LEFT + 374} {y + 4}l6 6m0 -6l-6 6"/>'
+    yield _text("key", LEFT + 390, y + 12, "others have it")
 
 
 def _text(kind: str, x: int, y: int, words: str) -> str:

@@ -46,6 +46,9 @@ class Block:
             while at + 1 < len(lines) and (typed[-1] != document[1] if document else typed[-1].endswith("\\")):
                 at += 1
                 typed.append(lines[at])
+            while at + 1 < len(lines) and lines[at + 1].startswith("> "):
+                at += 1
+                typed.append(lines[at][2:])
             told = []
             at += 1
             while at < len(lines) and not lines[at].startswith("$ "):

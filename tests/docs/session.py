@@ -16,6 +16,7 @@ LOOKING = re.compile(
     r"koala (clusters|queue|show|explain|network|advisor|advisor record|metrics|alerts)\b(?! (drain|resume))"
 )
 """What may be asked again until it says what is told: a reader takes his time, and this does not."""
+NOTHING: Mapping[str, str] = {}
 DRAWN = set("├─█░▒≈")
 JOB = re.compile(r"\bkoala (show|explain|logs|wait|cancel|hold|release|fetch)\b((?: --?[a-z]+)*) (\d+)")
 BETWEEN_LOOKS, LOOKS_END = 0.2, 30.0
@@ -24,10 +25,17 @@ BETWEEN_LOOKS, LOOKS_END = 0.2, 30.0
 class Session:
     """Bash in a folder of its own; the page's first job is number 1, whatever the daemon has seen before."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], jobs_before: int = 0, serving: str = "") -> None:
-        """``serving``: what the daemon said as it began, for pages that start it."""
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        jobs_before: int = 0,
+        serving: str = "",
+        paths: Mapping[str, str] = NOTHING,
+    ) -> None:
+        """``serving``: what the daemon said as it began, for pages that start it; ``paths``: instead of a site's."""
         folder.mkdir(exist_ok=True)
-        self._folder, self._jobs_before, self._typed = folder, jobs_before, 0
+        self._folder, self._jobs_before, self._paths, self._typed = folder, jobs_before, paths, 0
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
             cwd=folder,
@@ -62,8 +70,7 @@ class Session:
     def play(self, command: Command, where: str) -> None:
         """Type a command; it must do well unless an error is told, and print every line that is told."""
         text = JOB.sub(lambda found: f"koala {found[1]}{found[2]} {int(found[3]) + self._jobs_before}", command.text)
-        text = text.replace("/data/", f"{self._folder}/data/")
-        told = [line.replace("/data/", f"{self._folder}/data/") for line in command.told]
+        text, *told = (self._here(line) for line in (text, *command.told))
         end = time.monotonic() + LOOKS_END
         fails = any(line.startswith("koala: ") for line in told)
         while True:
@@ -76,6 +83,12 @@ class Session:
             pytest.fail(f"{where}:{command.line}: {text!r} exits with {code}: {said}")
         if lacking:
             pytest.fail(f"{where}:{command.line}: {text!r} does not print {lacking}, but:\n{said}")
+
+    def _here(self, text: str) -> str:
+        """With the paths of this machine in place of a site's."""
+        for path, own in self._paths.items():
+            text = text.replace(path, own)
+        return text
 
     def close(self) -> None:
         """End it, and what it has put into the background."""

@@ -96,7 +96,8 @@ def typing(grid: Embedded, folder: Path, *, own: bool = False) -> Iterator[Sessi
     }
     newest = grid.http.get("/api/v1/jobs?limit=1").json()["jobs"]
     said = f"koala serves {grid.url} (data in {grid.directory})"
-    session = Session(folder, environment, newest[0]["id"] if newest and not own else 0, said)
+    paths = {"/data/": f"{folder}/data/", "/var/lib/koala": str(grid.directory), "/opt/koala/bin/": ""}
+    session = Session(folder, environment, newest[0]["id"] if newest and not own else 0, said, paths)
     try:
         yield session
     finally:
