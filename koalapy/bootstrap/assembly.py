@@ -224,6 +224,10 @@ def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], da
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
         if cluster.disks:
             details["disks"] = [asdict(disk) for disk in cluster.disks]
+        if cluster.reported_at is not None:
+            details["reported_at"] = cluster.reported_at
+            details["versions"] = asdict(cluster.versions) if cluster.versions else None
+            details["calls"] = [asdict(calls) for calls in cluster.calls]
         return ClusterRecord(
             name=name,
             kind=section.kind,

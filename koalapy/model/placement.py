@@ -1,6 +1,7 @@
 """The answers of a policy: a placement, or a refusal; and, cluster by cluster, why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from koalapy.model.advice import Advice
 from koalapy.model.request import ClusterName
@@ -36,11 +37,31 @@ class Placement:
         return sum(c.size for c in self.components if c.cluster == cluster)
 
 
+class RefusalKind(StrEnum):
+    """What kept a job from being placed, in the large."""
+
+    NODES = "nodes"
+    """Too few are idle, where and as the job wants them."""
+    CLUSTERS = "clusters"
+    """None is usable."""
+    FILES = "files"
+    """An input can be had from nowhere, or not be moved."""
+    ELIGIBILITY = "eligibility"
+    """The job may not run there, or not on those clusters together: accounts, folders, Open MPI, constraints."""
+    LIMIT = "limit"
+    """Its owner has as much as he may."""
+    ADVICE = "advice"
+    """It could be placed, and its policy expects that it ends sooner when it waits."""
+    POLICY = "policy"
+    """Its policy is unknown or broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """No placement now: the binding reason in one line. ``Policy.explain`` gives the reasons cluster by cluster."""
 
     summary: str
+    kind: RefusalKind = field(default=RefusalKind.NODES, compare=False)
 
     def __str__(self) -> str:
         return self.summary

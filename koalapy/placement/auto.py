@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from koalapy.model.advice import Advice, Option
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, Request, RequestType
 from koalapy.model.wording import clock, nodes
 from koalapy.placement.alternatives import NOTHING, Alternative, Choosing, alone_later, alone_now, together_now
@@ -44,7 +44,7 @@ class Auto:
         if isinstance(request, FixedRequest):
             return self._fixed(request, grid)
         if not grid.by_idle:
-            return Refusal(nothing_usable(grid))
+            return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         alone = alone_now(request, grid, self._known)
         if alone is not None:
             return self._alone_or_faster(alone, request, grid)
@@ -57,7 +57,7 @@ class Auto:
         goes, why = self._weigh(together[0], later)
         if goes:
             return self._take(together[0], (*together, later), why)
-        return Refusal(f"waits for {self._awaited_nodes(request, later)}: {why}")
+        return Refusal(f"waits for {self._awaited_nodes(request, later)}: {why}", RefusalKind.ADVICE)
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         if isinstance(request, FixedRequest):

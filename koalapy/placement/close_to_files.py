@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
-from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import (
     ClusterName,
     ComponentRequest,
@@ -37,7 +37,7 @@ class CloseToFiles:
         if not isinstance(request, NonFixedRequest):
             raise does_not_serve(self, request)
         if not grid.by_idle:
-            return Refusal(nothing_usable(grid))
+            return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         if request.total_size > grid.usable_idle:
             needs = f"needs {nodes(request.total_size)}"
             return Refusal(f"{needs}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})")
@@ -125,7 +125,9 @@ def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
         site = component.cluster or ""
         transfer = transfer_to(site, component.inputs, grid)
         if transfer is None:
-            return Refusal(f"component {index}: {_unreached(component.inputs, grid, site)} to {site}")
+            return Refusal(
+                f"component {index}: {_unreached(component.inputs, grid, site)} to {site}", RefusalKind.FILES
+            )
         placed.append(PlacedComponent(component.size, site, index, transfer.sources, transfer.seconds))
     return Placement(tuple(placed), "; ".join(filter(None, (answer.reason, _inputs(placed)))))
 

@@ -5,7 +5,7 @@ from bisect import bisect_right
 
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.model.wording import nodes
 from koalapy.placement.policy import does_not_serve
@@ -34,7 +34,7 @@ class OnOneCluster(ABC):
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         size = self._size(request)
         if not grid.by_idle:
-            return Refusal(nothing_usable(grid))
+            return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         if grid.by_idle[0].idle < size:
             return Refusal(f"no cluster has {nodes(size, 'idle')} ({idle_nodes(grid)})")
         cluster, reason = self.choose(size, grid)

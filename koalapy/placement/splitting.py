@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 from koalapy.model.cluster import ClusterView, GridView
-from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import listed
 from koalapy.placement.reasons import idle_nodes, nothing_usable, reason_for
@@ -74,7 +74,7 @@ def _raise_last(filled: Filled, least: int) -> Filled:
 def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refusal:
     """The first option that worst fit can place."""
     if not grid.by_idle:
-        return Refusal(nothing_usable(grid))
+        return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
     refused = []
     for sizes in request.split_options:
         fit = fit_in_turn(sizes, grid.by_idle)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
-from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, listed, nodes
 from koalapy.placement.policy import does_not_serve
@@ -43,7 +43,7 @@ class WorstFit:
         fit = fit_in_turn(sizes, grid.by_idle)
         if isinstance(fit, Unplaced):
             if not grid.by_idle:
-                return Refusal(nothing_usable(grid))
+                return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
             idle, name = fit.left[0]
             most = "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
             return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({most})")

@@ -1,9 +1,12 @@
 """What the scheduler wants done, and everything a step changed."""
 
+from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from koalapy.model.advice import Advised
 from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
+from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
 
 MAX_STRAYS = 10_000
@@ -62,6 +65,42 @@ class UnstageComponent:
     stray: bool = False
 
 
+class ClaimFailure(StrEnum):
+    """Why a component did not get the nodes that were claimed for it."""
+
+    NO_ROOM = "no-room"
+    """They were taken before it could be submitted."""
+    LOCAL_USERS = "local-users"
+    """Its resource manager gave them to others."""
+    NOT_STARTED = "not-started"
+    """Its resource manager did not start it, and said why."""
+    KEPT = "kept"
+    """Those that had them before did not let them go."""
+    RESOURCE_MANAGER = "resource-manager"
+    """Its resource manager has trouble."""
+    LIMIT = "limit"
+    """Its resource manager takes no more of us."""
+
+
+class AttemptFailure(StrEnum):
+    """Why an attempt failed by no fault of its program."""
+
+    CLUSTER = "cluster"
+    """Its agent told of it: it could not be submitted, or its nodes failed."""
+    LOST = "lost"
+    """Its cluster knows nothing of a component any more, or was out of reach for too long."""
+    ENDED_EARLY = "ended-early"
+    """Its nodes were given back before its program had ended."""
+    NOT_REPORTED = "not-reported"
+    """Nodes that were its own never reported."""
+    NOT_LAUNCHED = "not-launched"
+    """Its program was never launched."""
+    FILES = "files"
+    """Its inputs could not be brought."""
+    REFUSED = "refused"
+    """A resource manager does not take it, by its own fault."""
+
+
 Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent | StageComponent | UnstageComponent
 
 
@@ -82,6 +121,10 @@ class Effects:
     """Of jobs that were placed by advice."""
     scans: dict[Priority, int] = field(default_factory=dict)
     """Of the placement queues that were scanned periodically: how often by now."""
+    refusals: Counter[RefusalKind] = field(default_factory=Counter)
+    """Tries to place a job, or all jobs that ask for the same, that came to nothing; by what was in the way."""
+    claims_failed: Counter[tuple[ClusterName, ClaimFailure]] = field(default_factory=Counter)
+    attempts_failed: Counter[tuple[ClusterName, AttemptFailure]] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     """What the operator should know; for the log only."""
 

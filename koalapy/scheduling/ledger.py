@@ -18,7 +18,8 @@ from koalapy.model.job import (
     Token,
     parse_token,
 )
-from koalapy.scheduling.effects import Command, Effects
+from koalapy.model.placement import RefusalKind
+from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Command, Effects
 from koalapy.scheduling.owner_use import OwnerUse
 
 
@@ -115,6 +116,15 @@ class Ledger:
 
     def scanned(self, queue: Priority, scans: int) -> None:
         self._effects.scans[queue] = scans
+
+    def count_refusals(self, kind: RefusalKind, times: int = 1) -> None:
+        self._effects.refusals[kind] += times
+
+    def count_failed_claim(self, cluster: str, why: ClaimFailure) -> None:
+        self._effects.claims_failed[cluster, why] += 1
+
+    def count_failed_attempt(self, cluster: str, why: AttemptFailure) -> None:
+        self._effects.attempts_failed[cluster, why] += 1
 
     def warn(self, text: str) -> None:
         self._effects.warnings.append(text)

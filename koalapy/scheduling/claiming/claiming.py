@@ -16,6 +16,7 @@ from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.claim_try import ClaimTry
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
+from koalapy.scheduling.effects import ClaimFailure
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import unclaimed
 from koalapy.scheduling.lifecycle.attempts import Attempts
@@ -221,6 +222,8 @@ class Claiming:
 
     def _try_again(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Another try at the next JCT, unless that is as good as the JST: then the job gives up what it has."""
+        for component in this.blocked:
+            self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         where = _clusters(this.blocked)
         if may_not_be_claimed(job, self._rules):
             return self._give_up(job, f"no room on {where}", now)
@@ -229,8 +232,9 @@ class Claiming:
             return self._give_up(job, f"no room on {where} before its start time", now)
         return self._claim_at(job, following)
 
-    def component_failed(self, job: Job, component: Component, reason: str, now: float) -> Job:
+    def component_failed(self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
+        self._ledger.count_failed_claim(component.cluster, why)
         following = self._next_try(job, now)
         if following is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)

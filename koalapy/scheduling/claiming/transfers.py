@@ -13,7 +13,7 @@ from koalapy.model.quantities import bytes_text
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claiming import Claiming
-from koalapy.scheduling.effects import StageComponent, UnstageComponent
+from koalapy.scheduling.effects import AttemptFailure, StageComponent, UnstageComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempts import Attempts
@@ -92,8 +92,9 @@ class Transfers:
     def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
         """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
         if status.fault == "site":
-            self._failures.infrastructure_failed(job, component, status.error, now)
+            self._failures.infrastructure_failed(job, component, AttemptFailure.FILES, status.error, now)
             return
+        self._ledger.count_failed_attempt(component.cluster, AttemptFailure.FILES)
         self._ledger.note(job, now, "error", status.error, component)
         self._failures.restart(job, f"transfer-failure: {status.error}", now)
 

@@ -2,6 +2,7 @@
 
 from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.scheduling.claiming.claiming import Claiming
+from koalapy.scheduling.effects import AttemptFailure
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import reporting_components
 from koalapy.scheduling.lifecycle.attempts import Attempts
@@ -56,10 +57,12 @@ class AttemptDeadlines:
                 if not silent:
                     return self._failures.claim_timed_out(job, late[0], now)
                 error = f"its nodes had not all reported after {rules.barrier_timeout:g} s"
-                return self._failures.timed_out(job, silent[0], error, silent[:1], now)
+                return self._failures.timed_out(job, silent[0], AttemptFailure.NOT_REPORTED, error, silent[:1], now)
             case Deadline.LAUNCH:
                 error = f"the program was not launched within {rules.barrier_timeout:g} s"
-                return self._failures.timed_out(job, attempt.head, error, attempt.gang, now)
+                return self._failures.timed_out(
+                    job, attempt.head, AttemptFailure.NOT_LAUNCHED, error, attempt.gang, now
+                )
             case Deadline.WALLTIME:
                 reason = f"walltime of {job.spec.walltime:g} s exceeded"
                 return self._attempts.end(job, JobState.FAILED, reason, now)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.effects import MAX_STRAYS, ForgetComponent, StopComponent
+from koalapy.scheduling.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import derived_state, is_launched, program_result, reporting_components
@@ -87,7 +87,7 @@ class Components:
         self._attempts.note_lost_output(job, component, error, now)
         job = self._attempts.component_ended(job, component, now)
         if job.ending is None and not component.superseded and not delivers:
-            self._failures.infrastructure_failed(job, component, error, now)
+            self._failures.infrastructure_failed(job, component, AttemptFailure.LOST, error, now)
 
     def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
         """The component's cluster is out of reach: its state is unknown since then."""
@@ -154,7 +154,7 @@ class Components:
         if status.refused and job.ending is None:
             return self._failures.refused(job, component, status.refused, status.error, now)
         if status.infrastructure and self._may_blame(job):
-            return self._failures.infrastructure_failed(job, component, status.error, now)
+            return self._failures.infrastructure_failed(job, component, AttemptFailure.CLUSTER, status.error, now)
         if job.ending is not None:
             return job
         if is_launched(job) and live(job).launched_at is None:
@@ -169,7 +169,7 @@ class Components:
             return self._attempts.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
         if status.state in ("delivering", "ended") and self._ended_too_early(job):
             error = status.error or "its nodes were given back before the program had ended"
-            return self._failures.infrastructure_failed(job, component, error, now)
+            return self._failures.infrastructure_failed(job, component, AttemptFailure.ENDED_EARLY, error, now)
         return job
 
     def _may_blame(self, job: Job) -> bool:

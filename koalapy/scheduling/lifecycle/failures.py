@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from koalapy.model.job import Component, Job, JobState
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
+from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
@@ -28,8 +29,9 @@ class Failures:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
         self._attempts, self._claiming, self._health, self._doubtful_nodes = attempts, claiming, health, doubtful_nodes
 
-    def infrastructure_failed(self, job: Job, component: Component, error: str, now: float) -> Job:
+    def infrastructure_failed(self, job: Job, component: Component, why: AttemptFailure, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
+        self._ledger.count_failed_attempt(component.cluster, why)
         self._ledger.note(job, now, "error", error, component)
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
@@ -40,31 +42,35 @@ class Failures:
         """
         cluster = component.cluster
         if fault == "job":
+            self._ledger.count_failed_attempt(cluster, AttemptFailure.REFUSED)
             self._ledger.note(job, now, "error", error, component)
             return self._attempts.end(job, JobState.FAILED, f"{cluster} refused it: {error}", now)
         self._health.limit_reached(cluster, component.size, error, now)
-        return self._claiming.component_failed(job, component, f"{cluster} takes no more: {error}", now)
+        return self._claiming.component_failed(
+            job, component, ClaimFailure.LIMIT, f"{cluster} takes no more: {error}", now
+        )
 
     def claim_timed_out(self, job: Job, component: Component, now: float) -> Job:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
         cluster, token = component.cluster, job.token(component.index)
-        if not (reason := self._lrm_problems([component])):
-            kept = self._grid[cluster].still_to_leave(token)
-            if pending := self._lrm_waits.reason(token):
-                reason = f"{cluster} did not start it: {pending}"
-            elif kept:
-                reason = f"{cluster} does not let go of {nodes(kept)}"
-            else:
-                reason = f"local users of {cluster} were faster"
-        job = self._claiming.component_failed(job, component, reason, now)
+        if reason := self._lrm_problems([component]):
+            why = ClaimFailure.RESOURCE_MANAGER
+        elif pending := self._lrm_waits.reason(token):
+            why, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
+        elif kept := self._grid[cluster].still_to_leave(token):
+            why, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {nodes(kept)}"
+        else:
+            why, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
+        job = self._claiming.component_failed(job, component, why, reason, now)
         self._doubtful_nodes.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
         return job
 
-    def timed_out(self, job: Job, component: Component, error: str, silent: Sequence[Component], now: float) -> Job:
+    def timed_out(
+        self, job: Job, component: Component, why: AttemptFailure, error: str, silent: Sequence[Component], now: float
+    ) -> Job:
         """Something has not happened in time, maybe for what is the matter with the clusters of ``silent``."""
-        return self.infrastructure_failed(
-            job, component, "; ".join(filter(None, (error, self._lrm_problems(silent)))), now
-        )
+        said = "; ".join(filter(None, (error, self._lrm_problems(silent))))
+        return self.infrastructure_failed(job, component, why, said, now)
 
     def _lrm_problems(self, components: Sequence[Component]) -> str:
         """What the clusters of components say is the matter with their resource managers."""

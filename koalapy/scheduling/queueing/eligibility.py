@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks, series_differ
 from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
 from koalapy.model.transfer import immovable
@@ -65,12 +65,12 @@ class Eligibility:
         request = spec.request
         if isinstance(request, FixedRequest):
             if cut_off := _unmoved_where_named(spec, request, view):
-                return Refusal(cut_off)
+                return Refusal(cut_off, RefusalKind.FILES)
         elif unmoved := _unmoved(spec, view):
             view = view.only(frozenset(c.name for c in view if c.name not in unmoved))
             answer = self._evaluate(policy, spec, view)
             said = "; ".join(dict.fromkeys(unmoved.values()))
-            return Refusal(f"{answer.summary}; {said}") if isinstance(answer, Refusal) else answer
+            return Refusal(f"{answer.summary}; {said}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
         return self._evaluate(policy, spec, view)
 
     def _evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
@@ -89,7 +89,8 @@ class Eligibility:
             answer = constrained(policy, request, view, constraints)
         if isinstance(answer, Refusal) and (lacking or closed):
             why = [lacks(lacking, demands.folders)] if lacking else []
-            return Refusal("; ".join([answer.summary, *why, *([not_for_its_owner(closed)] if closed else [])]))
+            said = [answer.summary, *why, *([not_for_its_owner(closed)] if closed else [])]
+            return Refusal("; ".join(said), RefusalKind.ELIGIBILITY)
         return answer
 
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
@@ -192,7 +193,8 @@ class Eligibility:
             best = best or answer
         assert best is not None
         if isinstance(constrained(policy, request, view, constraints), Placement):
-            return Refusal(f"{best.summary}; {self._differ(cluster.name for cluster in view.by_idle)}")
+            differ = self._differ(cluster.name for cluster in view.by_idle)
+            return Refusal(f"{best.summary}; {differ}", RefusalKind.ELIGIBILITY)
         return best
 
     def _groups(self, view: GridView) -> list[GridView]:
@@ -207,14 +209,14 @@ class Eligibility:
     def _why_not_there(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
         """Why a fixed request's own clusters cannot serve it, whatever is idle."""
         if demands.closed and (closed := demands.closed & {component.cluster for component in request.components}):
-            return Refusal(not_for_its_owner(closed))
+            return Refusal(not_for_its_owner(closed), RefusalKind.ELIGIBILITY)
         for index, component in enumerate(request.components):
             name = component.cluster or ""
             if name in self._profiles and (missing := folders_of(spec, index) - self._profiles[name].folders):
-                return Refusal(lacks([name], missing))
+                return Refusal(lacks([name], missing), RefusalKind.ELIGIBILITY)
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
         if demands.one_series and len({self._profiles[name].mpi.series for name in named}) > 1:
-            return Refusal(self._differ(named))
+            return Refusal(self._differ(named), RefusalKind.ELIGIBILITY)
         return None
 
     def _differ(self, names: Iterable[ClusterName]) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from koalapy.model.cluster import ClusterState, GridView
-from koalapy.model.placement import PlacedComponent, Placement, Refusal
+from koalapy.model.placement import PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, FlexibleRequest, Request
 from koalapy.model.wording import nodes
 from koalapy.placement.constraints import Constraints, parts
@@ -47,7 +47,7 @@ def constrained(policy: Policy, request: Request, view: GridView, constraints: C
             refused = refused or f"{other.summary}; "
         elif not constraints.broken(other, view):
             return other
-    return Refusal(f"{refused}{broken}")
+    return Refusal(f"{refused}{broken}", RefusalKind.ELIGIBILITY)
 
 
 def checked(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:

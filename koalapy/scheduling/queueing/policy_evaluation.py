@@ -7,7 +7,7 @@ from itertools import islice
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
-from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
@@ -35,18 +35,18 @@ class PolicyEvaluator:
         """What the job's policy answers on a view."""
         nowhere = _had_from_nowhere(spec, view)
         if nowhere:
-            return Refusal(nowhere)
+            return Refusal(nowhere, RefusalKind.FILES)
         try:
             policy = self._policy(spec, view)
             answer = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
-            return Refusal(error.message)
+            return Refusal(error.message, RefusalKind.POLICY)
         except BrokenPolicy as error:
             if error.policy not in self._broken:
                 self._broken.add(error.policy)
                 self._ledger.warn(error.message)
-            return Refusal(error.message)
+            return Refusal(error.message, RefusalKind.POLICY)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""

@@ -70,6 +70,8 @@ class PlacementQueue:
         """How many shapes name each cluster."""
         self._came: set[JobId] | None = None
         """Jobs that were put in since the scan began, while there is one."""
+        self.barred = 0
+        """How many shapes scans have passed over, for what the owners have already."""
         self.scans = 0
         """Periodic scans so far: each is a failed try of every job that is still there."""
 
@@ -199,6 +201,7 @@ class PlacementQueue:
             entry = self._first(group)
             if entry is not None and entry.key == key:
                 if self._is_barred(group):
+                    self.barred += 1
                     continue
                 if not (fits(group.needs) and place(entry.job)):
                     if mode != "scan":

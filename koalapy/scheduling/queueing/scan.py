@@ -6,7 +6,7 @@ from functools import partial
 from koalapy.model.advice import advised
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobState, Priority
-from koalapy.model.placement import Refusal
+from koalapy.model.placement import Refusal, RefusalKind
 from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
@@ -149,8 +149,16 @@ class Scanner:
         while (reserved := self._queues.reservation.job) is not None and reserved in queue:
             if not self._place(reserved, self._offer(priority, everything=True), now):
                 break
-        offer = self._offer(priority)
-        queue.scan(lambda job: self._place(job, offer, now), self._rules.queue, offer.may_fit)
+        offer, barred = self._offer(priority), queue.barred
+        queue.scan(lambda job: self._place(job, offer, now), self._rules.queue, partial(self._may_fit, offer))
+        if queue.barred > barred:
+            self._ledger.count_refusals(RefusalKind.LIMIT, queue.barred - barred)
+
+    def _may_fit(self, offer: Offer, needs: Needs) -> bool:
+        may = offer.may_fit(needs)
+        if not may:
+            self._ledger.count_refusals(RefusalKind.NODES)
+        return may
 
     def _try_arrivals(self, now: float) -> None:
         """Each newcomer once, in the order of the queues; shapes refused once are refused for all of a queue."""
@@ -163,7 +171,7 @@ class Scanner:
                     continue
                 job = self._ledger.jobs[job_id]
                 shape, needs = self._queues.shape(job.spec), needs_of(job.spec.request)
-                if shape not in refused and offer.may_fit(needs) and self._place(job_id, offer, now):
+                if shape not in refused and self._may_fit(offer, needs) and self._place(job_id, offer, now):
                     for other in offers.values():
                         other.renew()
                 else:
@@ -176,11 +184,13 @@ class Scanner:
             return False
         job = self._ledger.jobs[job_id]
         if self._owner_use.of(job.spec, self._state.now) is not None:
+            self._ledger.count_refusals(RefusalKind.LIMIT)
             return False
         answer = self._evaluator.evaluate(job.spec, offer.view)
         if isinstance(answer, Refusal) and offer.with_preemption is not None:
             answer = self._evaluator.evaluate(job.spec, offer.with_preemption)
         if isinstance(answer, Refusal):
+            self._ledger.count_refusals(answer.kind)
             return False
         self._queues.placing = job_id
         job = self._claiming.start(self._queues.leave(job), answer, now)
