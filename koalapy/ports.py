@@ -430,6 +430,10 @@ class HistoryStore(Protocol):
         """All there is of these jobs; their numbers are not given again, and what they taught the advisor is kept."""
         ...
 
+    def size(self) -> int | None:
+        """Bytes that the database takes up; None where that cannot be said."""
+        ...
+
     def shrink(self) -> bool:
         """Give some of the room back that is not used any more; whether there is more of it to give."""
         ...

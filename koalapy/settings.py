@@ -319,6 +319,8 @@ class Settings(BaseSettings):
     """Who may submit jobs of more than low priority, which preempt others: every user, or operators only."""
     audit_keep: float | None = Field(default=365 * 86400.0, ge=86400, allow_inf_nan=False)
     """Seconds for which it is kept who did what; null: for ever."""
+    open_metrics: bool = False
+    """Whether ``/metrics`` is told to who shows no token, too."""
     background_load: bool = False
     """Whether experiments may load clusters past the scheduler, as local users do."""
     log_level: LogLevel = "info"

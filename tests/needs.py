@@ -117,6 +117,12 @@ CONFINEMENT = Need(
     "apt-get install systemd linux-libc-dev, and root with the capability SYS_ADMIN, on x86-64 with Linux 6.3",
     "the daemon is not run under what its unit takes away",
 )
+PROMETHEUS = Need(
+    "Prometheus",
+    shutil.which("prometheus") is not None and shutil.which("promtool") is not None,
+    "apt-get install prometheus",
+    "metrics, rules and board are not looked at by Prometheus",
+)
 CHROMIUM_PATH = Path(shutil.which("chromium") or "/usr/bin/chromium")
 CHROMIUM = Need(
     "Chromium",
@@ -142,6 +148,7 @@ ALL = (
     IPV6,
     RELEASE_TOOLS,
     SYSTEMD,
+    PROMETHEUS,
     CONFINEMENT,
     CHROMIUM,
     ZSH,

@@ -64,6 +64,8 @@ ACCESS: Mapping[str, Access] = {
     "revoke_token": Role.USER,
     "revoke_tokens": Role.USER,
     "set_priority": Role.USER,
+    "scrape": Role.USER,
+    "scrape_openly": "everybody",
     "show_advisor": Role.USER,
     "show_advisor_record": Role.USER,
     "show_bundle": Role.USER,

@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 from koalapy import __version__
-from koalapy.api.access import authorizer
+from koalapy.api.access import access_of, authorizer
 from koalapy.api.admission import Admission
 from koalapy.api.audit import Trail, audit_router
 from koalapy.api.clusters import clusters_router
@@ -110,9 +110,10 @@ def _describe(app: FastAPI) -> None:
             for operation in operations:
                 # What is said before the request comes to its route.
                 operation["responses"] = before | operation["responses"]
-            for path, open_to_all in schema["paths"].items():
-                if not path.startswith("/api/"):
-                    open_to_all["get"]["security"] = []
+            for path, methods in schema["paths"].items():
+                for operation in methods.values():
+                    if access_of(path, operation["operationId"]) == "everybody":
+                        operation["security"] = []
             used = {tag for operation in operations for tag in operation.get("tags", ())}
             schema["tags"] = [tag for tag in TAGS if tag["name"] in used]
             components = schema.setdefault("components", {})

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,7 @@ from koalapy.api.events import changes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
+from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
 from koalapy.api.shown import ShownTokens
 from koalapy.bootstrap.agents import replica_directory
@@ -64,6 +66,7 @@ from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.hub import Hub, Terms
+from koalapy.service.instruments import SIZE_INTERVAL
 from koalapy.service.job_log import log_change
 from koalapy.service.jobs import Jobs
 from koalapy.service.limits import LimitsInUse
@@ -117,7 +120,9 @@ async def run(
     hub = _hub(settings, stores, engine, outputs)
     services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
     hub.number_above(services.jobs.number_above)
-    hub.learn_from_transfers(TransferFeedback(services.network.transferred, services.files.spoiled))
+    hub.learn_from_transfers(
+        TransferFeedback(services.network.transferred, services.files.spoiled, engine.instruments.moved)
+    )
     tokens = {
         name: section.token or (secrets.token_urlsafe(24) if section.is_embedded else None)
         for name, section in settings.clusters.items()
@@ -137,14 +142,18 @@ async def run(
         most, pace = connections.max_requests, Pace(services.limits.limits)
         codes = LoginCodes()
         app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit, codes)
+        add_metrics(app, engine, services.health, services.alerts, is_open=settings.open_metrics)
         at_provider = provider_logins(settings, identities)
         ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
         add_dashboard(app, services, engine, ways)
         services.network.start()
         try:
             await services.health.look_at_disks()
+            look_at_size = partial(engine.instruments.look_at_size, stores.history.size)
+            await look_at_size()
             duties = [*_duties(settings, services, engine, certificate), *token_duties(identities, provider)]
             duties.append(Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)))
+            duties.append(Duty("size", SIZE_INTERVAL, look_at_size))
             way_in = behind_proxies(app, settings, certificate)
             parts = (engine, stores.jobs, hub, way_in, listener, connections, agents, announce, duties, certificate)
             await Daemon(*parts, manager, lambda: services.health.readiness().status).run()

@@ -45,15 +45,17 @@ class TransferFeedback:
     """Has others learn from transfers that are over.
 
     ``moved``: so many bytes came from one cluster to another in so many seconds. ``spoiled``: a replica is not what the
-    catalogue says, by its name, cluster and fault; what the scheduler is to know of it.
+    catalogue says, by its name, cluster and fault; what the scheduler is to know of it. ``counted`` is told of the
+    whole of each transfer.
     """
 
     def __init__(
         self,
         moved: Callable[[ClusterName, ClusterName, int, float], None],
         spoiled: Callable[[str, ClusterName, str], tuple[Event, ...]],
+        counted: Callable[[ClusterName, ClusterName, int, float], None] = lambda *_: None,
     ) -> None:
-        self._moved, self._spoiled = moved, spoiled
+        self._moved, self._spoiled, self._note = moved, spoiled, counted
         self._counted: dict[str, None] = {}
         """Stages whose transfers were counted: they are told again in every inventory."""
 
@@ -73,6 +75,7 @@ class TransferFeedback:
             for moved in status.moved:
                 if moved.source in sources:
                     self._moved(moved.source, component.cluster, moved.flowed, moved.flowing)
+                    self._note(moved.source, component.cluster, moved.size, moved.seconds)
         return ()
 
 

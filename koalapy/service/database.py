@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 
 from koalapy.model.errors import StoreUnavailable
+from koalapy.service.timings import Timings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +34,8 @@ MAX_WRITES = 200
 """Transactions of which that is kept."""
 UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done by half"
 
+READS = Timings()
+"""Questions to the database, of all who ask in this process."""
 _readers = ThreadPoolExecutor(8, "reader")
 """Those who ask a database that hangs keep nobody else from a thread."""
 
@@ -40,12 +43,19 @@ _readers = ThreadPoolExecutor(8, "reader")
 async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The answer to a question to the database; ``StoreUnavailable`` when there is none in time."""
     asking = asyncio.get_running_loop().run_in_executor(_readers, lambda: question(*args, **kwargs))
+    began, failed = time.monotonic(), False
     try:
         return await asyncio.wait_for(asking, QUERY_TIMEOUT)
+    except StoreUnavailable:
+        failed = True
+        raise
     except TimeoutError:
+        failed = True
         raise StoreUnavailable(
             f"the database has not answered for {QUERY_TIMEOUT:g} s", hint="ask again later"
         ) from None
+    finally:
+        READS.note(time.monotonic() - began, failed=failed)
 
 
 class DatabaseMonitor:

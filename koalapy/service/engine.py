@@ -27,6 +27,7 @@ from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.audit import DONE, Deed, take
 from koalapy.service.changes import Changes, Topic
 from koalapy.service.database import SLOW_AFTER, DatabaseMonitor
+from koalapy.service.instruments import Instruments
 from koalapy.service.outbox import Outbox
 from koalapy.service.wire import CommandMessages
 
@@ -115,6 +116,7 @@ class Engine:
         """When the round that is under way did, by the monotonic clock; None while there is nothing to do."""
         self.database = DatabaseMonitor()
         self.changes = Changes()
+        self.instruments = Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self.observers: list[Observer] = []
@@ -150,6 +152,11 @@ class Engine:
             if item.deed is not None:
                 item.deed.written = False
             raise
+
+    @property
+    def waiting(self) -> int:
+        """What the next round will take in."""
+        return len(self._items)
 
     @property
     def stored_queued(self) -> int:
@@ -216,7 +223,8 @@ class Engine:
         self._wake.clear()
 
     async def _round(self) -> None:
-        this = Transaction(now=self.clock())
+        this, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.rounds
+        rounds.waiting = len(self._items)
         while self._items:
             item = self._items.popleft()
             if self._apply(item, this.now):
@@ -224,18 +232,24 @@ class Engine:
         await self._outgrow(max((item.epoch for item in this.items), default=0))
         self._scheduler.decide(this.now)
         effects = self._scheduler.take()
+        self.instruments.decided(effects)
         for warning in effects.warnings:
             log.error("a policy is broken", action="policy-broken", error=warning)
         batch, messages = self._batch(this, effects)
+        rounds.step.note(time.monotonic() - began)
         if batch:
             await self._write(partial(self._store.write, batch))
         self._finish(this, effects, batch, messages)
+        rounds.whole.note(time.monotonic() - began)
 
     def _apply(self, item: WorkItem, now: float) -> bool:
         try:
-            for event in item.prepare() if item.prepare else item.events:
+            events = item.prepare() if item.prepare else item.events
+            for event in events:
                 self._scheduler.apply(event, now)
+            self.instruments.taken_in(events)
         except KoalaError as error:
+            self.instruments.rounds.refused += 1
             if item.committed is not None and not item.committed.done():
                 item.committed.set_exception(error)
             else:
@@ -303,9 +317,11 @@ class Engine:
             try:
                 await self._try_to_write(work)
                 self.database.wrote(time.monotonic() - began)
+                self.instruments.writes.note(time.monotonic() - began)
                 self.database.succeeded(WRITER)
                 return
             except StoreUnavailable as error:
+                self.instruments.writes.note(time.monotonic() - began, failed=True)
                 self._cannot_write(error.message)
                 if self._stopping:
                     raise  # as if killed: nothing of it was sent

@@ -65,6 +65,13 @@ class SqlHistory:
             higher = _lease.last_job < max(jobs)
             connection.execute(update(tables.lease).where(higher).values(last_job=max(jobs)))
 
+    def size(self) -> int | None:
+        with self._database.reading() as connection:
+            if not self._database.is_sqlite:
+                return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+            pages = int(connection.exec_driver_sql("PRAGMA page_count").scalar_one())
+            return pages * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+
     def shrink(self) -> bool:
         if not self._database.is_sqlite:
             return False  # PostgreSQL does it by itself

@@ -404,6 +404,9 @@ class MemoryStore:
             memory.advised = {key: given for key, given in memory.advised.items() if key[0] not in jobs}
             memory.results = {key: result for key, result in memory.results.items() if key[0] not in jobs}
 
+    def size(self) -> int | None:
+        return None
+
     def shrink(self) -> bool:
         return False
 

@@ -15,8 +15,10 @@ from koalapy.api.advisor import advisor_router
 from koalapy.api.app import create_app
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.limits import limits_router
+from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
 from koalapy.model.advice import Run, Size
+from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.identity import Identity, Role
@@ -32,6 +34,7 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from koalapy.service.advisor import Advisor
+from koalapy.service.alerts import Alerts
 from koalapy.service.audit import Audit
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
@@ -83,6 +86,7 @@ async def serving(
     high_priority: Role = Role.USER,
     limits: Limits | None = None,
     accounts: Accounts | None = None,
+    open_metrics: bool = False,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     migrate(tables := make_engine(f"sqlite:///{path}"))
     database = Database(tables, 0.0)
@@ -154,7 +158,10 @@ async def serving(
     kept = SqlTokens(database)
     identities = Identities(people, kept) if people else administrators(*(tokens or [TOKEN]), store=kept)
     audit = Audit(SqlAudit(database), engine.clock)
-    app = create_app(jobs, HealthMonitor(engine, {}, DiskLimits()), identities, routers, audit=audit)
+    health = HealthMonitor(engine, {}, DiskLimits())
+    app = create_app(jobs, health, identities, routers, audit=audit)
+    alerts = Alerts((), AlertRules(), engine.clock)
+    add_metrics(app, engine, health, alerts, is_open=open_metrics)
     app.state.audit = audit
     loop = asyncio.create_task(engine.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:

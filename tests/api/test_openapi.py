@@ -46,7 +46,7 @@ class Declared:
         kind = answer.headers["content-type"].partition(";")[0]
         assert kind in declared["content"], where
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
-        if kind not in ("text/plain", "text/event-stream", "application/x-tar"):
+        if kind not in ("text/plain", "application/openmetrics-text", "text/event-stream", "application/x-tar"):
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
             model = next(kind for kind in answers(Output, Problem) if kind.__name__ == name)
             model.model_validate_json(answer.content, strict=True)
@@ -121,7 +121,7 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     await api.get("/healthz")
     await api.get("/readyz")
     await api.get("/api/v1/readyz")
-    for path in ("/livez", "/api/v1/livez", "/readyz?clusters=true", "/readyz?clusters=x"):
+    for path in ("/metrics", "/livez", "/api/v1/livez", "/readyz?clusters=true", "/readyz?clusters=x"):
         await api.get(path)
     for path in (
         "/network",

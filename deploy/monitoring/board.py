@@ -1,0 +1,253 @@
+"""The board for Grafana, as ``koala-board.json``: ``python -m deploy.monitoring.board`` writes it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BOARD = Path(__file__).with_name("koala-board.json")
+INTERVAL = "$__rate_interval"
+"""What Grafana makes of it is at least four times the interval of the scrapes."""
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+TOGETHER = 'coallocated="yes"'
+WIDTH, HEIGHT = 8, 7
+"""Of a panel: three of them fill a row of 24 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is drawn, and what it is called there."""
+
+    expression: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture. ``unit`` as Grafana has them."""
+
+    title: str
+    lines: Sequence[Line]
+    unit: str = "short"
+    kind: str = "timeseries"
+    stacked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under a heading."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+def _rate(counter: str, by: str = "", matching: str = "") -> str:
+    inner = f"rate({counter}{{{matching}}}[{INTERVAL}])" if matching else f"rate({counter}[{INTERVAL}])"
+    return f"sum by ({by}) ({inner})" if by else f"sum({inner})"
+
+
+def _quantiles(histogram: str, matching: str = "") -> list[Line]:
+    return [
+        Line(f"histogram_quantile({share}, {_rate(f'{histogram}_bucket', 'le', matching)})", f"{share:.0%}")
+        for share in (0.5, 0.95, 0.99)
+    ]
+
+
+def _mean(seconds: str, count: str, by: str) -> str:
+    return f"{_rate(seconds, by)} / {_rate(count, by)}"
+
+
+ROWS = (
+    Row(
+        "Now",
+        [
+            Panel("Ready", [Line("koala_ready")], kind="stat"),
+            Panel(
+                "What is wrong",
+                [Line("sum by (kind, severity) (koala_alerts) > 0 or vector(0)", "{{kind}}")],
+                kind="stat",
+            ),
+            Panel(
+                "Waiting, active",
+                [
+                    Line('sum(koala_jobs{state=~"queued|held"})', "waiting"),
+                    Line('sum(koala_jobs{state!~"queued|held"})', "active"),
+                ],
+                kind="stat",
+            ),
+        ],
+    ),
+    Row(
+        "Jobs",
+        [
+            Panel("By state", [Line("sum by (state) (koala_jobs)", "{{state}}")], stacked=True),
+            Panel("The oldest of a state", [Line("koala_oldest_job_seconds", "{{state}}")], unit="s"),
+            Panel(
+                "Submitted, ended per second",
+                [
+                    Line(_rate("koala_jobs_submitted_total"), "submitted"),
+                    Line(_rate("koala_jobs_ended_total", "state"), "{{state}}"),
+                ],
+            ),
+            Panel(
+                "Placements by policy", [Line(_rate("koala_placements_total", "policy"), "{{policy}}")], stacked=True
+            ),
+            Panel(
+                "Placed on several clusters",
+                [
+                    Line(
+                        f"{_rate('koala_placements_total', matching=TOGETHER)} / {_rate('koala_placements_total')}",
+                        "share",
+                    )
+                ],
+                unit="percentunit",
+            ),
+            Panel("What keeps jobs from being placed", [Line(_rate("koala_refusals_total", "reason"), "{{reason}}")]),
+        ],
+    ),
+    Row(
+        "Clusters",
+        [
+            Panel("Nodes", [Line("sum by (kind) (koala_nodes)", "{{kind}}")], stacked=True),
+            Panel(
+                "Ours, of all",
+                [
+                    Line(
+                        'sum by (cluster) (koala_nodes{kind="ours"}) / sum by (cluster) (koala_cluster_nodes)',
+                        "{{cluster}}",
+                    )
+                ],
+                unit="percentunit",
+            ),
+            Panel("State", [Line("koala_cluster_state == 1", "{{cluster}} {{state}}")], kind="stat"),
+            Panel(
+                "Claims that failed",
+                [Line(_rate("koala_claims_failed_total", "cluster, cause"), "{{cluster}} {{cause}}")],
+            ),
+            Panel(
+                "Attempts that failed",
+                [Line(_rate("koala_attempts_failed_total", "cluster, cause"), "{{cluster}} {{cause}}")],
+            ),
+            Panel("Age of what agents reported", [Line("koala_agent_report_age_seconds", "{{cluster}}")], unit="s"),
+            Panel(
+                "Calls of resource managers, mean",
+                [
+                    Line(
+                        _mean("koala_lrm_call_seconds_total", "koala_lrm_calls_total", "cluster, operation"),
+                        "{{cluster}} {{operation}}",
+                    )
+                ],
+                unit="s",
+            ),
+            Panel(
+                "Calls of resource managers, longest",
+                [Line("max by (cluster, operation) (koala_lrm_call_longest_seconds)", "{{cluster}} {{operation}}")],
+                unit="s",
+            ),
+            Panel(
+                "Calls of resource managers that failed",
+                [Line(_rate("koala_lrm_calls_failed_total", "cluster, operation"), "{{cluster}} {{operation}}")],
+            ),
+            Panel("Commands on their way", [Line("koala_outbox", "{{cluster}}")]),
+            Panel("Files on their way", [Line("koala_transfer_missing_bytes", "missing")], unit="bytes"),
+            Panel(
+                "Bandwidth of transfers",
+                [Line(_rate("koala_transferred_bytes_total", "source, cluster"), "{{source}} to {{cluster}}")],
+                unit="Bps",
+            ),
+        ],
+    ),
+    Row(
+        "Daemon",
+        [
+            Panel("Rounds", [*_quantiles("koala_round_seconds")], unit="s"),
+            Panel("Steps, in which nothing else is done", [*_quantiles("koala_step_seconds")], unit="s"),
+            Panel(
+                "Events",
+                [Line(_rate("koala_events_total", "kind"), "{{kind}}"), Line("koala_waiting_events", "waiting")],
+            ),
+            Panel("Transactions", [*_quantiles("koala_database_seconds", 'kind="write"')], unit="s"),
+            Panel("Questions to the database", [*_quantiles("koala_database_seconds", 'kind="read"')], unit="s"),
+            Panel("Size of the database", [Line("koala_database_bytes", "database")], unit="bytes"),
+            Panel("Requests", [Line(_rate("koala_http_requests_total", "status"), "{{status}}")], stacked=True),
+            Panel(
+                "Until an answer begins, mean",
+                [
+                    Line(
+                        _mean("koala_http_request_seconds_sum", "koala_http_request_seconds_count", "route"),
+                        "{{route}}",
+                    )
+                ],
+                unit="s",
+            ),
+            Panel(
+                "Room on the disks", [Line("koala_disk_free_bytes / koala_disk_bytes", "{{disk}}")], unit="percentunit"
+            ),
+            Panel("Processor", [Line(f"rate(process_cpu_seconds_total[{INTERVAL}])", "cores")]),
+            Panel("Memory", [Line("process_resident_memory_bytes", "resident")], unit="bytes"),
+            Panel("Open files", [Line("process_open_fds", "open"), Line("process_max_fds", "at most")]),
+        ],
+    ),
+)
+
+
+def board() -> dict[str, Any]:
+    """All of it, as Grafana imports it."""
+    return {
+        "title": "koala",
+        "uid": "koala",
+        "tags": ["koala"],
+        "schemaVersion": 39,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {
+            "list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
+        },
+        "panels": list(_panels()),
+    }
+
+
+def _panels() -> Iterator[dict[str, Any]]:
+    number, top = 0, 0
+    for row in ROWS:
+        number += 1
+        yield {
+            "id": number,
+            "type": "row",
+            "title": row.title,
+            "collapsed": False,
+            "panels": [],
+            "gridPos": {"x": 0, "y": top, "w": 24, "h": 1},
+        }
+        top += 1
+        for index, panel in enumerate(row.panels):
+            number += 1
+            across, down = index % (24 // WIDTH), index // (24 // WIDTH)
+            place = {"x": across * WIDTH, "y": top + down * HEIGHT, "w": WIDTH, "h": HEIGHT}
+            yield _panel(panel, number) | {"gridPos": place}
+        top += -(-len(row.panels) // (24 // WIDTH)) * HEIGHT
+
+
+def _panel(panel: Panel, number: int) -> dict[str, Any]:
+    custom = {"stacking": {"mode": "normal"}, "fillOpacity": 30} if panel.stacked else {}
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "datasource": SOURCE,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + index), "datasource": SOURCE, "expr": line.expression, "legendFormat": line.legend}
+            for index, line in enumerate(panel.lines)
+        ],
+    }
+
+
+def text() -> str:
+    """As it is in the file."""
+    return json.dumps(board(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    BOARD.write_text(text(), encoding="utf-8")

@@ -1,0 +1,196 @@
+"""What ``/metrics`` tells, to whom, and that nobody makes it grow."""
+
+import asyncio
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from koalapy.api import metrics
+from koalapy.api.exposition import Exposition
+from koalapy.model.identity import Identity, Role
+from koalapy.model.placement import RefusalKind
+from koalapy.model.reports import LrmOperation
+from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
+from koalapy.scheduling.rules import Rules
+from koalapy.service.figures import Figures, JobFigures
+from koalapy.service.instruments import Instruments
+from tests.api.conftest import Open, serving
+from tests.needs import PROMETHEUS, needs
+
+Json = dict[str, Any]
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+OTHERS = {"process_cpu_seconds", "process_virtual_memory_bytes", "process_resident_memory_bytes"} | {
+    "process_start_time_seconds",
+    "process_open_fds",
+    "process_max_fds",
+}
+NOTHING = Figures(
+    jobs=JobFigures({}, {}, internal=0, staging=0, missing=0),
+    clusters=(),
+    disks=(),
+    version="1",
+    epoch=1,
+    is_well=True,
+    is_ready=True,
+    checks=(),
+    alerts={},
+    waiting_events=0,
+)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has just changed is told."""
+    monkeypatch.setattr(metrics, "MIN_INTERVAL", 0.0)
+
+
+async def scraped(api: httpx2.AsyncClient) -> str:
+    answer = await api.get("/metrics")
+    assert answer.status_code == 200
+    return answer.text
+
+
+def value_of(text: str, sample: str, **labels: str) -> float:
+    """The sum over what has these labels."""
+    found = [
+        each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+        if each.name == sample and labels.items() <= each.labels.items()
+    ]
+    assert found, f"there is no {sample} with {labels}"
+    return sum(found)
+
+
+def of_the_page() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    for line in PAGE.splitlines():
+        if row := re.fullmatch(r"\| `(koala_\w+)` \| (\w+) \| (.*?) \| (.*) \|", line):
+            yield row[1], row[2], tuple(re.findall(r"`(\w+)`", row[3])), row[4]
+
+
+def test_the_page_tells_every_metric() -> None:
+    told = [
+        (f"{metric.name}_total" if metric.type == "counter" else metric.name, metric.type, labels, metric.documentation)
+        for metric in Exposition(NOTHING, Instruments()).collect()
+        for labels in [tuple(getattr(metric, "_labelnames", ()))]
+    ]
+    assert list(of_the_page()) == told
+    assert len(told) > 45
+
+
+@pytest.mark.parametrize("kinds", [RefusalKind, ClaimFailure, AttemptFailure, LrmOperation])
+def test_the_page_tells_every_kind(kinds: type[Any]) -> None:
+    rows = [line for line in PAGE.splitlines() if all(f"`{kind}`" in line for kind in kinds)]
+    assert len(rows) == 1
+
+
+def test_what_is_told_of_the_process_is_on_the_page() -> None:
+    assert all(f"`{name}" in PAGE for name in OTHERS)
+
+
+async def test_it_is_for_who_shows_a_token(tmp_path: Path) -> None:
+    people = {"of-ada": Identity("ada", Role.USER, "a test")}
+    async with serving(tmp_path / "koala.db", [], Rules(), people=people) as api:
+        refused = await api.get("/metrics")
+        assert (refused.status_code, "koala_" in refused.text) == (401, False)
+        wrong = await api.get("/metrics", headers={"Authorization": "Bearer another"})
+        assert wrong.status_code == 401
+        shown = await api.get("/metrics", headers={"Authorization": "Bearer of-ada"})
+        assert shown.status_code == 200
+        assert shown.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_a_setting_opens_it_and_nothing_else(tmp_path: Path) -> None:
+    people = {"of-ada": Identity("ada", Role.USER, "a test")}
+    async with serving(tmp_path / "koala.db", [], Rules(), people=people, open_metrics=True) as api:
+        assert "koala_jobs" in await scraped(api)
+        assert (await api.get("/api/v1/metrics")).status_code == 401
+        assert (await api.post("/metrics", json={})).status_code == 401
+
+
+async def test_it_speaks_openmetrics_to_who_asks_for_it(open_api: Open) -> None:
+    api = await open_api()
+    answer = await api.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+@needs(PROMETHEUS)
+async def test_promtool_finds_nothing_wrong(open_api: Open) -> None:
+    api = await open_api()
+    text = await scraped(api)
+    checked = await asyncio.to_thread(
+        subprocess.run, ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr, checked.stdout) == (0, "", "")
+
+
+async def test_what_happens_is_counted(open_api: Open, body: Json) -> None:
+    api = await open_api()
+    for priority in ("low", "high", "high"):
+        assert (await api.post("/api/v1/jobs", json=body | {"priority": priority})).status_code == 201
+    await api.post("/api/v1/jobs/1/hold")
+    text = await scraped(api)
+    assert value_of(text, "koala_jobs", state="queued", priority="high") == 2
+    assert value_of(text, "koala_jobs", state="held", priority="low") == 1
+    assert value_of(text, "koala_jobs_submitted_total") == 3
+    assert value_of(text, "koala_refusals_total") > 0
+    assert value_of(text, "koala_oldest_job_seconds", state="held") > 0
+    assert value_of(text, "koala_events_total", kind="JobSubmitted") == 3
+    await api.post("/api/v1/jobs/cancel", json={"jobs": [1, 2]})
+    await api.post("/api/v1/jobs/1/hold")
+    text = await scraped(api)
+    assert value_of(text, "koala_jobs_ended_total", state="cancelled") == 2
+    assert value_of(text, "koala_http_requests_total", route="/api/v1/jobs", method="POST", status="201") == 3
+    assert value_of(text, "koala_http_request_seconds_count", route="/api/v1/jobs") == 3
+    assert value_of(text, "koala_database_seconds_count", kind="write") >= 5
+    assert value_of(text, "koala_round_seconds_count") >= value_of(text, "koala_database_seconds_count", kind="write")
+
+
+async def test_nobody_makes_it_grow(open_api: Open, body: Json) -> None:
+    """By jobs, names, owners, paths, or methods of his own."""
+    api = await open_api()
+
+    async def series() -> int:
+        families = text_string_to_metric_families(await scraped(api))
+        return sum(len(family.samples) for family in families)
+
+    async def attack(tag: str) -> None:
+        own = {"name": f"name-{tag}", "owner": f"owner-{tag}", "application": f"app-{tag}"}
+        await api.post("/api/v1/jobs", json=body | own)
+        await api.get(f"/api/v1/jobs/{tag}")
+        await api.get(f"/{tag}")
+        await api.get(f"/api/v1/jobs?name={tag}")
+        await api.request(f"M{tag}", "/healthz")
+        await api.request(f"M{tag}", f"/{tag}")
+        await api.get("/healthz", headers={"Host": tag})
+        await api.get("/metrics", headers={"Accept": f"text/{tag}"})
+
+    await series()
+    await attack("a")
+    before = await series()
+    for number in range(30):
+        await attack(f"b{number}")
+    assert await series() == before
+
+
+async def test_many_who_ask_cost_one_look(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MIN_INTERVAL", 1000.0)
+    looks = 0
+    figures_of = metrics.figures_of
+
+    def counted(*args: Any) -> Figures:
+        nonlocal looks
+        looks += 1
+        return figures_of(*args)
+
+    monkeypatch.setattr(metrics, "figures_of", counted)
+    api = await open_api()
+    texts = await asyncio.gather(*(scraped(api) for _ in range(20)))
+    assert (looks, len(set(texts))) == (1, 1)
