@@ -14,7 +14,7 @@ EXTRAS := drmaa mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos fuzz check format bench bench-advisor experiment experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test chaos fuzz check format bench bench-advisor bench-dashboard screenshots experiment experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -83,6 +83,12 @@ format: $(STAMP)  ## bring the code into its form
 
 bench: $(STAMP)  ## speed: start-up overhead and throughput, as JSON
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-json=bench.json -p no:cacheprovider -s --timeout 600
+
+bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON: two minutes
+	$(BIN)/python -m tests.benchmarks.dashboard
+
+screenshots: $(STAMP)  ## the documentation's pictures of the dashboard, by Debian's chromium
+	$(BIN)/python -m tests.dashboard.screenshots
 
 bench-advisor: $(STAMP)  ## mean response times of auto against fixed policies, in the virtual world: twenty minutes
 	$(BIN)/python -m tests.benchmarks.coallocation --seeds 20

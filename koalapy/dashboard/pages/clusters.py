@@ -26,6 +26,10 @@ from koalapy.validation.permissions import may_see_all_of
 MAX_COMPONENTS_SHOWN = 100
 
 
+PLACES = ("directory", "replica_directories")
+"""Of what a kind of cluster has to tell, what has no place of its own on the page."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClustersView:
     """All clusters, those that are not well first."""
@@ -148,7 +152,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
             held=len(known.live),
             profile=known.profile,
             speed=known.speed,
-            details={name: told for name, told in record.details.items() if name != "disks"},
+            details={name: told for name, told in record.details.items() if name in PLACES},
         )
 
     _add_actions(dashboard, services)

@@ -1,0 +1,79 @@
+"""Pictures of the dashboard for the documentation, of a small grid at work: ``make screenshots``."""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.dashboard.browser import DESKTOP, PHONE, Visitor, chromium
+from tests.grid.embedded import Embedded
+from tests.grid.world import until
+
+CLUSTERS = {
+    "north": {"network": "127.0.31", "nodes": 24},
+    "south": {"network": "127.0.32", "nodes": 40},
+    "west": {"network": "127.0.33", "nodes": 16},
+}
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+@contextmanager
+def grid_at_work() -> Iterator[Embedded]:
+    """Jobs that ran, run and wait, a local user, and a cluster that is being drained."""
+    with tempfile.TemporaryDirectory() as folder:
+        grid = Embedded(Path(folder) / "koala", KOALA_CLUSTERS=json.dumps(CLUSTERS)).start()
+        try:
+            grid.nodes = {name: section["nodes"] for name, section in CLUSTERS.items()}  # type: ignore[misc]
+            until(lambda: all(c["idle"] for c in grid.clusters()), "nodes that are idle")
+            _fill(grid)
+            yield grid
+        finally:
+            grid.end()
+
+
+def _fill(grid: Embedded) -> None:
+    owners = ("alice", "bruno", "chen")
+    for number, owner in enumerate(owners * 2):
+        parts = {"type": "flexible", "total_size": 6 + 4 * number}
+        grid.wait(grid.submit(parts, "true", launcher="processes", name=f"warm-up-{number}", owner=owner))
+    local = grid.local_load("west", 5)
+    running = []
+    for sizes, owner, name in (([12, 10], "alice", "wave"), ([14], "bruno", "poisson"), ([6, 6], "chen", "lammps")):
+        parts = {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
+        running.append(grid.submit(parts, "sleep", "900", launcher="processes", name=name, owner=owner, walltime=1800))
+    for job in running:
+        grid.wait_state(job, "running")
+    for number, (total, owner) in enumerate(((48, "alice"), (20, "chen"), (64, "bruno"), (30, "alice"))):
+        parts = {"type": "flexible", "total_size": total}
+        grid.submit(parts, "true", launcher="processes", name=f"sweep-{number}", owner=owner)
+    grid.http.post("/api/v1/clusters/west/drain", json={"reason": "new disks on Monday"}).raise_for_status()
+    assert local
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, default=PICTURES)
+    parser.add_argument("--all", action="store_true", help="every page, light, dark and on a phone")
+    given = parser.parse_args()
+    given.into.mkdir(parents=True, exist_ok=True)
+    pages = {"now": "/", "queue": "/queue", "job": "/jobs/7", "history": "/history"}
+    if given.all:
+        more = ("clusters", "clusters/north", "room", "network", "scheduler", "users", "audit", "files", "workloads")
+        pages |= {name: f"/{name}" for name in more}
+    with grid_at_work() as grid, chromium() as browser:
+        looks = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
+        for look, options in looks.items():
+            visitor = Visitor(browser, grid.url, grid.shown, **({"viewport": DESKTOP} | options))
+            for name, path in pages.items():
+                if look and not given.all and name != "now":
+                    continue
+                page = visitor.open(path)
+                page.wait_for_timeout(300)
+                page.screenshot(path=given.into / f"dashboard-{name.replace('/', '-')}{look}.png", full_page=given.all)
+            visitor.close()
+
+
+if __name__ == "__main__":
+    main()
