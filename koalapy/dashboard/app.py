@@ -12,6 +12,7 @@ from koalapy.dashboard.files import page_files
 from koalapy.dashboard.login import BrowserLogin, WaysIn
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.now import add_now
+from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
 from koalapy.service.engine import Engine
@@ -26,6 +27,7 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     surveyor = Surveyor(engine)
     add_now(dashboard, services, surveyor)
     add_clusters(dashboard, services, surveyor)
+    add_scheduler(dashboard)
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from koalapy import __version__
 from koalapy.dashboard.files import url_of
+from koalapy.dashboard.pictures.distribution import distribution
 from koalapy.dashboard.pictures.node_grid import node_grid
 from koalapy.model.wording import clock, duration, nodes
 
@@ -92,7 +93,7 @@ def _environment() -> Environment:
         "size": size,
     }
     environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query}
-    environment.globals |= {"node_grid": node_grid}
+    environment.globals |= {"distribution": distribution, "node_grid": node_grid}
     return environment
 
 

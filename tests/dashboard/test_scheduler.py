@@ -1,0 +1,141 @@
+"""The page Scheduler: what it tells is what the engine counted, and it stays true while it is shown."""
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+
+from koalapy.dashboard.pages.scheduler import parameters_of, spans_of
+from koalapy.dashboard.pictures.distribution import Span, distribution, share
+from koalapy.model.placement import RefusalKind
+from koalapy.scheduling.rules import Rules
+from koalapy.service.timings import BUCKETS, MAX_RECENT, RECENT_SPAN, Timings
+from tests.dashboard.conftest import Visit
+from tests.grid.embedded import Embedded
+
+# What is shown, by itself
+
+
+def test_each_is_counted_in_one_span() -> None:
+    timings = Timings()
+    for took in (0.0005, 0.001, 0.0011, 0.3, 100.0):
+        timings.note(took)
+    spans = spans_of(timings)
+    assert [(span.said, span.count) for span in spans if span.count] == [
+        (spans[0].said, 2),
+        (spans[1].said, 1),
+        (spans[8].said, 1),
+        (">10.0 s", 1),
+    ]
+    assert len(spans) == len(BUCKETS) + 1
+    assert sum(span.count for span in spans) == timings.count
+
+
+def test_lately_is_lately() -> None:
+    now = 1000.0
+    timings = Timings(clock=lambda: now)
+    assert timings.recent().count == 0
+    timings.note(5.0)
+    now += RECENT_SPAN - 1
+    timings.note(1.0, failed=True)
+    assert (timings.recent().count, timings.recent().largest, timings.failures) == (2, 5.0, 1)
+    now += 2
+    recent = timings.recent()
+    assert (recent.count, recent.mean, recent.most, recent.largest) == (1, 1.0, 1.0, 1.0)
+    assert (timings.count, timings.seconds, timings.largest) == (2, 6.0, 5.0)
+
+
+def test_very_many_are_not_kept_and_still_counted() -> None:
+    timings = Timings(clock=lambda: 0.0)
+    for _ in range(3 * MAX_RECENT):
+        timings.note(0.01)
+    assert (timings.count, timings.recent().count) == (3 * MAX_RECENT, MAX_RECENT)
+
+
+@pytest.mark.parametrize(
+    ("counts", "bars", "told"),
+    [
+        ([0, 0], 0, "Rounds: none yet"),
+        ([3, 0, 1], 2, "Rounds: 3 <1&2; 1 <1&2"),
+        ([10**9, 1], 2, "Rounds: 1000000000 <1&2; 1 <1&2"),
+    ],
+)
+def test_the_picture_has_a_bar_for_each_span_in_which_there_is_something(
+    counts: list[int], bars: int, told: str
+) -> None:
+    picture = str(distribution([Span("<1&2", count) for count in counts], of="Rounds"))
+    assert picture.count("<rect") == bars
+    assert f'aria-label="{told.replace("&", "&amp;").replace("<", "&lt;")}"' in picture
+    assert picture.count("&lt;1&amp;2</text>") == len(counts)
+    assert "style" not in picture
+    assert all(float(tall) >= 2 for tall in re.findall(r'<rect[^>]* height="([\d.]+)"', picture))
+
+
+def test_what_there_is_is_never_nothing() -> None:
+    assert [share(*each) for each in ((0, 0), (0, 9), (1, 10**6), (1, 3), (9, 9))] == ["0%", "0%", "<1%", "33%", "100%"]
+
+
+def test_every_rule_is_shown_and_whether_it_was_set() -> None:
+    shown = {each.name: each for each in parameters_of(Rules(claim_grace=7.5, aging=False))}
+    assert shown.keys() == Rules.__dataclass_fields__.keys()
+    assert {name for name, each in shown.items() if each.is_set} == {"claim_grace", "aging"}
+    assert (shown["claim_grace"].value, shown["aging"].value, shown["aging"].default) == ("7.5", "no", "yes")
+    assert shown["max_placement_tries"].value == "none"
+
+
+# In a browser
+
+
+def rows(page: Any, section: str) -> dict[str, list[str]]:
+    """The rows of a table by their first cell."""
+    found = [row.locator("td").all_inner_texts() for row in page.locator(f"#{section} tbody tr").all()]
+    return {cells[0].split("\n")[0]: cells for cells in found}
+
+
+def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: Embedded) -> None:
+    page = visit().open("/scheduler")
+    before = int(rows(page, "claims")["north"][1])
+    gate = grid.gate()
+    held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
+    grid.wait_state(held, "running")
+    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
+    page.locator("#refusals tr", has_text=RefusalKind.NODES).locator("td.number").filter(
+        has_not_text=re.compile("^0$")
+    ).wait_for()
+    page.locator("#claims").get_by_text(str(before + 1), exact=True).wait_for()
+    gate.open()
+    grid.wait(waits)
+    grid.wait(grid.submit(grid.six, "true"))
+    page.locator("#placements tr", has_text="worst-fit").or_(page.locator("#placements tbody tr")).first.wait_for()
+    told = grid.http.get("/scheduler.json").json()
+    assert sum(each["on_several"] for each in told["placements"]) >= 1
+    assert {each["what"] for each in told["timed"]} == {"Rounds", "Steps", "Transactions", "Questions"}
+    assert all(sum(span["count"] for span in each["spans"]) == each["count"] for each in told["timed"])
+    for each in told["timed"]:
+        picture = page.locator(f"section#{each['what']} svg")
+        assert picture.get_attribute("aria-label").startswith(f"{each['what']}: ")
+    assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
+    assert page.locator("#parameters").get_by_text("set here").count() == 0
+
+
+def test_every_number_of_its_head_leads_somewhere(visit: Visit) -> None:
+    page = visit().open("/scheduler")
+    links = [link.get_attribute("href") for link in page.locator(".numbers a").all()]
+    assert page.locator(".numbers li").count() == len(links) == 7
+    here = [link for link in links if link.startswith("#")]
+    assert [link for link in here if page.locator(link).count() != 1] == []
+
+
+def test_it_reads_without_scripts_and_on_a_phone(visit: Visit) -> None:
+    page = visit(java_script_enabled=False, viewport={"width": 390, "height": 800}).open("/scheduler", live=False)
+    assert page.get_by_role("heading", name="Parameters in force").is_visible()
+    assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
+
+
+def test_a_user_may_look_and_nobody_else(grid: Embedded) -> None:
+    made = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
+    headers = {"Authorization": f"Bearer {made.json()['token']}"}
+    for path in ("/scheduler", "/scheduler.json"):
+        assert httpx2.get(f"{grid.url}{path}", headers=headers).status_code == 200
+        assert httpx2.get(f"{grid.url}{path}").status_code == 401
