@@ -11,6 +11,7 @@ from koalapy.model.history import DayFilter, EndedJob, Figures, Key
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import Measurement
+from koalapy.model.notification import Notification
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 
@@ -115,6 +116,8 @@ class Batch:
     """How often placement queues have been scanned, of those that were."""
     audit: list[AuditEntry] = field(default_factory=list)
     """Who had this done, as far as somebody has."""
+    notifications: list[Notification] = field(default_factory=list)
+    """What somebody is to be told of it."""
     number: int = 0
     """Given by the store when it is first handed the batch, by which it knows it again."""
 
@@ -128,6 +131,7 @@ class Batch:
             or self.clusters
             or self.scans
             or self.audit
+            or self.notifications
         )
 
 
@@ -321,6 +325,20 @@ class TokenStore(Protocol):
     def remove_tokens(self, tokens: Collection[int]) -> None:
         """Nothing is known of these any more."""
         ...
+
+
+class NotificationStore(Protocol):
+    """What is on its way to somebody. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def notifications(self) -> list[Notification]:
+        """In order of their numbers."""
+        ...
+
+    def save_notifications(self, notifications: Sequence[Notification]) -> None:
+        """Each replaces that of the same number."""
+        ...
+
+    def remove_notifications(self, notifications: Collection[int]) -> None: ...
 
 
 class AuditStore(Protocol):

@@ -33,6 +33,7 @@ from koalapy.model.provider import Provider
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import known_names
+from koalapy.notification_settings import NotificationSection
 from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
 
@@ -335,6 +336,7 @@ class Settings(BaseSettings):
     network: Measuring = Measuring()
     disks: DiskLimits = DiskLimits()
     alerts: AlertRules = AlertRules()
+    notifications: NotificationSection = NotificationSection()
     clusters: dict[str, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from koalapy.model.errors import UsageError
+from koalapy.model.field import not_none
 from koalapy.scheduling.rules import OutOfRange
 
 Location = tuple[int | str, ...]
@@ -62,6 +63,7 @@ def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
             kind = kind.model_fields[str(part)].annotation
         else:
             kind = get_args(kind)[-1]
+        kind = not_none(kind)
     return sorted(own.name for own in fields(kind)) if is_dataclass(kind) else sorted(kind.model_fields)
 
 

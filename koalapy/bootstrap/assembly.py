@@ -29,6 +29,7 @@ from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.alerts import alerts_of
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
+from koalapy.bootstrap.notifications import notifications_of
 from koalapy.bootstrap.people import (
     known_identities,
     known_use,
@@ -73,6 +74,7 @@ from koalapy.service.limits import LimitsInUse
 from koalapy.service.links import LinkTable
 from koalapy.service.login_codes import LoginCodes
 from koalapy.service.network import DUE_CHECK_INTERVAL, Network
+from koalapy.service.notifications.outgoing import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.pace import Pace
@@ -119,6 +121,7 @@ async def run(
     outputs = Outputs(engine, stores.jobs, stores.output)
     hub = _hub(settings, stores, engine, outputs)
     services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
+    notifications = notifications_of(settings, stores, engine, services.alerts)
     hub.number_above(services.jobs.number_above)
     hub.learn_from_transfers(
         TransferFeedback(services.network.transferred, services.files.spoiled, engine.instruments.moved)
@@ -147,11 +150,13 @@ async def run(
         ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
         add_dashboard(app, services, engine, ways)
         services.network.start()
+        notifications.start()
         try:
             await services.health.look_at_disks()
             look_at_size = partial(engine.instruments.look_at_size, stores.history.size)
             await look_at_size()
             duties = [*_duties(settings, services, engine, certificate), *token_duties(identities, provider)]
+            duties.append(Duty("notifications", NOTIFICATIONS_INTERVAL, notifications.look))
             duties.append(Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)))
             duties.append(Duty("size", SIZE_INTERVAL, look_at_size))
             way_in = behind_proxies(app, settings, certificate)
@@ -159,6 +164,7 @@ async def run(
             await Daemon(*parts, manager, lambda: services.health.readiness().status).run()
         finally:
             await services.network.stop()
+            await notifications.stop()
             await audit.flush()
             stores.jobs.close()
 
@@ -293,7 +299,9 @@ def _services(
         owners=owners,
     )
     files = Files(engine, stores.files, hub.questions, bundles)
-    jobs = Jobs(engine, stores.jobs, outputs, stores.saved.next_job, describe, files.resolve, settings.high_priority)
+    high_priority, reachable = settings.high_priority, settings.notifications.reachable
+    next_job = stores.saved.next_job
+    jobs = Jobs(engine, stores.jobs, outputs, next_job, describe, files.resolve, high_priority, reachable)
     results = Results(
         stores.files,
         data_dir / "results",

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from koalapy.model.field import Bounds, Field, Length, Written
+from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
     MAX_ENTRIES,
     MAX_OPTIONS,
@@ -290,6 +291,10 @@ class JobSpec:
     """So that its runs can be compared."""
     communication: Annotated[RunTimeShare | None, Field("its share of communication, 0 to 1")] = None
     """The declared share of communication in the program's run time on one cluster."""
+    mail_type: Annotated[tuple[MailType, ...], Length(10), Field("begin, end, fail or waiting: when to tell")] = ()
+    """Of what is told by mail and webhook; of none named, of its end."""
+    mail_user: Annotated[Name, Field("a mail address that is told")] = ""
+    webhook: Annotated[str, Length(MAX_URL_LENGTH, one_line=True), Field("a URL that is told")] = ""
     internal: Annotated[bool, Field(given=False)] = False
     """Whether it is the daemon's own, as measurements of the network are: it counts in no statistics of users' jobs."""
 

@@ -17,6 +17,7 @@ import structlog
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Job, JobId, JobState, parse_token
+from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import Inventory
 from koalapy.model.request import ClusterName
@@ -43,6 +44,17 @@ WRITER = "engine"
 Observer = Callable[[Job, JobState | None], None]
 """Told of a job that has changed once that is stored, with the state it was stored in before, None of a new one; to be
 quick about it."""
+
+
+class Notifier(Protocol):
+    """Has people told of jobs."""
+
+    def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
+        """What is to be told of one that changes, to be written with it."""
+        ...
+
+    def send(self, notifications: Iterable[Notification]) -> None:
+        """These are written."""
 
 
 class Dispatcher(Protocol):
@@ -120,6 +132,7 @@ class Engine:
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self.observers: list[Observer] = []
+        self.notifier: Notifier | None = None
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -284,8 +297,14 @@ class Engine:
             advised=effects.advised,
             scans=effects.scans,
             audit=[item.deed.entry(this.now, DONE) for item in this.items if item.deed],
+            notifications=self._notifications(effects.jobs.values(), this.now),
         )
         return batch, messages
+
+    def _notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
+        if self.notifier is None:
+            return []
+        return [each for job in jobs for each in self.notifier.of(job, self._stored.get(job.id), now)]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
         """All commands but those to strays for which there is no room: each is kept until it is carried out."""
@@ -356,6 +375,8 @@ class Engine:
             for observer in self.observers:
                 observer(job, before)
         self.outbox.add(batch.outbox)
+        if self.notifier is not None and batch.notifications:
+            self.notifier.send(batch.notifications)
         # A cluster that has just told its inventory is sent everything by ``greet``.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}
         self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})

@@ -9,6 +9,7 @@ from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.notification import Reachable
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import DEFAULTS
 from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
@@ -30,6 +31,7 @@ from koalapy.service.database import query
 from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs
+from koalapy.validation.notifications import check_notifications
 from koalapy.validation.permissions import check_is_theirs, in_the_name_of
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
@@ -81,12 +83,14 @@ class Jobs:
         describe: Callable[[str], ClusterRecord],
         resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
         high_priority: Role = Role.USER,
+        reachable: Reachable | None = None,
     ) -> None:
-        """``high_priority``: who may ask for more than low priority."""
+        """``high_priority``: who may ask for more than low priority; ``reachable``: where users may have what told."""
         self._engine = engine
         self._resolve = resolve or _as_it_is
         self._high_priority = high_priority
         self.bulk = BulkActions(self, engine, high_priority)
+        self._reachable = reachable or Reachable()
         self._store = store
         self._outputs = outputs
         self._next_job = next_job
@@ -159,6 +163,7 @@ class Jobs:
         """With its policy's name, and what the catalogue says of its inputs; ``UsageError`` for what can never work."""
         queries = self._engine.queries
         check_size(spec, queries.limits())
+        check_notifications(spec, self._reachable)
         spec = await self._resolve(spec, by)
         check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])

@@ -17,6 +17,7 @@ from koalapy.model.history import DayFilter, Days, EndedJob, Figures, Key, Kind,
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
+from koalapy.model.notification import Notification
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 from koalapy.ports import (
@@ -61,6 +62,7 @@ class Memory:
     results: dict[tuple[JobId, int, int], StoredResult] = field(default_factory=dict)
     tokens: dict[int, StoredToken] = field(default_factory=dict)
     audit: list[AuditEntry] = field(default_factory=list)
+    notifications: dict[int, Notification] = field(default_factory=dict)
     audited: int = 0
     """Entries of the audit that there have been."""
     measurements: list[Measurement] = field(default_factory=list)
@@ -160,6 +162,7 @@ class MemoryStore:
             if record.total > memory.nodes.get(day, 0):
                 memory.nodes[day] = record.total
         _append(memory, batch.audit)
+        memory.notifications |= {each.id: each for each in batch.notifications}
 
     def load(self) -> Saved:
         with self._reading() as memory:
@@ -318,6 +321,19 @@ class MemoryStore:
             memory.tokens = {number: token for number, token in memory.tokens.items() if number not in tokens}
 
     # The audit
+
+    def notifications(self) -> list[Notification]:
+        with self._reading() as memory:
+            return [notification for _, notification in sorted(memory.notifications.items())]
+
+    def save_notifications(self, notifications: Sequence[Notification]) -> None:
+        with self._writing() as memory:
+            memory.notifications |= {each.id: each for each in notifications}
+
+    def remove_notifications(self, notifications: Collection[int]) -> None:
+        with self._writing() as memory:
+            for ident in notifications:
+                memory.notifications.pop(ident, None)
 
     def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._writing() as memory:

@@ -8,6 +8,7 @@ from koalapy.ports import (
     FileStore,
     HistoryStore,
     MeasurementStore,
+    NotificationStore,
     OutputStore,
     Saved,
     Store,
@@ -22,6 +23,7 @@ from koalapy.store.history import SqlHistory
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.memory import Memory, MemoryStore
 from koalapy.store.migrate import migrate, move_output
+from koalapy.store.notifications import SqlNotifications
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 
@@ -38,6 +40,7 @@ class Stores:
     history: HistoryStore
     tokens: TokenStore
     audit: AuditStore
+    notifications: NotificationStore
     output: OutputStore
 
 
@@ -58,7 +61,7 @@ def open_stores(url: str, now: float, output: OutputStore) -> Stores:
 
 def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
     store = MemoryStore(memory)
-    return Stores(store, store.load(), store, store, store, store, store, store, output)
+    return Stores(store, store.load(), store, store, store, store, store, store, store, output)
 
 
 def stores_in_database(database: Database, output: OutputStore) -> Stores:
@@ -73,5 +76,6 @@ def stores_in_database(database: Database, output: OutputStore) -> Stores:
         SqlHistory(database),
         SqlTokens(database),
         SqlAudit(database),
+        SqlNotifications(database),
         output,
     )

@@ -16,6 +16,7 @@ from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.days import add_batch
 from koalapy.store.listing import page_of_ids
+from koalapy.store.notifications import write_notifications
 from koalapy.store.usage import usage_between
 
 
@@ -77,6 +78,7 @@ class SqlStore:
         scans = [{"priority": priority.value, "scans": scans} for priority, scans in batch.scans.items()]
         upsert(connection, tables.queues, scans)
         write_audit(connection, batch.audit)
+        write_notifications(connection, batch.notifications)
         write_advised(connection, batch.advised)
         complete_advised(connection, batch.jobs.values())
         add_batch(connection, batch)

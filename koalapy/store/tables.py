@@ -372,3 +372,17 @@ days = Table(
     # The most of a cluster in that day.
     Column("nodes", Integer, nullable=False, server_default="0"),
 )
+
+# What users and operators are to be told, until they are.
+notifications = Table(
+    "notifications",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
+    Column("channel", Plain(12), nullable=False),
+    Column("to", PlainText(), nullable=False),
+    Column("owner", Plain(200), nullable=False),
+    Column("body", JSON, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_at", Float, nullable=False),
+)

@@ -31,6 +31,7 @@ from koalapy.model.job import (
     TimelineEntry,
 )
 from koalapy.model.measurement import Measurement, MeasurementKind
+from koalapy.model.notification import MailType
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, StoredBundle, StoredResult, Submitted
@@ -44,14 +45,14 @@ REVISIONS = Path(__file__).parent / "revisions"
 SINCE = {
     "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9},
     "JobSpec": {"inputs": 3, "bundle": 3, "collect": 3, "application": 3, "communication": 3, "internal": 8}
-    | {"workdir_optional": 10},
+    | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14},
     "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
     "Component": {"submitted_at": 2, "transfer_time": 2, "replaces": 2, "superseded": 2, "sources": 3}
     | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3},
     "InputFile": {"distribution": 3, "part": 3, "target": 3},
     "ClusterRecord": {"trials": 2, "drained": 2},
     "Measurement": {"back": 10},
-    "Batch": {"attempts": 2, "advised": 3, "scans": 9},
+    "Batch": {"attempts": 2, "advised": 3, "scans": 9, "notifications": 14},
 }
 """The revision from which on databases know a field; those without have it as it is by itself."""
 
@@ -124,6 +125,9 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         collect=("*.dat", "log/*"),
         application="poisson",
         communication=0.25,
+        mail_type=(MailType.BEGIN, MailType.FAIL),
+        mail_user="bob@example.org",
+        webhook="https://hooks.example.org/bob",
     )
     named = make(
         JobSpec,

@@ -1,0 +1,101 @@
+"""What is told: of a job that has changed, or waits for long, and of alerts."""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from koalapy.model.alert import Alert
+from koalapy.model.job import Job, JobState
+from koalapy.model.notification import Channel, MailType
+
+Places = Iterator[tuple[Channel, str]]
+MAX_REASON_LENGTH = 500
+_RAN = (JobState.RUNNING, JobState.UNKNOWN)
+
+
+def happened(job: Job, before: JobState | None) -> Iterator[MailType]:
+    """What has become of a job since it was stored in the state ``before``, as far as its owner wants to know."""
+    if not (job.spec.mail_user or job.spec.webhook):
+        return
+    wanted = frozenset(job.spec.mail_type) or {MailType.END}
+    begun = job.state is JobState.RUNNING or (job.state.is_final and job.started_at is not None)
+    if begun and before not in _RAN and MailType.BEGIN in wanted:
+        yield MailType.BEGIN
+    if job.state.is_final and job.state is not before:
+        if MailType.END in wanted:
+            yield MailType.END
+        elif MailType.FAIL in wanted and job.state is JobState.FAILED:
+            yield MailType.FAIL
+
+
+def waits_since(job: Job) -> float | None:
+    """When a job has begun to wait for nodes, if it does and its owner wants to know of long waiting."""
+    if job.state is not JobState.QUEUED or MailType.WAITING not in job.spec.mail_type:
+        return None
+    ended = job.attempt.ended_at if job.attempt else None
+    return max(job.submitted_at, ended or 0.0)
+
+
+def places(job: Job) -> Places:
+    if job.spec.mail_user:
+        yield "mail", job.spec.mail_user
+    if job.spec.webhook:
+        yield "webhook", job.spec.webhook
+
+
+def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
+    """What is told of a job; ``id`` tells whether the same is told twice."""
+    clusters: dict[str, int] = {}
+    for component in job.attempt.gang if job.attempt and job.state is not JobState.QUEUED else ():
+        clusters[component.cluster] = clusters.get(component.cluster, 0) + component.size
+    return {
+        "id": secrets.token_hex(8),
+        "event": f"job-{event}",
+        "at": at,
+        "job": job.id,
+        "name": job.spec.name,
+        "owner": job.spec.owner,
+        "state": str(job.state),
+        "reason": job.reason[:MAX_REASON_LENGTH],
+        "exit_code": job.exit_code,
+        "restarts": job.restarts,
+        "clusters": clusters,
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+    }
+
+
+def of_alert(alert: Alert, at: float, *, begins: bool) -> dict[str, Any]:
+    """What operators are told of an alert that begins, or is over."""
+    told = {name: getattr(alert, name) for name in ("target", "summary", "cause", "remedy", "since", "cluster", "job")}
+    kind = {"kind": str(alert.kind), "severity": str(alert.severity)}
+    event = "alert" if begins else "alert-over"
+    return {"id": secrets.token_hex(8), "event": event, "at": at, **kind, **told}
+
+
+def text_of(body: dict[str, Any]) -> tuple[str, str]:
+    """The subject of a mail, and its text."""
+    if body["event"].startswith("alert"):
+        over = "over: " if body["event"] == "alert-over" else f"{body['severity']}: "
+        lines = [body["summary"], "", f"cause:  {body['cause']}", f"remedy: {body['remedy']}"]
+        return _line(f"[koala] {over}{body['target']}, {body['kind']}"), "\n".join(lines)
+    name = f" {body['name']}" if body["name"] else ""
+    what = {"job-begin": "runs", "job-waiting": "still waits"}.get(body["event"], f"has {body['state']}")
+    what = "is cancelled" if what == "has cancelled" else what
+    lines = [f"Job {body['job']}{name} of {body['owner']} {what}."]
+    if body["reason"] and body["reason"] != body["state"]:
+        lines.append(f"reason: {body['reason']}")
+    if body["exit_code"] is not None:
+        lines.append(f"exit code: {body['exit_code']}")
+    if body["clusters"]:
+        lines.append("nodes: " + ", ".join(f"{count} on {name}" for name, count in body["clusters"].items()))
+    if body["restarts"]:
+        lines.append(f"restarts: {body['restarts']}")
+    lines += ["", f"koala show {body['job']}", f"koala explain {body['job']}"]
+    return _line(f"[koala] job {body['job']}{name} {what}"), "\n".join(lines)
+
+
+def _line(text: str) -> str:
+    """One that is a header: whatever there is in a name stays in its line."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)[:200]

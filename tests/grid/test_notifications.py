@@ -1,0 +1,156 @@
+"""Users are told of their jobs, and operators of alerts, by real mail and webhooks, whatever befalls the daemon."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+from tests.receivers import Hook, Mailbox, Post, mail_server, webhook
+
+pytestmark = pytest.mark.grid
+
+SECRET = "what-the-receiver-knows-us-by"
+
+
+class Told:
+    """A grid, and who is told."""
+
+    def __init__(self, grid: Embedded, box: Mailbox, hook: Hook) -> None:
+        self.grid, self.box, self.hook = grid, box, hook
+
+    def posts(self, path: str, count: int) -> list[Post]:
+        """So many that came there, each signed for this place and no other."""
+        until(lambda: len(self._at(path)) >= count, f"{count} posts at {path}: {self.hook.posts}")
+        for post in self._at(path):
+            at = dict(part.split("=") for part in post.signature.split(","))
+            signed = f"{at['t']}\n{self.hook.url(path)}\n".encode() + post.content
+            assert at["v1"] == hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+        return self._at(path)
+
+    def _at(self, path: str) -> list[Post]:
+        return [post for post in self.hook.posts if post.path == path]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    directory = tmp_path_factory.mktemp("grid")
+    with mail_server() as box, webhook() as hook:
+        notifications = {
+            "mail": {
+                "server": f"127.0.0.1:{box.port}",
+                "sender": "koala@example.org",
+                "encryption": "none",
+                "recipients": ["@example.org"],
+            },
+            "webhooks": {f"127.0.0.1:{hook.port}": {"secret": SECRET}},
+            "operators": {"mail": ["ops@example.com"], "webhooks": [hook.url("/ops")], "severity": "critical"},
+        }
+        configuration = {
+            "clusters": {"north": {"nodes": 2, "network": "127.0.95"}},
+            "rules": {"unreachable_after": 1},
+            "alerts": {"hold": 0, "release": 0},
+            "notifications": notifications,
+        }
+        (directory / "koala.yaml").write_text(json.dumps(configuration))
+        grid = Embedded(directory / "data", KOALA_CONFIG=str(directory / "koala.yaml")).start()
+        yield Told(grid, box, hook)
+        grid.settle()
+        close(grid)
+
+
+def test_an_owner_is_told_what_he_asked_for(told: Told) -> None:
+    where = ["--mail-user", "ada@example.org", "--webhook", told.hook.url("/ada")]
+    wanted = [*where, "--mail-type", "begin", "--mail-type", "end", "--launcher", "processes", "-q"]
+    done = told.grid.run(
+        "submit", "--flexible", "2", "--name", "wave", *wanted, "--launcher", "processes", "-q", "true"
+    )
+    assert done.returncode == 0, done.stderr
+    ident = int(done.stdout)
+    assert told.grid.wait(ident)["state"] == "succeeded"
+    begun, ended = (post.body for post in told.posts("/ada", 2))
+    assert (begun["event"], ended["event"]) == ("job-begin", "job-end")
+    assert (ended["job"], ended["name"], ended["state"], ended["exit_code"]) == (ident, "wave", "succeeded", 0)
+    assert ended["clusters"] == {"north": 2}
+    until(lambda: len(told.box.told("ada@example.org")) == 2, "two mails")
+    subjects = [mail["Subject"] for mail in told.box.told("ada@example.org")]
+    assert subjects == [f"[koala] job {ident} wave runs", f"[koala] job {ident} wave has succeeded"]
+    text = told.box.told("ada@example.org")[1].get_content()
+    assert "nodes: 2 on north" in text
+    assert f"koala show {ident}" in text
+
+
+def test_only_a_failure_is_told_where_that_was_asked_for(told: Told) -> None:
+    more = {"mail_user": "bob@example.org", "mail_type": ["fail"]}
+    jobs = [told.grid.submit({"type": "flexible", "total_size": 1}, program, **more) for program in ("true", "false")]
+    for job in jobs:
+        told.grid.wait(job)
+    until(lambda: told.box.told("bob@example.org"), "a mail")
+    (mail,) = told.box.told("bob@example.org")
+    assert mail["Subject"] == f"[koala] job {jobs[1]} has failed"
+    assert "exit code: 1" in mail.get_content()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("mail_user", "eve@example.net", "may write to"),
+        ("mail_user", "eve@sub.example.org", "may write to"),
+        ("mail_user", "eve@example.net,ada@example.org", "no mail address"),
+        ("webhook", "http://127.0.0.1:1/x", "host that this daemon may ask"),
+        ("webhook", "https://metadata.example.org/", "host that this daemon may ask"),
+        ("webhook", "http://hooks.example.org/", "not encrypted"),
+        ("webhook", "file:///etc/passwd", "no URL"),
+    ],
+)
+def test_nobody_else_is_told_and_no_other_host_asked(told: Told, field: str, value: str, words: str) -> None:
+    body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], field: value}
+    answer = told.grid.http.post("/api/v1/jobs", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+    assert words in answer.json()["detail"]
+    assert answer.json()["hint"]
+
+
+def test_operators_are_told_of_alerts(told: Told) -> None:
+    agent = told.grid.agent("north")
+    psutil.Process(agent.pid).suspend()
+
+    def about(event: str) -> list[dict[str, Any]]:
+        """Of this one; that no agent had connected yet when the daemon began is another."""
+        bodies = [post.body for post in told.posts("/ops", 0)]
+        return [body for body in bodies if body["event"] == event and "has not answered" in body["cause"]]
+
+    (alert,) = until(lambda: about("alert"), "operators to be told")
+    assert (alert["kind"], alert["severity"], alert["target"]) == ("agent-away", "critical", "cluster north")
+    assert "pkill" in alert["remedy"]
+    agent.kill()
+    until(lambda: told.posts("/ops", 1)[-1].body["event"] == "alert-over", "operators to be told that it is over")
+    mail = until(lambda: [m for m in told.box.told("ops@example.com") if alert["cause"] in m.get_content()], "a mail")[
+        0
+    ]
+    assert mail["Subject"] == "[koala] critical: cluster north, agent-away"
+    assert alert["remedy"] in mail.get_content().replace("\n", " ")
+    until(lambda: told.box.told("ops@example.com")[-1]["Subject"].startswith("[koala] over: cluster north"), "a mail")
+
+
+def test_what_was_not_told_yet_is_told_by_the_next_daemon(told: Told) -> None:
+    with webhook() as away:
+        pass  # its port is closed from now on
+    configuration = json.loads(Path(told.grid.environment["KOALA_CONFIG"]).read_text())
+    configuration["notifications"]["webhooks"][f"127.0.0.1:{away.port}"] = {"secret": SECRET}
+    Path(told.grid.environment["KOALA_CONFIG"]).write_text(json.dumps(configuration))
+    told.grid.end()
+    told.grid.start()
+    job = told.grid.submit({"type": "flexible", "total_size": 1}, "true", webhook=away.url())
+    told.grid.wait(job)
+    told.grid.kill()
+    with webhook(away.port, away):
+        told.grid.start()
+        until(lambda: away.posts, "what the daemon before had left")
+    assert [post.body["job"] for post in away.posts] == [job]
