@@ -61,3 +61,10 @@ def test_every_setting_of_alerts_stands_in_their_page_with_its_default() -> None
 def test_every_kind_of_alert_stands_in_their_page() -> None:
     table = (DOCS / "alerts.md").read_text(encoding="utf-8").partition("| setting |")[0]
     assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == set(AlertKind)
+
+
+def test_every_kind_of_alert_stands_in_the_page_of_operators_with_what_helps() -> None:
+    table = (DOCS / "operating.md").read_text(encoding="utf-8").partition("## Incidents")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| [^|]+ \| `([\w-]+)` \| [^|]+ \| [^|]+ \|$", table, re.MULTILINE)) == sorted(
+        AlertKind
+    )

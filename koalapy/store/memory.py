@@ -322,19 +322,6 @@ class MemoryStore:
 
     # The audit
 
-    def notifications(self) -> list[Notification]:
-        with self._reading() as memory:
-            return [notification for _, notification in sorted(memory.notifications.items())]
-
-    def save_notifications(self, notifications: Sequence[Notification]) -> None:
-        with self._writing() as memory:
-            memory.notifications |= {each.id: each for each in notifications}
-
-    def remove_notifications(self, notifications: Collection[int]) -> None:
-        with self._writing() as memory:
-            for ident in notifications:
-                memory.notifications.pop(ident, None)
-
     def append_audit(self, entries: Sequence[AuditEntry]) -> None:
         with self._writing() as memory:
             _append(memory, entries)

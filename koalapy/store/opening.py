@@ -23,7 +23,7 @@ from koalapy.store.history import SqlHistory
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.memory import Memory, MemoryStore
 from koalapy.store.migrate import migrate, move_output
-from koalapy.store.notifications import SqlNotifications
+from koalapy.store.notifications import MemoryNotifications, SqlNotifications
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 
@@ -61,7 +61,7 @@ def open_stores(url: str, now: float, output: OutputStore) -> Stores:
 
 def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
     store = MemoryStore(memory)
-    return Stores(store, store.load(), store, store, store, store, store, store, store, output)
+    return Stores(store, store.load(), store, store, store, store, store, store, MemoryNotifications(memory), output)
 
 
 def stores_in_database(database: Database, output: OutputStore) -> Stores:

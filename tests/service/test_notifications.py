@@ -17,7 +17,8 @@ from koalapy.service.notifications import channels
 from koalapy.service.notifications.channels import Mail, NotTold, Webhooks
 from koalapy.service.notifications.events import happened, of_alert, of_job, text_of
 from koalapy.service.notifications.outgoing import FIRST_PAUSE, MAX_PAUSE, Notifications
-from koalapy.store.memory import Memory, MemoryStore
+from koalapy.store.memory import Memory
+from koalapy.store.notifications import MemoryNotifications
 from koalapy.tls import OF_THIS_MACHINE
 from tests.receivers import mail_server, webhook
 
@@ -40,8 +41,7 @@ class Scene:
         self.open()
 
     def open(self) -> Notifications:
-        self.memory.held = False
-        self.store = MemoryStore(self.memory)
+        self.store = MemoryNotifications(self.memory)
         senders = {"mail": self, "webhook": self}
         self.notifications = Notifications(self.store, senders, self.section, lambda: self.now, lambda: self.jobs)  # type: ignore[arg-type]
         return self.notifications
