@@ -86,7 +86,7 @@ class Notifications:
     def _has_room(self, owner: str) -> bool:
         room = self._of_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
         if not room:
-            log.warning("too much waits to be told", action="notify-dropped", user=owner)
+            log.warning("too much waits to be told", action="notification-dropped", user=owner)
         return room
 
     def _new(self, channel: Channel, to: str, owner: str, body: dict[str, Any], now: float) -> Notification:
@@ -186,13 +186,13 @@ class Notifications:
             await sender.tell(each)
         except NotTold as error:
             if error.for_good or self._clock() - each.at >= self._section.keep:
-                log.warning("a notification is given up", action="notify-failed", reason=str(error), **told)
+                log.warning("a notification is given up", action="notification-failed", reason=str(error), **told)
                 self._done(each)
             else:
-                log.info("a notification is tried again", action="notify-retry", reason=str(error), **told)
+                log.info("a notification is tried again", action="notification-retried", reason=str(error), **told)
                 self._keep([later])
         else:
-            log.info("somebody was notified", action="notify", **told)
+            log.info("somebody was notified", action="notified", **told)
             self._done(each)
         finally:
             self._telling.pop(each.to, None)
@@ -235,4 +235,4 @@ class Notifications:
                     await query(self._store.remove_notifications, told)
                     self._told -= told
             except (StoreUnavailable, LeaseLost) as error:
-                log.warning("what is on its way is not kept", action="notify-store", error=error.message)
+                log.warning("what is on its way is not kept", action="notifications-not-kept", error=error.message)
