@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.needs import CHROMIUM, needs
+
 ROOT = Path(__file__).parents[2]
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("source", "src"), ("iframe", "src"), ("object", "data")}
 NO_SOURCE = {"canonical", "next", "prev"}
@@ -108,3 +110,24 @@ def test_the_reference_names_every_operation(site: Path, pages: dict[Path, Links
     operations = {one["operationId"] for all_ in told["paths"].values() for one in all_.values()}
     assert len(operations) > 40
     assert operations | {f"schema-{name}" for name in told["components"]["schemas"]} <= pages[site / "rest.html"].ids
+
+
+@needs(CHROMIUM)
+def test_it_is_read_and_searched_from_a_disk_and_asks_nobody(site: Path) -> None:
+    """In a browser that would tell of any other request; on a phone nothing is wider than it."""
+    from tests.dashboard.browser import PHONE, chromium
+
+    asked, complaints = set[str](), list[str]()
+    with chromium() as browser:
+        page = browser.new_page(viewport=PHONE)
+        page.on("request", lambda request: asked.add(urlsplit(request.url).scheme))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        for name in ("index", "coming-from-slurm", "policies/adaptive", "operating", "settings", "rest"):
+            page.goto(f"file://{site}/{name}.html")
+            assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], name
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.keyboard.press("s")
+        page.get_by_placeholder("Search").fill("preemption")
+        page.locator(".md-search-result__link").first.wait_for()
+    assert asked <= {"file", "data"}
+    assert complaints == []
