@@ -47,6 +47,10 @@ PREPARED = {
         printf '#!/bin/sh\\necho it was here >out-$KOALA_CLUSTER.txt' >run.sh
         chmod +x run.sh
     """,
+    "docs/security.md:1": """
+        export KOALA_TOKEN=$(cat $KOALA_DATA/token)
+        JOB=$(koala submit -q --flexible 1 --launcher processes -- sleep 60)
+    """,
     "docs/rest.md:0": "mkdir -p ~/.local/share/koala; cp $KOALA_DATA/token ~/.local/share/koala",
 }
 """What is there before a page's block of commands, the first being 0."""

@@ -11,11 +11,16 @@ from koalapy import __version__
 from koalapy.cli.arguments import Commands, root_of
 from koalapy.cli.main import KOALA
 from koalapy.model.job import JobState
-from tests.docs.blocks import PAGES, ROOT, SHOWN
+from tests.docs.blocks import PAGES, ROOT, SHOWN, blocks
 
 ROOT_COMMAND = root_of("koala", KOALA, __version__)
 WORDS = re.compile(r"\bkoala ([^`\n]*)")
 END = re.compile(r"\s(--\s|&|\||>|<|;|\$\(|#)|\s--$|[;)]")
+
+
+def test_every_block_says_what_it_is() -> None:
+    """So that no command hides in one."""
+    assert [str(block) for page in PAGES for block in blocks(page) if not block.language] == []
 
 
 def test_every_block_is_played_or_says_why_not() -> None:

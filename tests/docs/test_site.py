@@ -127,7 +127,7 @@ def test_it_is_read_and_searched_from_a_disk_and_asks_nobody(site: Path) -> None
             assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], name
         page.set_viewport_size({"width": 1280, "height": 800})
         page.keyboard.press("s")
-        page.get_by_placeholder("Search").fill("preemption")
+        page.get_by_placeholder("Search").press_sequentially("preemption")
         page.locator(".md-search-result__link").first.wait_for()
     assert asked <= {"file", "data"}
     assert complaints == []
