@@ -258,7 +258,9 @@ class Store(Protocol):
         """In order: all of them, or the last so many."""
         ...
 
-    def usage(self, start: float, end: float) -> Usage: ...
+    def usage(self, start: float, end: float) -> Usage:
+        """From the beginning of a day on, over more than one, until now: however long it is, at the same cost."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ ACCESS: Mapping[str, Access] = {
     "show_advisor_record": Role.USER,
     "show_bundle": Role.USER,
     "show_cluster": Role.USER,
+    "show_history": Role.USER,
     "show_job": Role.USER,
     "show_limits": Role.USER,
     "show_link_history": Role.USER,

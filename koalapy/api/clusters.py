@@ -171,7 +171,8 @@ def clusters_router(service: Jobs) -> APIRouter:
         responses=declared(401, 422, 503),
     )
     async def metrics(since: Since = 3600.0) -> Any:
-        """How well the clusters were used over the last ``since`` seconds, and how long jobs waited."""
+        """How well the clusters were used over the last ``since`` seconds, and how long jobs waited; of more than two
+        days from the beginning of the day on (UTC)."""
         return _metrics_view(await service.metrics(since))
 
     @router.get(

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
+from koalapy.api.aside import json_list
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Input, Moment, Output, Problem
 from koalapy.api.problems import declared, problem_of
@@ -367,7 +368,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
         records, following = await service.page(which)
         address = None if following is None else _next_page(replace(which, before=following), active, state)
-        return JobPage(jobs=[seen_by(caller, record) for record in records], next=address)
+        return await json_list("jobs", (seen_by(caller, record) for record in records), {"next": address})
 
     _add_views(router, service)
     _add_actions(router, service)

@@ -20,6 +20,7 @@ from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.events import changes_router
 from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.history import history_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
@@ -66,6 +67,7 @@ from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
+from koalapy.service.history import History
 from koalapy.service.hub import Hub, Terms
 from koalapy.service.instruments import SIZE_INTERVAL
 from koalapy.service.job_log import log_change
@@ -319,8 +321,9 @@ def _services(
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     limits = LimitsInUse(engine, bundles, results)
+    history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
     alerts = alerts_of(settings, engine, hub, health, network)
-    return Services(jobs, bundles, files, results, network, advisor, health, retention, limits, alerts)
+    return Services(jobs, bundles, files, results, network, advisor, health, retention, limits, alerts, history)
 
 
 def _duties(settings: Settings, services: Services, engine: Engine, certificate: Certificate | None) -> list[Duty]:
@@ -347,6 +350,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, e
         advisor_router(services.advisor),
         limits_router(services.limits),
         alerts_router(services.alerts),
+        history_router(services.history),
         changes_router(engine.changes),
     ]
 

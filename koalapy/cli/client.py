@@ -166,6 +166,10 @@ class Client:
         headers = {"Last-Event-ID": last} if last else {}
         return self._pieces("/api/v1/events", {}, timeout, headers)
 
+    def text(self, path: str, query: Json) -> Iterator[bytes]:
+        """What is told as text, piece by piece."""
+        return self._pieces(path, query, LONG_POLL)
+
     def another(self) -> "Client":
         """One of its own for another thread."""
         return Client(self.url, None, self._access)

@@ -26,6 +26,7 @@ KOALA = Group(
             "clusters": "grid:clusters_group",
             "alerts": "alerts:alerts",
             "metrics": "grid:metrics",
+            "history": "history:history",
             "network": "network:network_group",
             "advisor": "advisor:advisor_group",
             "replicas": "files:replicas_group",

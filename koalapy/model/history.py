@@ -30,6 +30,15 @@ class Kind(StrEnum):
     PRIORITY = "priority"
 
 
+class Step(StrEnum):
+    """How many days a line stands for."""
+
+    DAY = "day"
+    WEEK = "week"
+    """From Monday on."""
+    ALL = "all"
+
+
 class Key(NamedTuple):
     kind: Kind
     day: int

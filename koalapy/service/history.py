@@ -9,11 +9,10 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from enum import StrEnum
 from typing import Any
 
 from koalapy.model.errors import UsageError
-from koalapy.model.history import DAY, WITHIN, DayFilter, Days, EndedJob, Figures, Key, Kind, day_of, running
+from koalapy.model.history import DAY, WITHIN, DayFilter, Days, EndedJob, Figures, Key, Kind, Step, day_of, running
 from koalapy.model.job import Job
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
@@ -29,15 +28,6 @@ COUNTS = ("jobs", "succeeded", "failed", "cancelled", "restarts", "ran")
 MEANS = ("queue_time", "wait_time", "startup_overhead", "run_time", "response_time", "slowdown")
 MONDAY = 4
 """The first Monday after the epoch."""
-
-
-class Step(StrEnum):
-    """How many days a line stands for."""
-
-    DAY = "day"
-    WEEK = "week"
-    """From Monday on."""
-    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +148,9 @@ class History:
             if which.has(key):
                 found[Key(key.kind, which.period(key.day), key.name)].add(figures)
         since, sizes = self._store.first_day(), self._store.nodes_by_day(which.last)
-        first = which.last if since is None else min(max(since, which.first), which.last)
-        return _Known(found, _Capacity(sizes, first, which.last, now), since)
+        last = min(which.last, day_of(now))
+        first = last if since is None else min(max(since, which.first), last)
+        return _Known(found, _Capacity(sizes, first, last, now), since)
 
     async def trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
         """Jobs that ended in a span, as far as they are kept, in the Standard Workload Format.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from koalapy.model.digest import digest_of, has_digest, key_of
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
+from koalapy.model.history import DAY
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.notification import Reachable
@@ -39,6 +40,8 @@ from koalapy.validation.submission import check
 TIMELINE_PAGE = 500
 """Lines of a timeline that are read at once for who follows it."""
 MAX_LINE_NUMBER = 2**31
+MAX_EXACT_SPAN = 2 * DAY
+"""Seconds for which metrics are told to the second; of more whole days are told, which are added up already."""
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
@@ -272,10 +275,11 @@ class Jobs:
         return explain_submission(self._engine.queries, spec, self._engine.clock())
 
     async def metrics(self, since: float) -> Metrics:
-        """Of the last ``since`` seconds."""
+        """Of the last ``since`` seconds; of more than two days, from the beginning of the day on (UTC)."""
         now = self._engine.clock()
-        usage = await query(self._store.usage, now - since, now)
-        return Metrics(now - since, now, usage, self.clusters(), self._engine.stored_queued, self._engine.stored_active)
+        start = now - since if since <= MAX_EXACT_SPAN else (now - since) // DAY * DAY
+        usage = await query(self._store.usage, start, now)
+        return Metrics(start, now, usage, self.clusters(), self._engine.stored_queued, self._engine.stored_active)
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         """The job as soon as it is final, or as it is after ``timeout`` seconds."""

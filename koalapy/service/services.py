@@ -7,6 +7,7 @@ from koalapy.service.alerts import Alerts
 from koalapy.service.bundles import Bundles
 from koalapy.service.files import Files
 from koalapy.service.health import HealthMonitor
+from koalapy.service.history import History
 from koalapy.service.jobs import Jobs
 from koalapy.service.limits import LimitsInUse
 from koalapy.service.network import Network
@@ -28,3 +29,4 @@ class Services:
     retention: Retention
     limits: LimitsInUse
     alerts: Alerts
+    history: History

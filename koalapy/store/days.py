@@ -56,6 +56,7 @@ def days_of(connection: Connection, which: DayFilter) -> dict[Key, Figures]:
     period = _period(which.days, which.offset)
     query = select(period.label("period"), table.c.name, *(func.sum(table.c[name]).label(name) for name in NAMES))
     query = query.where(table.c.kind == which.kind.value, table.c.day >= which.first, table.c.day <= which.last)
+    query = query.where((table.c.jobs > 0) | (table.c.node_seconds > 0))
     if which.name is not None:
         query = query.where(table.c.name == which.name)
     query = query.group_by(period, table.c.name).order_by(period, table.c.name).limit(which.limit)

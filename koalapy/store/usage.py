@@ -2,8 +2,10 @@
 
 from sqlalchemy import ColumnElement, Connection, Select, case, false, func, select
 
+from koalapy.model.history import DAY, DayFilter, Figures, Kind, day_of
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
 from koalapy.ports import MeanTimes, Usage
+from koalapy.store.days import days_of
 from koalapy.store.tables import attempts, components, jobs
 
 USERS = jobs.c.internal == false()
@@ -16,12 +18,62 @@ NO_ORDER = components.c.cluster.concat("")
 
 def usage_between(connection: Connection, start: float, end: float) -> Usage:
     """Of the span from ``start`` to ``end``; what still runs at its end counts until then."""
+    if start % DAY == 0 and end - start > DAY:
+        return _by_days(connection, start, end)
     nodes: dict[str, float] = {}
     for query in (_ended_in(start, end), _not_ended(start, end)):
         for cluster, seconds in connection.execute(query):
             nodes[cluster] = nodes.get(cluster, 0.0) + float(seconds)
     states, restarts = _ended_jobs(connection, start, end)
     return Usage(nodes, _mean_times(connection, start, end), states, restarts)
+
+
+def _by_days(connection: Connection, start: float, now: float) -> Usage:
+    """From the beginning of a day until now: what days add up to, and what attempts have had that are not over."""
+    first, last = day_of(start), day_of(now)
+
+    def all_of(kind: Kind) -> dict[str, Figures]:
+        found = days_of(connection, DayFilter(kind, first, last, days=last - first + 1, offset=first))
+        return {key.name: figures for key, figures in found.items()}
+
+    nodes = {name: figures.node_seconds for name, figures in all_of(Kind.CLUSTER).items()}
+    for query in (_not_ended(start, now), _ended_of_live(start, now)):
+        for cluster, seconds in connection.execute(query):
+            nodes[cluster] = nodes.get(cluster, 0.0) + float(seconds)
+    whole, means = all_of(Kind.GRID).get("", Figures()), all_of(Kind.PRIORITY)
+    states = {state: int(getattr(whole, state.value)) for state in FINAL_STATES}
+    return Usage(
+        {name: seconds for name, seconds in nodes.items() if seconds},
+        {priority: _means_of(means.get(priority.value, Figures())) for priority in Priority},
+        {state: count for state, count in states.items() if count},
+        whole.restarts,
+    )
+
+
+def _means_of(sums: Figures) -> MeanTimes:
+    def mean(total: float, count: int) -> float | None:
+        return total / count if count else None
+
+    return MeanTimes(
+        sums.ran,
+        mean(sums.queue_time, sums.ran),
+        mean(sums.wait_time, sums.ran),
+        mean(sums.startup_overhead, sums.ran),
+        mean(sums.response_time, sums.ran),
+        mean(sums.start_delay, sums.start_delays),
+    )
+
+
+def _ended_of_live(start: float, end: float) -> Select[str, float]:
+    """Components that have ended since ``start``, of attempts that are not over: no day has them yet."""
+    ended, claimed = components.c.ended_at, components.c.claimed_at
+    alive = [state.value for state in JobState if state not in FINAL_STATES]
+    query = select(components.c.cluster, _held(start, ended)).select_from(jobs)
+    query = query.join(components, (components.c.job_id == jobs.c.id) & (components.c.generation == jobs.c.generation))
+    # Found by the jobs that are not over: those that have ended since may be as many as there are.
+    since = case((ended > start, 1), else_=0) == 1
+    query = query.where(USERS, jobs.c.state.in_(alive), jobs.c.generation > 0, since, claimed < end, claimed <= ended)
+    return query.group_by(components.c.cluster)
 
 
 def _held(start: float, until: ColumnElement[float]) -> ColumnElement[float]:

@@ -14,6 +14,7 @@ import pytest_asyncio
 from koalapy.api.advisor import advisor_router
 from koalapy.api.app import create_app
 from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.history import history_router
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
@@ -40,6 +41,7 @@ from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
 from koalapy.service.files import Files
 from koalapy.service.health import HealthMonitor
+from koalapy.service.history import History
 from koalapy.service.identities import Identities
 from koalapy.service.jobs import Jobs
 from koalapy.service.limits import LimitsInUse
@@ -54,6 +56,7 @@ from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.files import SqlFiles
+from koalapy.store.history import SqlHistory
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
@@ -153,6 +156,7 @@ async def serving(
         agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
         advisor_router(Advisor(experience, SqlAdvice(database))),
         limits_router(LimitsInUse(engine, bundles, results)),
+        history_router(History(SqlHistory(database), engine.clock, engine.queries.jobs)),
     ]
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
     kept = SqlTokens(database)

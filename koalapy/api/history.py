@@ -1,0 +1,161 @@
+"""The route of history: what has become of jobs by days or weeks, of the grid, clusters, users and policies."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import date
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
+
+from koalapy.api import fields as of_api
+from koalapy.api.access import Caller
+from koalapy.api.aside import json_list, text_of
+from koalapy.api.fields import Output
+from koalapy.api.problems import declared
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.errors import ForbiddenError
+from koalapy.model.history import Kind, Step
+from koalapy.model.identity import Identity, Role
+from koalapy.service import history
+from koalapy.service.history import History
+
+
+class Format(StrEnum):
+    """``csv`` tells the lines of JSON, ``swf`` the jobs themselves."""
+
+    JSON = "json"
+    CSV = "csv"
+    SWF = "swf"
+
+
+By = Annotated[Kind, Query(description="of what: the whole grid, or each cluster, user, policy or priority")]
+Steps = Annotated[Step, Query(description="a line for each day, for each week from Monday on, or for all of it")]
+First = Annotated[date | None, Query(description="the first day, as 2026-11-01; if left out, 29 days before the last")]
+Last = Annotated[date | None, Query(description="the last day; if left out, today (UTC)")]
+Named = Annotated[of_api.Name, Query(description="only this cluster, user, policy or priority")]
+As = Annotated[Format, Query(description="csv: the same lines; swf: the jobs that ended, as a trace")]
+
+
+class HistoryLine(Output):
+    """A span of days of one cluster, user and so on. Times are means in seconds over the jobs that ``ran``, which is to
+    an end of their own, and null where there were none."""
+
+    start: date
+    end: date
+    """The last day of it."""
+    name: str
+    """Empty for the whole grid."""
+    jobs: int
+    """That ended in it."""
+    succeeded: int
+    failed: int
+    cancelled: int
+    success: float | None
+    """Of those that succeeded or failed, the share that succeeded."""
+    restarts: int
+    ran: int
+    queue_time: float | None
+    wait_time: float | None
+    startup_overhead: float | None
+    run_time: float | None
+    response_time: float | None
+    slowdown: float | None
+    """Response time by run time, at least 1; who ran for less than 10 s counts as having run for 10 s."""
+    within_1m: float | None
+    """The share of those that ran that were placed within a minute; the others likewise."""
+    within_10m: float | None
+    within_1h: float | None
+    within_6h: float | None
+    within_1d: float | None
+    coallocated: float | None
+    """The share of those that ran that ran on several clusters at once."""
+    node_seconds: float
+    """That jobs had, of whatever attempts."""
+    coallocated_node_seconds: float
+    utilisation: float | None
+    """Node-seconds by those that there were: of the cluster, or of all clusters."""
+
+
+class HistoryView(Output):
+    by: Kind
+    step: Step
+    first: date
+    last: date
+    since: date | None
+    """The first day of which anything is known. Days are kept for good."""
+    jobs_keep: float | None
+    """Seconds for which jobs themselves are kept after their end; null: for good."""
+    lines: list[HistoryLine]
+    """In order of days and names; none of days without jobs."""
+
+
+def history_router(service: History) -> APIRouter:
+    """What has become of jobs."""
+    router = APIRouter(prefix="/api/v1/history", tags=["history"], dependencies=[Depends(refuse_unknown)])
+
+    @router.get(
+        "",
+        response_model=HistoryView,
+        operation_id="show_history",
+        responses={
+            200: {"model": HistoryView, "content": {"text/csv": {}, "text/plain": {}}},
+            **declared(401, 403, 422, 503),
+        },
+    )
+    async def show(
+        caller: Caller,
+        by: By = Kind.GRID,
+        step: Steps = Step.DAY,
+        first: First = None,
+        last: Last = None,
+        name: Named = "",
+        format: As = Format.JSON,
+    ) -> Any:
+        """How clusters were used, how long jobs waited and ran, and what became of them, by days or weeks. Others than
+        operators see no other users, and their own jobs only by name."""
+        span = service.span(first, last)
+        if format is Format.SWF:
+            user = None if caller.may(Role.OPERATOR) else caller.user
+            return StreamingResponse(service.trace(span, user), media_type="text/plain; charset=utf-8")
+        table = await service.table(by, step, span, told_to(caller, by, name))
+        if format is Format.CSV:
+            return await text_of(as_csv, table.lines, "text/csv; charset=utf-8")
+        rest = {"by": by, "step": step, "first": span.first.isoformat(), "last": span.last.isoformat()}
+        since = table.since.isoformat() if table.since else None
+        lines = (HistoryLine.model_validate(line) for line in table.lines)
+        return await json_list("lines", lines, rest | {"since": since, "jobs_keep": table.jobs_keep})
+
+    return router
+
+
+def told_to(caller: Identity, by: Kind, name: str) -> str | None:
+    """Of whom or what somebody is told; None for all. ``ForbiddenError`` for other users."""
+    if by is not Kind.USER or caller.may(Role.OPERATOR):
+        return name or None
+    if name not in ("", caller.user):
+        raise ForbiddenError(
+            f"name is {name}, and you are {caller.user}",
+            field="name",
+            value=name,
+            hint="ask for your own, by leaving it out; operators are told of everybody's",
+        )
+    return caller.user
+
+
+def as_csv(lines: Sequence[history.Line]) -> str:
+    """With a line of names."""
+    names = [each.name for each in fields(history.Line)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_cell(getattr(line, name)) for name in names] for line in lines)
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """What spreadsheets would take for a formula is none."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
