@@ -24,6 +24,7 @@ KOALA = Group(
             "priority": "commands:priority",
             "explain": "explain:explain",
             "clusters": "grid:clusters_group",
+            "top": "top.command:top",
             "alerts": "alerts:alerts",
             "metrics": "grid:metrics",
             "history": "history:history",

@@ -15,6 +15,9 @@ from koalapy.cli.width import folded, left, terminal_size
 from koalapy.model.wording import clock, duration, nodes
 
 Json = dict[str, Any]
+QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
+CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
+"""Headers of tables."""
 MIN_FOLDED_COLUMNS = 20
 """Columns of a text that is folded."""
 INDENT = 4
@@ -69,35 +72,31 @@ def _running_time(job: Json) -> str:
     return duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
+def queue_row(job: Json) -> list[object]:
+    """Below ``QUEUE``."""
+    where = _where(job) if job["state"] != "queued" else "-"
+    who = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
+    return [*who, nodes_of(job["request"]), _running_time(job), where, _reason(job)]
+
+
 def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
     """Jobs as squeue users expect them."""
-    header = ["ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS"]
-    rows = [
-        [
-            j["id"],
-            j["name"] or "-",
-            j["owner"],
-            j["priority"],
-            j["state"],
-            nodes_of(j["request"]),
-            _running_time(j),
-            _where(j) if j["state"] != "queued" else "-",
-        ]
-        for j in jobs
-    ]
+    header, rows = list(QUEUE), [queue_row(job) for job in jobs]
     if wide:
-        header += ["SUBMITTED", "TYPE", "POLICY", "RESTARTS", "EXIT"]
+        header[-1:-1] = ["SUBMITTED", "TYPE", "POLICY", "RESTARTS", "EXIT"]
         for row, j in zip(rows, jobs, strict=True):
             code = "-" if j["exit_code"] is None else j["exit_code"]
-            row += [j["submitted_at"], j["request"]["type"], j["policy"], j["restarts"], code]
-    rows = [[*row, _reason(j)] for row, j in zip(rows, jobs, strict=True)]
-    return table([*header, "REASON"], rows, fold=not wide)
+            row[-1:-1] = [j["submitted_at"], j["request"]["type"], j["policy"], j["restarts"], code]
+    return table(header, rows, fold=not wide)
+
+
+def cluster_row(cluster: Json) -> list[object]:
+    """Below ``CLUSTERS``."""
+    return [*(cluster[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
 def clusters(found: Sequence[Json]) -> str:
-    header = ["NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS"]
-    rows = [[*(c[name.lower()] for name in header), _cluster_reason(c)] for c in found]
-    return table([*header, "REASON"], rows)
+    return table(CLUSTERS, [cluster_row(cluster) for cluster in found])
 
 
 def _cluster_reason(cluster: Json) -> str:
@@ -152,8 +151,11 @@ def timeline(job: Json) -> str:
     return table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
 
 
-def job_page(job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = ()) -> str:
+def job_page(
+    job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
+) -> str:
     """Everything about one job; its attempts as a chart of the last ``limit`` ones, ``transfers`` as they are given."""
+    unicode = is_unicode() if unicode is None else unicode
     request = job["request"]
     facts = [
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
@@ -183,7 +185,7 @@ def job_page(job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Seq
     if attempts:
         width = shutil.get_terminal_size().columns
         now = datetime.now(UTC).timestamp()
-        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=is_unicode()))
+        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
     parts.append(timeline(job))
     return "\n\n".join(parts)
 

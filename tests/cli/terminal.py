@@ -20,7 +20,7 @@ class Terminal:
     """A command in a session of its own on a terminal of that size, until the ``with`` ends."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], columns: int = 80, rows: int = 24):
-        without = {k: v for k, v in environment.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+        without = {k: v for k, v in environment.items() if k not in ("COLUMNS", "LINES")}
         self.printed = ""
         """All of it, as it came."""
         self._read = 0
