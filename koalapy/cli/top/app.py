@@ -139,8 +139,9 @@ class Top(App[CliError | int]):
         if self.feed.ended is not None:
             self.exit(self.feed.ended)
             return
-        shown = self.screen_stack[0]
-        found = self.feed.latest
+        shown, found = self.screen_stack[0], self.feed.latest
+        if not shown.query("#why"):
+            return  # it is being taken down
         line, is_stale = head(self.feed, self.client.url, self.whoami)
         shown.query_one("#head", Static).update(line)
         shown.query_one("#head").set_class(is_stale, "stale")
@@ -171,10 +172,13 @@ class Top(App[CliError | int]):
 
     def _tell_why(self) -> None:
         """The whole reason of the job that the cursor is on."""
-        chosen = self.screen_stack[0].query_one("#jobs", Rows).chosen
+        shown = self.screen_stack[0]
+        if not shown.query("#why"):
+            return
+        chosen = shown.query_one("#jobs", Rows).chosen
         job = next((job for job in self.feed.latest.jobs if str(job["id"]) == chosen), None)
         reason = f"job {job['id']} is {job['state']}: {job['reason']}" if job and job["reason"] else ""
-        why = self.screen_stack[0].query_one("#why", Static)
+        why = shown.query_one("#why", Static)
         why.update(printable(reason))
         why.display = bool(reason)
 

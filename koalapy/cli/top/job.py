@@ -81,8 +81,8 @@ class JobPage(Screen[None]):
             self._feed.close()
 
     def draw(self) -> None:
-        if not self.is_attached:
-            return
+        if not self.query("#text"):
+            return  # it is being taken down
         feed = self._feed
         line, is_stale = head(feed or self._top.feed, self._top.client.url, self._top.whoami)
         self.query_one("#job-head", Static).update(line)
