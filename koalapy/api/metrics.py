@@ -57,7 +57,7 @@ class Scrapes:
                 self._made.clear()
             if form not in self._made:
                 whole = _Whole(
-                    Exposition(figures_of(self._engine, self._health, self._alerts), self._engine.instruments),
+                    Exposition(await figures_of(self._engine, self._health, self._alerts), self._engine.instruments),
                     self._process,
                 )
                 self._made_at = time.monotonic()

@@ -1,5 +1,6 @@
 """The daemon in figures at a moment: jobs by state, nodes by what they do, and what it says of its clusters."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from koalapy.service.alerts import Alerts
 from koalapy.service.engine import Engine
 from koalapy.service.health import Check, HealthMonitor
 
+SLICE = 500
+"""Jobs that are looked at before others go on."""
 OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 
 
@@ -81,11 +84,12 @@ class Figures:
     """That the engine's next round will take in."""
 
 
-def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> Figures:
-    """As of now; to be called in the engine's loop."""
+async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> Figures:
+    """As of now, or of the few milliseconds in which many jobs are looked at; in the engine's loop."""
+    jobs = await _jobs(engine.queries.jobs(), engine.clock())
     report, now = health.report(), engine.clock()
     return Figures(
-        jobs=_jobs(engine.queries.jobs(), now),
+        jobs=jobs,
         clusters=[_cluster(cluster, engine, now) for cluster in engine.queries.grid.clusters()],
         disks=report.disks,
         checks=health.readiness().checks,
@@ -98,11 +102,13 @@ def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> Figures
     )
 
 
-def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
+async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
     counts: Counter[tuple[JobState, Priority]] = Counter()
     since: dict[JobState, float] = {}
     internal = staging = missing = 0
-    for job in jobs:
+    for index, job in enumerate(jobs, 1):
+        if index % SLICE == 0:
+            await asyncio.sleep(0)
         state = job.state
         if job.spec.internal:
             internal += 1
@@ -112,8 +118,8 @@ def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
         if at < since.get(state, now):
             since[state] = at
         if job.attempt is not None and state.is_active:
-            for component in job.attempt.gang:
-                if component.awaits_files:
+            for component in job.attempt.components:
+                if component.awaits_files and not component.superseded:
                     staging += 1
                     missing += max(0, component.stage_size - component.staged)
     oldest = {state: now - at for state, at in since.items()}

@@ -185,10 +185,10 @@ async def test_many_who_ask_cost_one_look(open_api: Open, monkeypatch: pytest.Mo
     looks = 0
     figures_of = metrics.figures_of
 
-    def counted(*args: Any) -> Figures:
+    async def counted(*args: Any) -> Figures:
         nonlocal looks
         looks += 1
-        return figures_of(*args)
+        return await figures_of(*args)
 
     monkeypatch.setattr(metrics, "figures_of", counted)
     api = await open_api()
