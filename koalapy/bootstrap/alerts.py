@@ -1,5 +1,8 @@
 """Puts together what looks for trouble: every check, and what it looks at."""
 
+from pathlib import Path
+from shlex import quote
+
 from koalapy.service.alert_checks.black_holes import BlackHoleCheck
 from koalapy.service.alert_checks.clusters import ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
 from koalapy.service.alert_checks.data import DatabaseCheck, LinkCheck, ReplicaCheck
@@ -12,19 +15,22 @@ from koalapy.service.network import Network
 from koalapy.settings import Settings
 
 SQLITE_REMEDY = (
-    "see who else holds the file, and that it lies on a disk of this machine: fuser -v koala.db; many users are served "
+    "see who else holds the file, and that it lies on a disk of this machine: fuser -v {file}; many users are served "
     "better by PostgreSQL"
 )
 SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 
 
-def alerts_of(settings: Settings, engine: Engine, hub: Hub, health: HealthMonitor, network: Network) -> Alerts:
-    """All checks of a daemon."""
+def alerts_of(
+    settings: Settings, engine: Engine, hub: Hub, health: HealthMonitor, network: Network, data_dir: Path
+) -> Alerts:
+    """All checks of a daemon; its database lies in ``data_dir`` where nothing else is said."""
     queries, rules = engine.queries, settings.alerts
     clusters = queries.grid.clusters
     embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
-    is_file = settings.database is None or settings.database.startswith("sqlite")
-    remedy = SQLITE_REMEDY if is_file else SERVER_REMEDY
+    url = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
+    file = quote(url.partition(":///")[2].partition("?")[0])
+    remedy = SQLITE_REMEDY.format(file=file) if url.startswith("sqlite") else SERVER_REMEDY
     engine.observers.append((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).changed)
     checks: list[Check] = [
         ClusterChecks(clusters, embedded),

@@ -322,7 +322,7 @@ def _services(
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     limits = LimitsInUse(engine, bundles, results)
     history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
-    alerts = alerts_of(settings, engine, hub, health, network)
+    alerts = alerts_of(settings, engine, hub, health, network, data_dir)
     return Services(jobs, bundles, files, results, network, advisor, health, retention, limits, alerts, history)
 
 

@@ -19,7 +19,8 @@ def alerts(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None)
     if as_json:
         show_json(answer)
         return
-    print("\n\n".join(_text(alert) for alert in answer["alerts"]) or "nothing is wrong")
+    nothing = "nothing is wrong" if answer["looked_at"] else "the daemon has just begun, and has not looked yet"
+    print("\n\n".join(_text(alert) for alert in answer["alerts"]) or nothing)
 
 
 def _text(alert: Json) -> str:

@@ -57,8 +57,12 @@ class Alerts:
         """Ask all checks; others go on between two of them."""
         now, found = self._clock(), dict[tuple[AlertKind, str], Alert]()
         for check in self._checks:
-            async for alert in check(now):
-                found.setdefault(alert.key, alert)
+            try:
+                async for alert in check(now):
+                    found.setdefault(alert.key, alert)
+            except Exception as error:
+                # One that breaks keeps no other from being told.
+                log.error("a check for alerts failed", action="alert-check-failed", exc_info=error)
             await asyncio.sleep(0)
         self._take(found.values(), now)
         self.looked_at = now

@@ -75,9 +75,17 @@ class Grid(Embedded):
 
     # Alerts
 
-    def alerts(self, kind: str) -> list[Alert]:
-        told: list[Alert] = self.http.get("/api/v1/alerts").json()["alerts"]
+    def alerts(self, kind: str, of: str = "") -> list[Alert]:
+        """``of``: as a user is told."""
+        headers = {"Authorization": f"Bearer {self.user(of)}"} if of else {}
+        told: list[Alert] = self.http.get("/api/v1/alerts", headers=headers).json()["alerts"]
         return [alert for alert in told if alert["kind"] == kind]
+
+    def user(self, name: str) -> str:
+        """A token of somebody who is no operator."""
+        answer = self.http.post("/api/v1/tokens", json={"user": name, "role": "user"})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["token"])
 
     def told(self, kind: str, target: str, words: str = "") -> Alert:
         """The alert of that kind, once it is told: it names its cause, and what helps."""
@@ -224,6 +232,9 @@ def test_a_user_who_floods_the_queue(grid: Grid) -> None:
     other = grid.submit(eight(grid), "true", owner="bob")
     alert = grid.told("queue-flooded", "user mallory", "1 others wait as well: bob")
     assert "10 of the 11 jobs that wait" in alert["summary"]
+    assert [told["target"] for told in grid.alerts("queue-flooded", of="mallory")] == ["user mallory"]
+    assert grid.alerts("queue-flooded", of="bob") == []
+    assert [told["job"] for told in grid.alerts("job-starves", of="bob")] in ([], [other])
     assert grid.do(alert).count("held") == 10
     grid.over("queue-flooded")
     gate.open()
@@ -241,7 +252,7 @@ def test_the_database_takes_nothing(grid: Grid) -> None:
         assert grid.http.post("/api/v1/jobs", json=body).status_code == 503
         alert = grid.told("database", "database")
         assert alert["severity"] == "critical"
-        assert "fuser -v koala.db" in alert["remedy"]
+        assert f"fuser -v {grid.directory}/koala.db" in alert["remedy"]
         holder.execute("rollback")
     grid.over("database")
     grid.settle()

@@ -96,3 +96,12 @@ async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: S
     told = {each.target: each.remedy for each in scene.alerts.told_to(ADA)}
     assert told == {"cluster north": OPERATORS_SEE_IT, "job 1": "see what it waits for: koala explain 1"}
     assert {each.target for each in scene.alerts.told_to(BOB)} == {"cluster north", "job 2", "user bob"}
+
+
+async def test_a_check_that_breaks_keeps_no_other_from_being_told(scene: Scene) -> None:
+    async def broken(now: float) -> AsyncIterator[Alert]:
+        yield alert(target=f"{1 / 0}")
+
+    scene.alerts._checks = [broken, scene._check]
+    await scene.look(0, alert())
+    assert await scene.look(6, alert()) == ["cluster north"]

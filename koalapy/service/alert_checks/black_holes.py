@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import Attempt, Job, JobState, Launcher
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 
@@ -25,6 +25,12 @@ class Ending:
     failed_soon: bool
     exit_code: int
     owner: str
+
+
+def _to_blame(attempt: Attempt, launcher: Launcher) -> set[ClusterName]:
+    """Where a program ended: where each node has its own that failed, only the clusters of those that did."""
+    failed = {component.cluster for component in attempt.gang if component.exit_code}
+    return failed if failed and launcher is Launcher.PROCESSES else {component.cluster for component in attempt.gang}
 
 
 class BlackHoleCheck:
@@ -47,7 +53,7 @@ class BlackHoleCheck:
         took = (now if job.ended_at is None else job.ended_at) - job.started_at
         failed_soon = job.state is JobState.FAILED and took <= self._rules.black_hole_soon
         ending = Ending(now, failed_soon, job.exit_code, job.spec.owner)
-        for cluster in {component.cluster for component in job.attempt.gang}:
+        for cluster in _to_blame(job.attempt, job.spec.launcher):
             self._endings.setdefault(cluster, deque(maxlen=MAX_ENDINGS)).append(ending)
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:

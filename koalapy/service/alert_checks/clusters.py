@@ -15,6 +15,8 @@ from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.cluster_status import ClusterStatus
 
 Clusters = Callable[[], Collection[ClusterStatus]]
+CONNECT_GRACE = 20.0
+"""Seconds that agents have to connect once the daemon has begun."""
 
 
 class ClusterChecks:
@@ -26,12 +28,16 @@ class ClusterChecks:
     def __init__(self, clusters: Clusters, embedded: Collection[ClusterName]) -> None:
         """``embedded``: the clusters whose agents the daemon starts itself."""
         self._clusters, self._embedded = clusters, embedded
+        self._began: float | None = None
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        self._began = now if self._began is None else self._began
         for cluster in self._clusters():
             if cluster.drained is not None and not cluster.live:
                 continue
             if not cluster.contact.connected:
+                if cluster.contact.last_heard is None and now - self._began < CONNECT_GRACE:
+                    continue  # the daemon has just begun
                 yield self._agent_away(cluster, now)
             elif cluster.problem:
                 yield _resource_manager(cluster, now)

@@ -5,15 +5,16 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from itertools import islice
 from shlex import quote
 
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.job import Attempt, ComponentState, Job, JobState
+from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
 from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.queries import Queries
 
-SLICE = 1000
+SLICE = 200
 """Jobs that are looked at before others go on."""
 MAX_TOLD = 20
 """Jobs of one kind of trouble that are told, the oldest."""
@@ -33,6 +34,7 @@ class Survey:
     active: list[Job] = field(default_factory=list)
     queued: Counter[str] = field(default_factory=Counter)
     """By owner."""
+    queued_ids: list[JobId] = field(default_factory=list)
 
 
 class JobChecks:
@@ -43,11 +45,14 @@ class JobChecks:
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         survey = await self._survey(now)
+        await asyncio.sleep(0)
         for since, job in nsmallest(MAX_TOLD, survey.stuck, key=_age):
             yield self._stuck(job, since, now)
+        await asyncio.sleep(0)
         for since, job in nsmallest(MAX_STARVING, survey.waiting, key=_age):
+            await asyncio.sleep(0)
             if overtook := [other for other in survey.active if _overtakes(other, job, since)]:
-                yield self._starves(job, since, overtook)
+                yield self._starves(job, since, overtook, survey.queued_ids)
         for alert in self._flood(survey.queued, now):
             yield alert
 
@@ -60,6 +65,7 @@ class JobChecks:
                 continue
             if job.state is JobState.QUEUED:
                 survey.queued[job.spec.owner] += 1
+                survey.queued_ids.append(job.id)
                 since = max(job.submitted_at, (job.attempt.ended_at or 0.0) if job.attempt else 0.0)
                 if now - since >= rules.starving_after:
                     survey.waiting.append((since, job))
@@ -88,7 +94,7 @@ class JobChecks:
             user=job.spec.owner,
         )
 
-    def _starves(self, job: Job, since: float, overtook: list[Job]) -> Alert:
+    def _starves(self, job: Job, since: float, overtook: list[Job], queued: list[JobId]) -> Alert:
         queries = self._queries
         later = f"{len(overtook)} {'job that came' if len(overtook) == 1 else 'jobs that came'} later"
         return Alert(
@@ -97,21 +103,17 @@ class JobChecks:
             f"job {job.id}",
             f"job {job.id} waits for {nodes(job.spec.request.total_size)}, while {later} got some",
             queries.waiting_reason(job),
-            self._let_it_start(job),
+            self._let_it_start(job, queued),
             since,
             job=job.id,
             user=job.spec.owner,
         )
 
-    def _let_it_start(self, job: Job) -> str:
+    def _let_it_start(self, job: Job, queued: list[JobId]) -> str:
         """What helps a job that starves."""
         if self._queries.reservation == job.id:
             return f"nodes are kept for it from now on; what it waits for: koala explain {job.id}"
-        younger = [
-            str(other.id)
-            for other in self._queries.jobs()
-            if other.state is JobState.QUEUED and other.id > job.id and not other.spec.internal
-        ]
+        younger = [str(other) for other in islice((other for other in queued if other > job.id), MAX_HELD + 1)]
         for_ever = "" if self._queries.rules.aging else "; for ever: rules.aging true in the configuration"
         if not younger:
             return f"see what it waits for: koala explain {job.id}{for_ever}"

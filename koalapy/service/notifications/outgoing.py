@@ -30,7 +30,7 @@ MIN_PAUSE = 0.05
 """Seconds between two looks at what may be told."""
 AT_ONCE = 8
 """Places that are told at the same time."""
-SLICE = 1000
+SLICE = 200
 """Jobs that are looked at before others go on."""
 LOOK_INTERVAL = 30.0
 """Seconds between two looks for jobs that wait for long."""
