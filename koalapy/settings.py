@@ -240,6 +240,24 @@ class TlsSection:
     """File with its key, which nobody else may read."""
 
 
+def _collector(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no address as http://127.0.0.1:4318/v1/traces")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the address has a password: give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
+    return url
+
+
+@dataclass(frozen=True)
+class TracingSection:
+    """Where jobs' ways are sent as spans of OpenTelemetry's, each when it is over."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)] | None = None
+    """Address of a collector that takes OTLP by HTTP, as ``http://127.0.0.1:4318/v1/traces``; needs the extra
+    ``tracing``. Without it nothing is sent."""
+
+
 @dataclass(frozen=True)
 class LinkSection:
     """What is known of the network between two clusters, or within one (``between: [north, north]``)."""
@@ -329,6 +347,7 @@ class Settings(BaseSettings):
     ``debug``."""
     log_format: LogFormat = "console"
     """How a line of the log is written: for people, or as one JSON object."""
+    tracing: TracingSection = TracingSection()
     rules: Rules = Rules()
     links: list[LinkSection] = []
     encrypt_transfers: bool = True

@@ -41,6 +41,7 @@ from koalapy.bootstrap.people import (
     provider_logins,
     token_duties,
 )
+from koalapy.bootstrap.tracing import traced
 from koalapy.dashboard.app import add_dashboard
 from koalapy.dashboard.login import WaysIn
 from koalapy.model.errors import UsageError
@@ -135,7 +136,7 @@ async def run(
     connections = Connections(raise_limit(FILES_WANTED))
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
     audit = Audit(stores.audit, engine.clock)
-    with own_access(data_dir, listener, certificate) as own:
+    with traced(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own:
         provider = openid_provider(settings)
         identities = known_identities(settings, own, stores, engine.clock, provider)
         vouched = logins(settings, identities, engine.clock, audit)

@@ -51,6 +51,8 @@ def configure_logging(level: LogLevel = "info", form: LogFormat = "console", **a
     logging.captureWarnings(True)
     # That a duty is still under way when it is due again is nothing to tell of every two seconds.
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
+    # That a collector is away is told once, by us.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
 def watch_out_for_crashes() -> None:

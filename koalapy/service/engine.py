@@ -16,7 +16,7 @@ import structlog
 
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
-from koalapy.model.job import Job, JobId, JobState, parse_token
+from koalapy.model.job import Attempt, Job, JobId, JobState, parse_token
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import Inventory
@@ -44,6 +44,8 @@ WRITER = "engine"
 Observer = Callable[[Job, JobState | None], None]
 """Told of a job that has changed once that is stored, with the state it was stored in before, None of a new one; to be
 quick about it."""
+AttemptObserver = Callable[[Job, Attempt], None]
+"""Told alike of a job's attempt that is over, and that another has followed; before the others."""
 
 
 class Notifier(Protocol):
@@ -133,6 +135,7 @@ class Engine:
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
         self.observers: list[Observer] = []
         self.notifier: Notifier | None = None
+        self.attempt_observers: list[AttemptObserver] = []
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -368,6 +371,9 @@ class Engine:
     def _finish(
         self, this: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
+        for ident, attempt in batch.attempts:
+            for told in self.attempt_observers:
+                told(batch.jobs[ident], attempt)
         for job in batch.jobs.values():
             before = self._stored.pop(job.id, None)
             if not job.state.is_final:

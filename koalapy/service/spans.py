@@ -1,0 +1,91 @@
+"""A job's way as spans of time: what of it was waiting, claiming and running, in each attempt and on each cluster."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from koalapy.model.job import Attempt, Component, Job, JobId, JobState
+
+Value = str | int | float | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From when to when, in seconds since the epoch; ``path`` names it within its job, and ``parent`` what it is of."""
+
+    path: str
+    name: str
+    start: float
+    end: float
+    parent: str = ""
+    """Empty of the job itself."""
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    fault: str = ""
+    """Why it failed; empty when it did not."""
+
+
+def trace_of(instance: str, job: JobId) -> int:
+    """The same for every daemon of one database, so that a restart breaks no trace."""
+    return _number(f"{instance}:{job}", 16)
+
+
+def id_of(instance: str, job: JobId, path: str) -> int:
+    return _number(f"{instance}:{job}:{path}", 8)
+
+
+def _number(text: str, size: int) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size]) or 1
+
+
+def spans_of_attempt(attempt: Attempt, ended_at: float, waited_since: float | None) -> Iterator[Span]:
+    """An attempt that is over, with the wait before it where that is known."""
+    path = f"attempt-{attempt.generation}"
+    if waited_since is not None:
+        yield Span(f"queued-{attempt.generation}", "queued", waited_since, attempt.placed_at, "job")
+    end = attempt.ended_at if attempt.ended_at is not None else ended_at
+    clusters = tuple(sorted({component.cluster for component in attempt.gang}))
+    told: dict[str, Value] = {"koala.attempt": attempt.generation, "koala.clusters": clusters}
+    yield Span(path, "attempt", attempt.placed_at, end, "job", told, attempt.end_reason)
+    phases = (("claiming", attempt.placed_at), ("starting", attempt.barrier_at), ("running", attempt.launched_at))
+    begun = [(name, at) for name, at in phases if at is not None]
+    for (name, start), until in zip(begun, [*(at for _, at in begun[1:]), end], strict=True):
+        yield Span(f"{path}/{name}", name, start, until, path)
+    for component in attempt.components:
+        yield from _spans_of(component, path, attempt.placed_at, end)
+
+
+def _spans_of(component: Component, attempt: str, placed_at: float, end: float) -> Iterator[Span]:
+    path = f"{attempt}/component-{component.index}"
+    told: dict[str, Value] = {
+        "koala.cluster": component.cluster,
+        "koala.nodes": component.size,
+        "koala.component": component.index,
+        "koala.lrm_job": component.lrm_job or "",
+    }
+    over = component.ended_at if component.ended_at is not None else end
+    yield Span(path, "component", component.submitted_at or placed_at, over, attempt, told, component.error)
+    if component.staging_since is not None:
+        staged = component.staged_at if component.staged_at is not None else over
+        size: dict[str, Value] = {"koala.cluster": component.cluster, "koala.bytes": component.staged}
+        yield Span(f"{path}/files", "files", component.staging_since, staged, path, size)
+
+
+def spans_of_job(job: Job, waited_since: float | None) -> Iterator[Span]:
+    """A job that is over, with its last attempt."""
+    end = job.ended_at if job.ended_at is not None else job.submitted_at
+    told: dict[str, Value] = {
+        "koala.job": job.id,
+        "koala.job_name": job.spec.name,
+        "koala.user": job.spec.owner,
+        "koala.state": str(job.state),
+        "koala.reason": job.reason,
+        "koala.restarts": job.restarts,
+    }
+    if job.exit_code is not None:
+        told["koala.exit_code"] = job.exit_code
+    fault = (job.reason or "failed") if job.state is JobState.FAILED else ""
+    yield Span("job", "job", job.submitted_at, end, "", told, fault)
+    if job.attempt is not None:
+        yield from spans_of_attempt(job.attempt, end, waited_since)
+    elif waited_since is not None:
+        yield Span("queued-1", "queued", waited_since, end, "job")
