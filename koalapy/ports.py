@@ -206,6 +206,10 @@ class OutputStore(Protocol):
         """
         ...
 
+    def size(self, token: Token) -> int:
+        """Bytes that the component is known to have written."""
+        ...
+
     def remove(self, jobs: Collection[JobId]) -> None:
         """All that is kept of these jobs; no error where there is nothing."""
         ...

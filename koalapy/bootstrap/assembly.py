@@ -151,7 +151,7 @@ async def run(
         add_metrics(app, engine, services.health, services.alerts, is_open=settings.open_metrics)
         at_provider = provider_logins(settings, identities)
         ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
-        add_dashboard(app, services, engine, ways)
+        add_dashboard(app, services, engine, ways, audit)
         services.network.start()
         notifications.start()
         try:

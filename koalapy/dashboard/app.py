@@ -10,24 +10,35 @@ from koalapy.api.problems import show_problems_by
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.files import page_files
 from koalapy.dashboard.login import BrowserLogin, WaysIn
+from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.clusters import add_clusters
+from koalapy.dashboard.pages.files import add_files
+from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.now import add_now
+from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
+from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
+from koalapy.service.audit import Audit
 from koalapy.service.engine import Engine
 from koalapy.service.services import Services
 
 KEPT = {"Cache-Control": FOREVER}
 
 
-def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn) -> None:
+def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn, audit: Audit) -> None:
     """Serve the dashboard."""
     dashboard = Dashboard(engine)
     surveyor = Surveyor(engine)
     add_now(dashboard, services, surveyor)
+    add_queue(dashboard, services)
+    add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
     add_scheduler(dashboard)
+    add_users(dashboard, services, ways.identities)
+    add_files(dashboard, services)
+    add_audit(dashboard, audit)
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)

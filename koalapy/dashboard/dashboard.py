@@ -78,12 +78,21 @@ class Dashboard:
     # Pages
 
     def page(
-        self, path: str, template: str, *, operation: str, title: str, key: str = "", role: Role = Role.USER
+        self,
+        path: str,
+        template: str,
+        *,
+        operation: str,
+        title: str,
+        key: str = "",
+        role: Role = Role.USER,
+        live: bool = True,
     ) -> Callable[[Load], Load]:
         """Make a function a page at ``path``, and its JSON twin at ``path.json``: its parameters are the query's, what
         it returns is one dataclass, which the template knows as ``view``.
 
-        With a ``key`` it is in the navigation; ``role``: who sees it there.
+        With a ``key`` it is in the navigation; ``role``: who sees it there. One that is not ``live`` stays as it was
+        asked for.
         """
         if key:
             self.links.append(Link(path, title, key, role))
@@ -97,7 +106,7 @@ class Dashboard:
                 which = (request.url.path, request.url.query, caller.user, caller.role, caller.groups, is_part)
                 made = await self._cache.get(
                     (*which, session_of(request.scope)),
-                    lambda: self._make(request, caller, load, template, title, is_part=is_part),
+                    lambda: self._make(request, caller, load, template, title, is_part=is_part, live=live),
                 )
                 return _compressed(request, made)
 
@@ -123,6 +132,7 @@ class Dashboard:
         title: str,
         *,
         is_part: bool,
+        live: bool,
     ) -> bytes:
         version, now = self.changes.version, self.engine.clock()
         view = await load()
@@ -130,7 +140,7 @@ class Dashboard:
             "view": view,
             "title": title,
             "now": now,
-            "events": with_query("/events", since=version),
+            "events": with_query("/events", since=version) if live else "",
             "layout": "part.html" if is_part else "base.html",
         }
         began = time.thread_time()

@@ -1,6 +1,7 @@
 """Makes HTML of what a page tells: Jinja with the words and forms that all pages share."""
 
 import re
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from markupsafe import Markup
 from koalapy import __version__
 from koalapy.dashboard.files import url_of
 from koalapy.dashboard.pictures.distribution import distribution
+from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes
 from koalapy.dashboard.pictures.node_grid import node_grid
 from koalapy.model.wording import clock, duration, nodes
 
@@ -30,8 +32,13 @@ def moment(at: float | None) -> Markup:
         return Markup("–")
     told = datetime.fromtimestamp(at, UTC)
     return Markup('<time datetime="{}">{}</time>').format(
-        told.strftime("%Y-%m-%dT%H:%M:%SZ"), clock(at, at, exact=True)
+        told.strftime("%Y-%m-%dT%H:%M:%SZ"), clock(at, time.time(), exact=True)
     )
+
+
+def clocked(told: str | None) -> Markup:
+    """``moment`` of what the REST API tells as text."""
+    return moment(None if told is None else datetime.fromisoformat(told).timestamp())
 
 
 def age(at: float | None, now: float) -> Markup:
@@ -84,6 +91,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "age": age,
+        "clocked": clocked,
         "duration": duration,
         "identifier": identifier,
         "moment": moment,
@@ -94,6 +102,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query}
     environment.globals |= {"distribution": distribution, "node_grid": node_grid}
+    environment.globals |= {"job_lanes": job_lanes, "lane_meanings": MEANINGS}
     return environment
 
 

@@ -31,10 +31,17 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which entries to tell, the oldest first; empty means any. ``after`` is the largest id of the page before."""
+    """Which entries to tell, the oldest first; empty means any. ``after`` is the largest id of the page before.
+
+    With ``newest_first`` the smallest one of that page is ``before``, which is 0 for the first.
+    """
 
     since: float = 0.0
     actor: str = ""
     action: str = ""
     after: int = 0
     limit: int = 100
+    target: str = ""
+    outcome: str = ""
+    newest_first: bool = False
+    before: int = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from koalapy.model.limits import Limits, Scope
 from koalapy.model.wording import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
-from koalapy.service.quota import Excess, Quota, StorageLimits
+from koalapy.service.quota import Excess, Quota, Room, StorageLimits
 
 RETENTION = 86400.0
 """Seconds for which a bundle is kept after it was last wanted, when no unfinished job needs it."""
@@ -96,6 +96,19 @@ class Bundles:
         await asyncio.to_thread(self._store.save_bundles, [found])
         self._known[bundle] = found
         return found, True
+
+    @property
+    def room(self) -> Room:
+        return self._quota.room
+
+    def seen_by(self, by: Identity) -> Sequence[StoredBundle]:
+        """Those that somebody may have, those first that were wanted last; users are told of no other senders."""
+        if by.may(Role.OPERATOR):
+            found = list(self._known.values())
+        else:
+            theirs = (bundle for bundle in self._known.values() if by.user in bundle.owners)
+            found = [replace(bundle, owners=(by.user,)) for bundle in theirs]
+        return sorted(found, key=lambda bundle: -bundle.used_at)
 
     def size_of(self, scope: Scope) -> int:
         """Bytes that are kept of a user, or of a group's members."""

@@ -31,7 +31,7 @@ from koalapy.service.bulk_actions import BulkActions, no_job, over_already
 from koalapy.service.database import query
 from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
-from koalapy.service.output import Outputs
+from koalapy.service.output import Outputs, OutputTail
 from koalapy.validation.notifications import check_notifications
 from koalapy.validation.permissions import check_is_theirs, in_the_name_of
 from koalapy.validation.size import check_size
@@ -352,6 +352,10 @@ class Jobs:
                 changed.clear()
         finally:
             self._engine.unwatch(job, changed)
+
+    async def output_tails(self, job: JobId, most: int) -> Sequence[OutputTail]:
+        """The ends of what the components of the last attempt wrote, in all at most so many bytes."""
+        return await self._outputs.tails((await self.get(job)).job, most)
 
     def cluster(self, name: ClusterName) -> ClusterRecord:
         """``NotFoundError`` when there is none of that name."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -28,6 +29,16 @@ _threads = ThreadPoolExecutor(8, "output")
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads, lambda: work(*args, **kwargs))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTail:
+    """The end of what one component wrote; ``before`` bytes of it came before that."""
+
+    component: int
+    cluster: ClusterName
+    data: bytes
+    before: int
 
 
 class Outputs:
@@ -85,6 +96,18 @@ class Outputs:
         for known in [known for known in self._known if parse_token(known[1]).job in jobs]:
             del self._known[known]
         await in_thread(self._kept.remove, jobs)
+
+    async def tails(self, job: Job, most: int) -> Sequence[OutputTail]:
+        """The ends of what the components of a job's last attempt wrote, in all at most so many bytes."""
+        components = job.attempt.components if job.attempt else ()
+        each = most // max(1, len(components))
+        return [await in_thread(self._tail, job, component, each) for component in components]
+
+    def _tail(self, job: Job, component: Component, most: int) -> OutputTail:
+        token = job.token(component.index)
+        start = max(0, self._kept.size(token) - most)
+        data = b"".join(piece.data for piece in self._kept.read(token, start, to_the_end=False))
+        return OutputTail(component.index, component.cluster, data, start)
 
     def read(self, job: Job) -> "Reading":
         """The output of a job's attempt as it is now, from its beginning."""

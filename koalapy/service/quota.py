@@ -19,6 +19,14 @@ class StorageLimits:
     quota: int
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that are kept of one sort of files, and that may be."""
+
+    used: int
+    limit: int
+
+
 class Quota:
     """Counts the bytes of one sort of files; ``free`` is asked to remove some when there would be too many."""
 
@@ -32,6 +40,10 @@ class Quota:
         self._free = free
         self._why = why
         """What may be said of files that were not removed."""
+
+    @property
+    def room(self) -> Room:
+        return Room(self.used, self._limit)
 
     @contextmanager
     def hold(self) -> Iterator["QuotaHold"]:

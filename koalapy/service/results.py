@@ -16,7 +16,7 @@ from koalapy.ports import FileStore, StoredResult
 from koalapy.service.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
 from koalapy.service.database import query
 from koalapy.service.jobs import JobRecord
-from koalapy.service.quota import Excess, Quota, StorageLimits
+from koalapy.service.quota import Excess, Quota, Room, StorageLimits
 
 MIN_RETENTION = 86400.0
 """Seconds after a job's end for which its results are kept though there is no room for others."""
@@ -64,9 +64,17 @@ class Results:
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
+    @property
+    def room(self) -> Room:
+        return self._quota.room
+
+    async def sizes(self) -> dict[str, int]:
+        """Bytes that are kept of each user."""
+        return await query(self._store.results_sizes)
+
     async def size_of(self, scope: Scope) -> int:
         """Bytes that are kept of a user, or of a group's members."""
-        sizes = await query(self._store.results_sizes)
+        sizes = await self.sizes()
         return sum(size for owner, size in sizes.items() if self._owners.has(scope, owner))
 
     async def _make_room_of(self, owner: str, size: int) -> None:

@@ -26,10 +26,13 @@ class SqlAudit:
             write_audit(connection, entries)
 
     def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
-        query, after = select(table).order_by(table.c.id).limit(which.limit), which.after
-        for column, value in ((table.c.actor, which.actor), (table.c.action, which.action)):
-            if value:
-                query = query.where(column == value)
+        order = table.c.id.desc() if which.newest_first else table.c.id
+        query, after = select(table).order_by(order).limit(which.limit), which.after
+        for name in ("actor", "action", "target", "outcome"):
+            if value := getattr(which, name):
+                query = query.where(table.c[name] == value)
+        if which.before:
+            query = query.where(table.c.id < which.before)
         with self._database.reading() as connection:
             if which.since:
                 first = connection.execute(_first_of(which.since)).scalar()

@@ -330,11 +330,14 @@ class MemoryStore:
         with self._reading() as memory:
             found = (
                 entry
-                for entry in memory.audit
+                for entry in (reversed(memory.audit) if which.newest_first else memory.audit)
                 if entry.id > which.after
+                and (not which.before or entry.id < which.before)
                 and entry.at >= which.since
                 and which.actor in ("", entry.actor)
                 and which.action in ("", entry.action)
+                and which.target in ("", entry.target)
+                and which.outcome in ("", entry.outcome)
             )
             return list(islice(found, which.limit))
 

@@ -36,6 +36,10 @@ def test_entries_are_told_in_order_by_who_what_and_when(stores: Stores) -> None:
     assert ats(since=101.5) == [102.0, 103.0]
     assert ats(limit=2) == [100.0, 101.0]
     assert ats(after=found[1].id) == [102.0, 103.0]
+    assert ats(newest_first=True, limit=2) == [103.0, 102.0]
+    assert ats(newest_first=True, before=found[2].id) == [101.0, 100.0]
+    assert ats(newest_first=True, since=100.5, actor="ada") == [103.0, 102.0]
+    assert (len(ats(target="job 7", outcome="done")), ats(target="job 8"), ats(outcome="refused")) == (4, [], [])
 
 
 def _fields(of: AuditEntry) -> dict[str, object]:

@@ -28,13 +28,31 @@
       age.textContent = told((Date.now() - Date.parse(age.dateTime)) / 1000);
   }, 1000);
 
+  // The output of a job that is not over: text, never markup.
+  let asking = false;
+  setInterval(async () => {
+    if (document.hidden || asking) return;
+    asking = true;
+    try {
+      for (const shown of document.querySelectorAll("pre[data-output]")) {
+        const answer = await fetch(shown.dataset.output, { headers: { Accept: "text/plain" } });
+        if (!answer.ok) continue;
+        const text = await answer.text(), follows = shown.scrollHeight - shown.scrollTop - shown.clientHeight < 40;
+        if (!text || shown.textContent === text) continue;
+        shown.textContent = text;
+        if (follows) shown.scrollTop = shown.scrollHeight;
+      }
+    } catch { /* the daemon is away: what was there stays, and "live" tells it */ }
+    asking = false;
+  }, 2000);
+
   const rows = () => [...document.querySelectorAll("main tr[data-href]")];
   const move = (step) => {
-    const all = rows(), at = all.findIndex((row) => row.classList.contains("here"));
+    const all = rows(), at = all.findIndex((row) => row.hasAttribute("data-here"));
     const next = all[Math.min(all.length - 1, Math.max(0, at < 0 ? 0 : at + step))];
     if (!next) return;
-    all[at]?.classList.remove("here");
-    next.classList.add("here");
+    all[at]?.removeAttribute("data-here");
+    next.setAttribute("data-here", "");
     next.querySelector("a")?.focus();
     next.scrollIntoView({ block: "nearest" });
   };
@@ -60,7 +78,7 @@
     }
     else if (key === "j") move(1);
     else if (key === "k") move(-1);
-    else if (key === "x") document.querySelector("tr.here input[type=checkbox]")?.click();
+    else if (key === "x") document.querySelector("tr[data-here] input[type=checkbox]")?.click();
     else return;
     event.preventDefault();
   });

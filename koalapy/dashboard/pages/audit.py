@@ -1,0 +1,69 @@
+"""The page Audit, for administrators: who did what, from where, and what became of it, newest first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import Query
+
+from koalapy.api import fields
+from koalapy.api.audit import Action, Actor
+from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.rendering import with_query
+from koalapy.model.audit import AuditEntry, AuditFilter
+from koalapy.model.identity import Role
+from koalapy.service.audit import Audit
+
+SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "the last week"}
+
+Target = Annotated[fields.Text, Query(max_length=200, description="only what was done to this, as job 7")]
+Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only what ended so")]
+Since = Annotated[Literal["", "3600", "86400", "604800"], Query(description="of so many seconds until now")]
+Before = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with smaller ids; 0: all")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPageView:
+    """One page, and what it was asked for."""
+
+    entries: Sequence[AuditEntry]
+    user: str
+    action: str
+    target: str
+    outcome: str
+    since: str
+    spans: dict[str, str]
+    next: str
+    """Where the next page is; empty on the last."""
+
+
+def add_audit(dashboard: Dashboard, trail: Audit) -> None:
+    """At ``/audit``."""
+
+    @dashboard.page("/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN)
+    async def audit(
+        user: Actor = "",
+        action: Action = "",
+        target: Target = "",
+        outcome: Result = "",
+        since: Since = "",
+        before: Before = 0,
+        limit: Limit = 100,
+    ) -> AuditPageView:
+        which = AuditFilter(
+            0.0, user, action, limit=limit + 1, target=target, outcome=outcome, newest_first=True, before=before
+        )
+        found = await trail.entries(which, float(since) if since else None)
+        more = with_query(
+            "/audit",
+            user=user,
+            action=action,
+            target=target,
+            outcome=outcome,
+            since=since,
+            limit=limit if limit != 100 else None,
+            before=found[limit - 1].id if len(found) > limit else None,
+        )
+        following = more if len(found) > limit else ""
+        return AuditPageView(found[:limit], user, action, target, outcome, since, SPANS, following)

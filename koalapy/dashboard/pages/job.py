@@ -1,0 +1,115 @@
+"""The page of a job: its way, why it stands where it stands, its files and output, who did what, and what may be done.
+
+Of others' jobs it shows what the REST API shows of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Query, Response
+from fastapi.responses import PlainTextResponse
+
+from koalapy.api.access import Caller, Id
+from koalapy.api.explain import ExplanationView
+from koalapy.api.jobs import AttemptView, JobView, TimelineView, attempt_view, seen_by
+from koalapy.dashboard.dashboard import Dashboard
+from koalapy.dashboard.job_row import JobRow, row_of
+from koalapy.dashboard.output_text import text_of
+from koalapy.dashboard.pictures.job_lanes import JobLane, lanes_of
+from koalapy.model.job import Job, JobState, Priority
+from koalapy.service.output import OutputTail
+from koalapy.service.services import Services
+from koalapy.validation.permissions import may_see_all_of
+
+TAIL = 64 * 1024
+"""Bytes of all components' output that are shown."""
+MAX_LINES = 200
+"""Of a timeline, the last ones."""
+
+Last = Annotated[int, Query(ge=1, le=1000, description="only the last so many attempts")]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentOutput:
+    """The end of what a component wrote; ``before`` bytes of it came before that."""
+
+    component: int
+    cluster: str
+    text: str
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPageView:
+    """One job; of somebody else's there is only ``job`` and ``row``."""
+
+    job: JobView
+    row: JobRow
+    command: str
+    actions: Sequence[str]
+    """What may be done to it now."""
+    is_over: bool
+    lanes: Sequence[JobLane]
+    attempts: Sequence[AttemptView]
+    more_attempts: int
+    """Earlier ones, which are not shown."""
+    explanation: ExplanationView | None
+    output: Sequence[ComponentOutput]
+    has_results: bool
+    timeline: Sequence[TimelineView]
+    earlier_lines: int
+
+
+def add_job(dashboard: Dashboard, services: Services) -> None:
+    """At ``/jobs/ID``."""
+    engine, jobs = dashboard.engine, services.jobs
+
+    @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job")
+    async def show(caller: Caller, job: Id, attempts: Last = 5) -> JobPageView:
+        record = await jobs.get(job)
+        is_theirs = may_see_all_of(caller, record.job)
+        position = engine.queries.position(job) if is_theirs else None
+        view, row = seen_by(caller, record), row_of(record, caller, position)
+        if not is_theirs:
+            return JobPageView(view, row, "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
+        record, tried = await jobs.attempts(job, attempts)
+        timeline = await jobs.timeline(job)
+        known = record.job
+        return JobPageView(
+            job=seen_by(caller, record),
+            row=row_of(record, caller, position),
+            command=" ".join(known.spec.command),
+            actions=_actions(known),
+            is_over=known.state.is_final,
+            lanes=lanes_of(known, tried, timeline, engine.clock()),
+            attempts=[attempt_view(known, attempt) for attempt in tried],
+            more_attempts=tried[0].generation - 1 if tried else 0,
+            explanation=ExplanationView.model_validate(await jobs.explain(job)),
+            output=[_output(tail) for tail in await jobs.output_tails(job, TAIL)],
+            has_results=bool(known.spec.collect) and known.state.is_final,
+            timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
+            earlier_lines=max(0, len(timeline) - MAX_LINES),
+        )
+
+    @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
+    async def output(job: Id, component: int) -> Response:
+        """The end of what one component wrote, as the page shows it."""
+        tails = await jobs.output_tails(job, TAIL)
+        text = next((_output(tail).text for tail in tails if tail.component == component), "")
+        return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
+
+
+def _output(tail: OutputTail) -> ComponentOutput:
+    text = text_of(tail.data, begun_before=tail.before > 0)
+    return ComponentOutput(tail.component, tail.cluster, text, tail.before)
+
+
+def _actions(job: Job) -> list[str]:
+    """As the page Queue calls them."""
+    if job.state.is_final:
+        return []
+    if not job.state.waits:
+        return ["cancel"]
+    other = "low" if job.spec.priority is Priority.HIGH else "high"
+    return ["cancel", "release" if job.state is JobState.HELD else "hold", other]

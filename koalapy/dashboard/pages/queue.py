@@ -1,0 +1,330 @@
+"""The page Queue: jobs by a filter that stands in the address, and what is done to many of them at once."""
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from fastapi import Query
+
+from koalapy.api import fields
+from koalapy.api.access import Caller
+from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
+from koalapy.dashboard.job_row import JobRow, row_of
+from koalapy.dashboard.rendering import with_query
+from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.model.identity import Identity
+from koalapy.model.job import Job, JobId, JobState, Priority
+from koalapy.model.job_search import KINDS, MAX_LENGTH, parse_search
+from koalapy.ports import JobFilter
+from koalapy.service.bulk_actions import ActionResult
+from koalapy.service.job_finder import JobFinder
+from koalapy.service.services import Services
+from koalapy.validation.permissions import may_see_all_of
+
+MAX_ROWS = 2000
+MAX_CHOSEN = 1000
+"""Jobs that are acted on at once."""
+ROWS_AT_ONCE = 20
+"""Rows that are made before others have their turn: each may ask a policy why its job waits."""
+MAX_OUTCOMES = 100
+MAX_REASON = 1000
+
+Action = Literal["cancel", "hold", "release", "high", "low"]
+TITLES: Mapping[str, str] = {
+    "cancel": "Cancel jobs",
+    "hold": "Hold jobs",
+    "release": "Release jobs",
+    "high": "Give jobs high priority",
+    "low": "Give jobs low priority",
+}
+ORDERS: Mapping[str, str] = {
+    "cancel": "Cancel",
+    "hold": "Hold",
+    "release": "Release",
+    "high": "Give high priority to",
+    "low": "Give low priority to",
+}
+DOES: Mapping[str, str] = {
+    "cancel": "cancels",
+    "hold": "holds",
+    "release": "releases",
+    "high": "gives high priority to",
+    "low": "gives low priority to",
+}
+Text = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="which jobs, as user:alice state:waiting")]
+Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
+Chosen = Annotated[list[int], Query(max_length=MAX_CHOSEN)]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A filter that is offered."""
+
+    title: str
+    q: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One page of jobs, newest first."""
+
+    q: str
+    problem: str
+    """What is wrong with the filter; then there are no jobs."""
+    hint: str
+    jobs: Sequence[JobRow]
+    unfinished: int
+    """How many that are not over the filter finds, from this page on."""
+    next: str
+    """Where the next page is; empty on the last."""
+    words: Sequence[str]
+    """Of the filter, each by an example."""
+    examples: Sequence[Example]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Of the jobs that were chosen, those to which nothing will be done."""
+
+    count: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmView:
+    """What would become of which jobs."""
+
+    title: str
+    action: Action
+    path: str
+    effect: str
+    """``cancels 12 jobs of 3 users``."""
+    order: str
+    """The same, as somebody says it who wants it."""
+    jobs: Sequence[JobRow]
+    shown: str
+    """The jobs and the states that they are in, for the form."""
+    states: Mapping[str, int]
+    users: Mapping[str, int]
+    left_out: Sequence[LeftOut]
+    q: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one job."""
+
+    job: JobId
+    state: str
+    priority: str
+    problem: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeView:
+    """What became of all of them."""
+
+    effect: str
+    done: Sequence[Outcome]
+    refused: Sequence[Outcome]
+    q: str
+
+
+class _Outcomes:
+    """The last ones, each for who acted: a page tells them after the form is sent."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[str, OutcomeView]] = OrderedDict()
+
+    def add(self, user: str, view: OutcomeView) -> str:
+        ident = secrets.token_urlsafe(12)
+        self._kept[ident] = (user, view)
+        while len(self._kept) > MAX_OUTCOMES:
+            self._kept.popitem(last=False)
+        return ident
+
+    def get(self, user: str, ident: str) -> OutcomeView:
+        owner, view = self._kept.get(ident, ("", None))
+        if view is None or owner != user:
+            raise NotFoundError("what became of that is not kept any more", hint="each job's page tells it")
+        return view
+
+
+def add_queue(dashboard: Dashboard, services: Services) -> None:
+    """At ``/queue``."""
+    engine, jobs = dashboard.engine, services.jobs
+    finder = JobFinder(jobs, engine)
+
+    async def rows_of(found: Sequence[Job], by: Identity) -> list[JobRow]:
+        positions = engine.queries.positions(found)
+        rows = []
+        for number, job in enumerate(found, 1):
+            rows.append(row_of(jobs.record(job), by, positions.get(job.id)))
+            if number % ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return rows
+
+    @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
+    async def queue(caller: Caller, q: Text = "", before: Before = None, limit: Limit = 100) -> QueueView:
+        view = QueueView(q, "", "", (), 0, "", [kind.example for kind in KINDS.values()], _examples(caller))
+        try:
+            search = parse_search(q)
+            found = await finder.find(search, caller, before=before, limit=limit)
+        except UsageError as error:
+            return replace(view, problem=error.message, hint=error.hint)
+        more = with_query("/queue", q=q, before=found.before, limit=limit if limit != 100 else None)
+        rows = await rows_of(found.jobs, caller)
+        return replace(view, jobs=rows, unfinished=found.unfinished, next=more if found.before else "")
+
+    @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
+    async def confirm(caller: Caller, action: Action, q: Text = "", job: Chosen = [], all: bool = False) -> ConfirmView:  # noqa: B006
+        if all:
+            meant = await finder.find(parse_search(q), caller, limit=MAX_CHOSEN)
+            chosen, more = list(meant.jobs), max(0, meant.unfinished - len(meant.jobs))
+        else:
+            chosen, more = await _known(job), 0
+        left_out: Counter[str] = Counter()
+        acted_on = []
+        for one in chosen:
+            if why := _not_for(action, one, caller):
+                left_out[why] += 1
+            else:
+                acted_on.append(one)
+        if more:
+            left_out[f"more match: only {MAX_CHOSEN} are acted on at once, the newest first"] += more
+        users = Counter(one.spec.owner for one in acted_on)
+        return ConfirmView(
+            title=TITLES[action],
+            action=action,
+            path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
+            effect=_effect(DOES[action], len(acted_on), len(users)),
+            order=_effect(ORDERS[action], len(acted_on), len(users)),
+            jobs=await rows_of(acted_on, caller),
+            shown=",".join(f"{one.id}:{one.state}" for one in acted_on),
+            states=dict(Counter(str(one.state) for one in acted_on)),
+            users=dict(users),
+            left_out=[LeftOut(count, why) for why, count in left_out.items()],
+            q=q,
+        )
+
+    async def _known(chosen: Sequence[int]) -> list[Job]:
+        wanted = list(dict.fromkeys(chosen))
+        known = {one: found for one in wanted if (found := engine.queries.job(one)) is not None}
+        over = tuple(one for one in wanted if one not in known)
+        if over:
+            ended, _ = await jobs.page(JobFilter(limit=len(over), ids=over))
+            known |= {record.job.id: record.job for record in ended}
+        return [known[one] for one in wanted if one in known]
+
+    _add_actions(dashboard, services)
+
+
+def _add_actions(dashboard: Dashboard, services: Services) -> None:
+    bulk, outcomes = services.jobs.bulk, _Outcomes()
+
+    def told(form: Form, by: Identity, action: Action, done: Sequence[ActionResult]) -> str:
+        all_of_them = [_outcome(one) for one in done]
+        acted, refused = [o for o in all_of_them if not o.problem], [o for o in all_of_them if o.problem]
+        view = OutcomeView(TITLES[action], acted, refused, form.get("q")[:MAX_LENGTH])
+        return f"/queue/done/{outcomes.add(by.user, view)}"
+
+    @dashboard.page("/queue/done/{ident}", "queue_done.html", operation="list_jobs", title="What was done", live=False)
+    async def done(caller: Caller, ident: str) -> OutcomeView:
+        return outcomes.get(caller.user, ident)
+
+    @dashboard.action("/queue/cancel", operation="cancel_jobs")
+    async def cancel(caller: Caller, form: SentForm) -> str:
+        shown = _shown(form)
+        return told(form, caller, "cancel", await bulk.cancel(list(shown), caller, _reason(form), shown))
+
+    @dashboard.action("/queue/hold", operation="hold_jobs")
+    async def hold(caller: Caller, form: SentForm) -> str:
+        shown = _shown(form)
+        return told(form, caller, "hold", await bulk.hold(list(shown), caller, _reason(form), shown))
+
+    @dashboard.action("/queue/release", operation="release_jobs")
+    async def release(caller: Caller, form: SentForm) -> str:
+        shown = _shown(form)
+        return told(form, caller, "release", await bulk.release(list(shown), caller, shown))
+
+    @dashboard.action("/queue/priority", operation="set_priority")
+    async def priority(caller: Caller, form: SentForm) -> str:
+        shown, wanted = _shown(form), form.get("priority")
+        if wanted not in ("high", "low"):
+            raise UsageError("the form says no priority", field="priority", value=wanted, hint="give high or low")
+        found = await bulk.set_priority(list(shown), Priority(wanted), caller, _reason(form), shown)
+        return told(form, caller, "high" if wanted == "high" else "low", found)
+
+
+def _examples(by: Identity) -> Sequence[Example]:
+    return (
+        Example("all that are not over", ""),
+        Example("yours", f"user:{by.user}"),
+        Example("waiting", "state:waiting"),
+        Example("held", "state:held"),
+        Example("active", "state:active"),
+        Example("failed", "state:failed"),
+        Example("waiting for more than an hour", "state:waiting age>1h"),
+        Example("of high priority", "priority:high"),
+    )
+
+
+def _not_for(action: Action, job: Job, by: Identity) -> str:
+    """Why an action is not for a job; empty where it is."""
+    if not may_see_all_of(by, job):
+        return "not yours"
+    if job.state.is_final:
+        return "over already"
+    if action == "cancel":
+        return ""
+    if not job.state.waits:
+        return "not waiting any more: only jobs that wait are held, released, or given another priority"
+    already = {
+        "hold": (job.state is JobState.HELD, "held already"),
+        "release": (job.state is not JobState.HELD, "not held"),
+        "high": (job.spec.priority is Priority.HIGH, "of high priority already"),
+        "low": (job.spec.priority is Priority.LOW, "of low priority already"),
+    }[action]
+    return already[1] if already[0] else ""
+
+
+def _effect(does: str, count: int, users: int) -> str:
+    if not count:
+        return "does nothing: it is for none of these jobs"
+    jobs, owners = ("1 job" if count == 1 else f"{count} jobs"), ("1 user" if users == 1 else f"{users} users")
+    return f"{does} {jobs} of {owners}"
+
+
+def _shown(form: Form) -> dict[JobId, JobState]:
+    """The jobs that a form is about, and the states in which they were shown."""
+    told = form.get("jobs")
+    try:
+        pairs = [each.split(":") for each in told.split(",") if each]
+        found = {int(job): JobState(state) for job, state in pairs}
+    except ValueError as error:
+        raise UsageError("the form does not say which jobs", field="jobs", hint="choose them again") from error
+    if not found or len(found) > MAX_CHOSEN:
+        raise UsageError(f"the form names {len(found)} jobs", field="jobs", hint=f"choose 1 to {MAX_CHOSEN}")
+    return found
+
+
+def _reason(form: Form) -> str:
+    said = form.get("reason")
+    if len(said) > MAX_REASON or not said.isprintable():
+        raise UsageError(
+            "the reason is too long, or no line of text", field="reason", hint=f"give {MAX_REASON} letters"
+        )
+    return said
+
+
+def _outcome(done: ActionResult) -> Outcome:
+    if done.record is None:
+        error = done.error
+        return Outcome(done.job, "", "", error.message if error else "", error.hint if error else "")
+    job = done.record.job
+    return Outcome(done.job, str(job.state), str(job.spec.priority), "", "")

@@ -1,0 +1,158 @@
+"""The page Users: what each has just now, what limits say, and tokens; users see their own."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Query
+
+from koalapy.api.access import Caller
+from koalapy.api.limits import Of
+from koalapy.api.tokens import Id
+from koalapy.dashboard.dashboard import Dashboard, SentForm
+from koalapy.dashboard.rendering import with_query
+from koalapy.model.errors import ForbiddenError
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import Job, JobState
+from koalapy.service.identities import Identities
+from koalapy.service.limits import ScopeInUse
+from koalapy.service.services import Services
+
+AT_ONCE = 1000
+MAX_USERS = 500
+MAX_TOKENS = 500
+
+Every = Annotated[bool, Query(alias="all", description="also tokens that hold no longer")]
+
+
+@dataclass(frozen=True, slots=True)
+class UserUse:
+    """What somebody's jobs that are not over do; ``oldest`` is since when the first of those that wait has waited."""
+
+    user: str
+    queued: int
+    held: int
+    active: int
+    nodes: int
+    """That active jobs have, or were promised."""
+    wanted: int
+    """Nodes that jobs that wait ask for."""
+    oldest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """A token, never itself; times are seconds since the epoch."""
+
+    id: int
+    user: str
+    role: str
+    how: str
+    note: str
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+    revoked_at: float | None
+    is_this: bool
+    """Whether the browser that asks has come in with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsersView:
+    """Who asks, or everybody, and of one all that there is."""
+
+    user: str
+    """Of whom limits and tokens are shown."""
+    users: Sequence[UserUse]
+    more_users: int
+    scopes: Sequence[ScopeInUse]
+    contact: str
+    """Where more is asked for."""
+    tokens: Sequence[TokenLine]
+    more_tokens: int
+    every: bool
+
+
+@dataclass(slots=True)
+class _Counts:
+    states: dict[JobState, int] = field(default_factory=lambda: defaultdict(int))
+    nodes: int = 0
+    wanted: int = 0
+    oldest: float | None = None
+
+    def add(self, job: Job) -> None:
+        self.states[job.state] += 1
+        size = job.spec.request.total_size
+        if job.state.is_active:
+            self.nodes += size
+        if job.state is JobState.QUEUED:
+            self.wanted += size
+            self.oldest = job.submitted_at if self.oldest is None else min(self.oldest, job.submitted_at)
+
+    def told(self, user: str) -> UserUse:
+        states = self.states
+        active = sum(count for state, count in states.items() if state.is_active)
+        queued, held = states.get(JobState.QUEUED, 0), states.get(JobState.HELD, 0)
+        return UserUse(user, queued, held, active, self.nodes, self.wanted, self.oldest)
+
+
+def add_users(dashboard: Dashboard, services: Services, identities: Identities) -> None:
+    """At ``/users``."""
+    engine, limits = dashboard.engine, services.limits
+
+    async def uses(by: Identity) -> list[UserUse]:
+        counts: dict[str, _Counts] = {by.user: _Counts()}
+        jobs = engine.queries.jobs()
+        for start in range(0, len(jobs), AT_ONCE):
+            for job in jobs[start : start + AT_ONCE]:
+                if not job.spec.internal and (by.may(Role.OPERATOR) or job.spec.owner == by.user):
+                    counts.setdefault(job.spec.owner, _Counts()).add(job)
+            await asyncio.sleep(0)
+        found = [count.told(user) for user, count in counts.items()]
+        return sorted(found, key=lambda use: (-use.queued - use.active, use.user))
+
+    @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u")
+    async def users(caller: Caller, user: Of = None, every: Every = False) -> UsersView:
+        wanted = user or caller.user
+        if wanted != caller.user and not caller.may(Role.OPERATOR):
+            raise ForbiddenError(
+                "the limits of others are for operators", field="user", value=user, hint="leave it out"
+            )
+        found = await uses(caller)
+        # As by the REST API: administrators see all tokens, others their own.
+        of = None if user is None and caller.may(Role.ADMIN) else wanted
+        tokens = sorted(identities.list(caller, of, every=every), key=lambda token: -token.id)
+        lines = [
+            TokenLine(
+                id=token.id,
+                user=token.user,
+                role=token.role,
+                how=token.how,
+                note=token.note,
+                created_at=token.created_at,
+                expires_at=token.expires_at,
+                last_used_at=token.last_used_at,
+                revoked_at=token.revoked_at,
+                is_this=token.id == caller.token,
+            )
+            for token in tokens[:MAX_TOKENS]
+        ]
+        return UsersView(
+            user=wanted,
+            users=found[:MAX_USERS],
+            more_users=max(0, len(found) - MAX_USERS),
+            scopes=await limits.of(wanted),
+            contact=limits.limits.contact,
+            tokens=lines,
+            more_tokens=max(0, len(tokens) - MAX_TOKENS),
+            every=every,
+        )
+
+    @dashboard.action("/users/tokens/{token}/revoke", operation="revoke_token")
+    async def revoke(token: Id, caller: Caller, form: SentForm) -> str:
+        await identities.revoke([token], caller)
+        user = form.get("user")
+        is_name = bool(user) and len(user) <= 200 and user.isprintable()
+        return with_query("/users", user=user if is_name else None)

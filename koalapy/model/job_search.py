@@ -1,0 +1,239 @@
+"""What somebody looks for among jobs, as a line of words: ``user:alice state:waiting cluster:north size>32``.
+
+Every word must hold. ``word:one,other`` is one of several, ``-word:x`` is its opposite, ``*`` stands for any letters.
+Without a ``state`` only jobs that are not over are meant.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import translate
+from functools import lru_cache
+from typing import NoReturn
+
+from koalapy.model.application import application_of
+from koalapy.model.errors import UsageError
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobState, Priority
+from koalapy.model.request import FlexibleRequest
+from koalapy.model.wording import listed
+
+MAX_LENGTH = 1000
+"""Characters of a search."""
+MAX_WORDS = 40
+MAX_NUMBER = 2**53
+
+STATE_GROUPS: dict[str, frozenset[JobState]] = {
+    **{str(state): frozenset({state}) for state in JobState},
+    "waiting": frozenset({JobState.QUEUED}),
+    "active": ACTIVE_STATES,
+    "over": FINAL_STATES,
+    "any": frozenset(JobState),
+}
+UNFINISHED = frozenset(JobState) - FINAL_STATES
+
+Numbers = Callable[[Job, float], float]
+Texts = Callable[[Job], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a word is about; ``public``: whether everybody may see that of everybody's jobs."""
+
+    example: str
+    public: bool
+    texts: Texts | None = None
+    number: Numbers | None = None
+    unit: str = ""
+
+
+def _clusters(job: Job) -> Iterable[str]:
+    """Where it is, or was last; of one that was nowhere yet, where it asks to be."""
+    if job.attempt is not None:
+        return (component.cluster for component in job.attempt.gang)
+    if isinstance(job.spec.request, FlexibleRequest):
+        return ()
+    return (component.cluster for component in job.spec.request.components if component.cluster)
+
+
+KINDS: dict[str, _Kind] = {
+    "id": _Kind("id:12,13", True, texts=lambda job: (str(job.id),), number=lambda job, _: job.id),
+    "state": _Kind("state:waiting", True),
+    "user": _Kind("user:alice", False, texts=lambda job: (job.spec.owner,)),
+    "name": _Kind("name:wave*", False, texts=lambda job: (job.spec.name,)),
+    "app": _Kind("app:poisson", False, texts=lambda job: (application_of(job.spec),)),
+    "policy": _Kind("policy:worst-fit", False, texts=lambda job: (job.spec.policy,)),
+    "cluster": _Kind("cluster:north", True, texts=_clusters),
+    "priority": _Kind("priority:high", True, texts=lambda job: (str(job.spec.priority),)),
+    "size": _Kind("size>32", True, number=lambda job, _: job.spec.request.total_size),
+    "age": _Kind("age>1h", True, number=lambda job, now: now - job.submitted_at, unit="seconds"),
+    "restarts": _Kind("restarts>0", False, number=lambda job, _: job.restarts),
+}
+_CHOICES = {"priority": [str(priority) for priority in Priority], "state": sorted(STATE_GROUPS)}
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ":": lambda one, other: one == other,
+    "=": lambda one, other: one == other,
+    "<": lambda one, other: one < other,
+    "<=": lambda one, other: one <= other,
+    ">": lambda one, other: one > other,
+    ">=": lambda one, other: one >= other,
+}
+_WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
+_PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a search."""
+
+    kind: str
+    operator: str
+    values: tuple[str, ...]
+    opposite: bool
+    holds: Callable[[Job, float], bool]
+    """``now`` in seconds since the epoch."""
+
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody may see of everybody's jobs whether it holds."""
+        return KINDS[self.kind].public
+
+
+@dataclass(frozen=True, slots=True)
+class JobSearch:
+    """A search that makes sense; ``states``: the only ones that can be found."""
+
+    text: str
+    words: tuple[Word, ...]
+    states: frozenset[JobState]
+
+    def matches(self, job: Job, now: float, *, in_whole: bool = True) -> bool:
+        """Whether a job is meant; not ``in_whole`` as those find it who see what everybody may see of it."""
+        if job.state not in self.states:
+            return False
+        return all((in_whole or word.is_public) and word.holds(job, now) for word in self.words)
+
+    def only(self, kind: str) -> str:
+        """The one value that a kind must have, if the search says so; empty otherwise."""
+        for word in self.words:
+            if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
+                return word.values[0]
+        return ""
+
+
+def parse_search(text: str) -> JobSearch:
+    """``UsageError`` that names the word that is wrong, and the way out."""
+    if len(text) > MAX_LENGTH:
+        _refuse(text, f"the filter has {len(text)} characters", f"give at most {MAX_LENGTH}")
+    if not text.isprintable():
+        _refuse(text, "there are characters in the filter that cannot be seen", "leave them out")
+    if text.count('"') % 2:
+        wrong = text[: text.rindex('"')].split(" ")[-1] + text[text.rindex('"') :]
+        _refuse(wrong, f"{wrong} has a quotation mark too many", 'put the whole value between two: name:"my job"')
+    pieces = _PIECE.findall(text)
+    if len(pieces) > MAX_WORDS:
+        _refuse(text, f"the filter has {len(pieces)} words", f"give at most {MAX_WORDS}")
+    words, states = [], []
+    for piece in pieces:
+        word = _word(piece)
+        if word.kind == "state":
+            named = frozenset[JobState]().union(*(STATE_GROUPS[value] for value in word.values))
+            states.append(frozenset(JobState) - named if word.opposite else named)
+        else:
+            words.append(word)
+    meant = frozenset(JobState).intersection(*states) if states else UNFINISHED
+    return JobSearch(text.strip(), tuple(words), meant)
+
+
+def _word(piece: str) -> Word:
+    if piece.isascii() and piece.isdecimal():
+        piece = f"id:{piece}"
+    match = _WORD.fullmatch(piece)
+    if match is None:
+        plain = piece.replace('"', "")
+        _refuse(
+            piece,
+            f"{piece} is no word of a filter",
+            f"say of what: {_quoted('name:', plain)}, {_quoted('user:', plain)}",
+        )
+    sign, name, operator, told = match.groups()
+    kind = name.lower()
+    if kind not in KINDS:
+        near = get_close_matches(kind, KINDS, 1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        _refuse(piece, f"there is no {name} in filters", f"{guess}known: {', '.join(KINDS)}")
+    values = tuple(value.strip() for value in _split(told))
+    if not all(values):
+        _refuse(piece, f"{piece} has no value", f"as in {KINDS[kind].example}")
+    return _meant(piece, kind, operator, values, sign == "-")
+
+
+def _split(told: str) -> list[str]:
+    """By the commas that are not between quotation marks, which go."""
+    return ["".join(part.split('"')) for part in re.findall(r'(?:"[^"]*"|[^,"])+|(?<=,)(?=,|$)|^$', told)] or [""]
+
+
+def _quoted(before: str, text: str) -> str:
+    return f'{before}"{text}"' if " " in text else f"{before}{text[:40] or 'TEXT'}"
+
+
+def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> Word:
+    known = KINDS[kind]
+    if kind in _CHOICES:
+        values = tuple(value.lower() for value in values)
+        for value in values:
+            if value not in _CHOICES[kind]:
+                near = get_close_matches(value, _CHOICES[kind], 1)
+                guess = f"did you mean {near[0]}? " if near else ""
+                _refuse(piece, f"there is no {kind} {value}", f"{guess}known: {', '.join(_CHOICES[kind])}")
+    exact = operator in (":", "=")
+    if not exact and known.number is None:
+        _refuse(piece, f"{kind} cannot be compared with {operator}", f"as in {known.example}")
+    if not exact and len(values) > 1:
+        _refuse(piece, f"{kind} is compared with {listed(values)}", f"compare it with one: {known.example}")
+    holds = (
+        _numeric(piece, known, operator, values)
+        if known.number and (not exact or not known.texts)
+        else _textual(known, values)
+    )
+    if opposite:
+        plain = holds
+        holds = lambda job, now: not plain(job, now)  # noqa: E731
+    return Word(kind, operator, values, opposite, holds)
+
+
+def _textual(known: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+    texts = known.texts
+    if texts is None:
+        return lambda job, now: True  # states are kept apart
+    exact = frozenset(value for value in values if "*" not in value)
+    patterns = [_pattern(value) for value in values if "*" in value]
+    if not patterns:
+        return lambda job, now: any(text in exact for text in texts(job))
+    return lambda job, now: any(text in exact or any(p.fullmatch(text) for p in patterns) for text in texts(job))
+
+
+@lru_cache(100)
+def _pattern(value: str) -> re.Pattern[str]:
+    """Only ``*`` means something."""
+    return re.compile(translate(re.sub(r"[\[?]", lambda match: f"[{match[0]}]", value)))
+
+
+def _numeric(piece: str, known: _Kind, operator: str, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+    number, compare = known.number, _OPERATORS[operator]
+    assert number is not None
+    wanted = [_number(piece, known, value) for value in values]
+    return lambda job, now: any(compare(number(job, now), value) for value in wanted)
+
+
+def _number(piece: str, known: _Kind, value: str) -> float:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([smhdw]?)", value, re.ASCII)
+    if match is None or (match[2] and not known.unit) or float(match[1]) > MAX_NUMBER:
+        wanted = "seconds, or 90m, 2h, 1d" if known.unit else "a number"
+        _refuse(piece, f"{value} in {piece} is no number", f"give {wanted}: {known.example}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _refuse(value: str, problem: str, way_out: str) -> NoReturn:
+    raise UsageError(problem[:300], field="q", value=value[:100], hint=way_out[:500])

@@ -1,0 +1,45 @@
+"""People of several roles who ask a daemon as browsers without a script do: by pages and forms."""
+
+import re
+from html import unescape
+from typing import Any
+
+import httpx2
+
+from tests.grid.embedded import Embedded
+
+
+def token_of(grid: Embedded, user: str, role: str = "user") -> str:
+    made = grid.http.post("/api/v1/tokens", json={"user": user, "role": role}).raise_for_status()
+    return str(made.json()["token"])
+
+
+class Person:
+    """Somebody who is logged in."""
+
+    def __init__(self, grid: Embedded, token: str) -> None:
+        self.origin = {"Origin": grid.url}
+        self.http = httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"})
+        assert self.http.post("/login", data={"token": token}, headers=self.origin).status_code == 303
+
+    def see(self, path: str, status: int = 200) -> str:
+        answer = self.http.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def told(self, path: str, **query: Any) -> Any:
+        """The page's JSON twin."""
+        answer = self.http.get(path, params=query or None)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def send(self, page: str, action: str, **changes: str) -> httpx2.Response:
+        """The form of a page that goes to a path, with what is changed in it."""
+        form = re.search(rf'<form[^>]*action="{re.escape(action)}".*?</form>', self.see(page), re.DOTALL)
+        assert form is not None, f"no form goes to {action}"
+        fields = re.findall(r'name="(\w+)" value="([^"]*)"', form[0])
+        sent = {name: unescape(value) for name, value in fields} | changes
+        return self.http.post(action, data=sent, headers=self.origin)
+
+    def close(self) -> None:
+        self.http.close()

@@ -1,0 +1,84 @@
+"""The pages Users, Files and Audit: limits and tokens, replicas and what users sent, who did what."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dashboard.people import Person, token_of
+from tests.grid.embedded import Embedded
+from tests.service.archives import GOOD, archive_of
+
+
+@pytest.fixture(scope="module")
+def root(grid: Embedded) -> Iterator[Person]:
+    person = Person(grid, grid.shown)
+    yield person
+    person.close()
+
+
+@pytest.fixture(scope="module")
+def alice(grid: Embedded) -> Iterator[Person]:
+    person = Person(grid, token_of(grid, "alice"))
+    yield person
+    person.close()
+
+
+def test_a_token_is_revoked_by_who_may(grid: Embedded, root: Person, alice: Person) -> None:
+    token_of(grid, "bob")
+    own = alice.told("/users.json")["tokens"]
+    assert {token["user"] for token in own} == {"alice"}
+    assert [token["is_this"] for token in own].count(True) == 1
+    bobs = root.told("/users.json", user="bob")["tokens"]
+    assert {token["user"] for token in bobs} == {"bob"}
+    path = f"/users/tokens/{bobs[0]['id']}/revoke"
+    form = {"csrf": alice.see("/users").partition('name="csrf" value="')[2].partition('"')[0]}
+    assert alice.http.post(path, data=form, headers=alice.origin).status_code == 404
+    assert len(root.told("/users.json", user="bob")["tokens"]) == 1
+    done = root.send("/users?user=bob", path)
+    assert (done.status_code, done.headers["location"]) == (303, "/users?user=bob")
+    assert root.told("/users.json", user="bob")["tokens"] == []
+    again = root.told("/users.json?user=bob&all=true")["tokens"]
+    assert again[0]["revoked_at"] is not None
+
+
+def test_what_users_have_just_now_leads_to_their_jobs(grid: Embedded, root: Person, alice: Person) -> None:
+    body = {"request": {"type": "flexible", "total_size": 8}, "command": ["sleep", "600"], "launcher": "processes"}
+    first = grid.http.post("/api/v1/jobs", json=body | {"priority": "high"}).raise_for_status().json()["id"]
+    grid.wait_state(first, "running")
+    body["owner"] = "alice"
+    job = grid.http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
+    grid.http.post(f"/api/v1/jobs/{job}/hold").raise_for_status()
+    (line,) = [one for one in root.told("/users.json")["users"] if one["user"] == "alice"]
+    assert (line["held"], line["active"]) == (1, 0)
+    assert [one["user"] for one in alice.told("/users.json")["users"]] == ["alice"]
+    assert root.told("/queue.json", q="user:alice state:held")["jobs"][0]["id"] == job
+    for one in (job, first):
+        grid.cancel(one)
+
+
+def test_the_audit_is_filtered_and_told_newest_first(grid: Embedded, root: Person) -> None:
+    refused = grid.http.post("/api/v1/jobs/999/cancel")
+    assert refused.status_code == 404
+    newest = root.told("/audit.json")["entries"]
+    assert [one["id"] for one in newest] == sorted((one["id"] for one in newest), reverse=True)
+    (one,) = root.told("/audit.json", target="job 999", outcome="refused", since="3600")["entries"]
+    assert one["action"] == "cancel_job"
+    first = root.told("/audit.json", limit=1)
+    second = root.told(first["next"].replace("/audit?", "/audit.json?"))
+    assert second["entries"][0]["id"] < first["entries"][0]["id"]
+    assert 'value="job 999"' in root.see("/audit?target=job+999")
+    assert root.http.get("/audit?outcome=well").status_code == 422
+
+
+def test_files_are_shown_to_who_sent_them(grid: Embedded, alice: Person, root: Person) -> None:
+    token = token_of(grid, "alice")
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-tar"}
+    sent = grid.http.post("/api/v1/bundles", content=archive_of(GOOD), headers=headers).raise_for_status().json()
+    for person in (alice, root):
+        (bundle,) = person.told("/files.json")["bundles"]
+        assert (bundle["id"], bundle["owners"]) == (sent["id"], ["alice"])
+    carol = Person(grid, token_of(grid, "carol"))
+    told = carol.told("/files.json")
+    assert (told["bundles"], told["results"]) == ([], [])
+    assert carol.http.get("/files?name=gone").status_code == 404
+    carol.close()

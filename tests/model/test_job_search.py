@@ -1,0 +1,150 @@
+"""What people look for among jobs: every search is understood or refused with the way out, and tells nobody more."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.api.redaction import as_others_see
+from koalapy.model.errors import UsageError
+from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority
+from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, parse_search
+from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.service.jobs import JobRecord
+
+NOW = 100_000.0
+FIXED = FixedRequest((ComponentRequest(4, "north"), ComponentRequest(8, "south")))
+JOBS = [
+    Job(1, JobSpec(FlexibleRequest(64), ("wave",), "worst-fit", owner="alice", name="wave 1"), NOW - 7200),
+    Job(2, JobSpec(FIXED, ("prime",), "fixed", owner="bob", priority=Priority.HIGH), NOW - 60, JobState.HELD),
+    Job(
+        3,
+        JobSpec(FlexibleRequest(2), ("python", "wave.py"), owner="alice", name="a,b"),
+        NOW - 10,
+        JobState.RUNNING,
+        generation=1,
+        restarts=2,
+        attempt=Attempt(1, (Component(0, "east", 2),), NOW - 5),
+    ),
+    Job(4, JobSpec(FlexibleRequest(2), ("wave",), owner="carol", name="[x]"), NOW - 10, JobState.FAILED),
+]
+
+
+def found(text: str, *, in_whole: bool = True) -> list[int]:
+    search = parse_search(text)
+    return [job.id for job in JOBS if search.matches(job, NOW, in_whole=in_whole)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", [1, 2, 3]),
+        ("user:alice", [1, 3]),
+        ("user:alice state:waiting", [1]),
+        ("user:alice,carol state:any", [1, 3, 4]),
+        ("-user:alice", [2]),
+        ("size>32", [1]),
+        ("size<=12 size>2", [2]),
+        ("size:2", [3]),
+        ("age>1h", [1]),
+        ("age<90s", [2, 3]),
+        ("cluster:north", [2]),
+        ("cluster:east", [3]),
+        ("priority:HIGH", [2]),
+        ("state:held,running", [2, 3]),
+        ("state:over", [4]),
+        ("-state:held", [1, 3, 4]),
+        ("state:active", [3]),
+        ("restarts>0", [3]),
+        ('name:"wave 1"', [1]),
+        ('name:"a,b"', [3]),
+        ("name:wave*", [1]),
+        ("name:[x] state:any", [4]),
+        ("name:[x* state:any", [4]),
+        ("name:?x? state:any", []),
+        ("app:prime", [2]),
+        ("policy:worst*", [1]),
+        ("2", [2]),
+        ("id:1,3", [1, 3]),
+        ("id>=2", [2, 3]),
+        ("  USER:alice   size=64 ", [1]),
+    ],
+)
+def test_a_search_finds_what_it_says(text: str, ids: list[int]) -> None:
+    assert found(text) == ids
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "way_out"),
+    [
+        ("wave", "wave is no word of a filter", "name:wave"),
+        ("usr:alice", "there is no usr in filters", "did you mean user?"),
+        ("state:waitng", "there is no state waitng", "did you mean waiting?"),
+        ("priority:urgent", "there is no priority urgent", "known: high, low"),
+        ("size>big", "big in size>big is no number", "size>32"),
+        ("size>1h", "1h in size>1h is no number", "give a number"),
+        ("age>1y", "1y in age>1y is no number", "2h, 1d"),
+        ("user>alice", "user cannot be compared with >", "user:alice"),
+        ("size>1,2", "size is compared with 1, 2", "compare it with one"),
+        ("user:", "user: has no value", "user:alice"),
+        ("user:a,,b", "user:a,,b has no value", "user:alice"),
+        ('name:"my', "quotation mark too many", 'name:"my job"'),
+        ("a:b " * (MAX_WORDS + 1), f"has {MAX_WORDS + 1} words", f"at most {MAX_WORDS}"),
+        ("x" * 1001, "1001 characters", "at most 1000"),
+        ("user:a\x1b", "cannot be seen", "leave them out"),
+    ],
+)
+def test_a_search_that_makes_no_sense_names_the_word_and_the_way_out(text: str, says: str, way_out: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_search(text)
+    assert says in error.value.message
+    assert way_out in error.value.hint
+    assert error.value.field == "q"
+
+
+values = st.sampled_from(
+    ["alice", "bob", "*", "a*", "wave*", "north", "high", "1", "2", "64", "1h", "held", "any", '"', ""]
+)
+words = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    st.sampled_from([*KINDS, "nothing"]),
+    st.sampled_from([":", "=", "<", ">", "<=", ">="]),
+    st.lists(values, min_size=1, max_size=3).map(",".join),
+)
+searches = st.one_of(st.lists(words, max_size=4).map(" ".join), st.text(max_size=80))
+
+
+@given(searches)
+def test_whatever_is_typed_is_understood_or_refused_and_who_sees_less_finds_by_no_more(text: str) -> None:
+    try:
+        search = parse_search(text)
+    except UsageError as error:
+        told = error
+    else:
+        told = None
+    if told is not None:
+        assert told.message
+        assert told.hint
+        return
+    assert parse_search(search.text).states == search.states
+    for job in JOBS:
+        seen = as_others_see(JobRecord(job, "a secret")).job
+        by_others = search.matches(job, NOW, in_whole=False)
+        assert by_others == search.matches(seen, NOW, in_whole=False)
+        if not by_others:
+            continue
+        # Nothing that only its owner may see has any say in that.
+        secret = replace(job, restarts=7, spec=replace(job.spec, owner="x", name="y", policy="z", application="q"))
+        assert search.matches(secret, NOW, in_whole=False)
+
+
+def test_the_states_of_a_search_are_all_that_it_finds() -> None:
+    assert {state for group in STATE_GROUPS.values() for state in group} == set(JobState)
+    assert not parse_search("").states & FINAL_STATES
+
+
+def test_a_long_pattern_costs_no_more_than_a_short_one() -> None:
+    search = parse_search("name:" + "*a" * 200)
+    assert not search.matches(replace(JOBS[0], spec=replace(JOBS[0].spec, name="a" * 190 + "b")), NOW)
