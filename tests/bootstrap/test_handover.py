@@ -44,10 +44,13 @@ def handover() -> bytes:
     return write_handover("north", Settings.model_validate({"clusters": {"north": {}}}), "the-own-token", 0o022)
 
 
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
+
+
 def started(tmp_path: Path, stdin: "IO[bytes] | int") -> "subprocess.Popen[bytes]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
     command = [*AGENT, "--directory", str(tmp_path / "north")]
-    return subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
+    return subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
 
 
 @pytest.mark.parametrize("said", [0, 1, -1, None])

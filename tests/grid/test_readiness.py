@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,12 +18,11 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.test_stopped import stopped
 from tests.grid.world import until
 from tests.needs import POSTGRESQL, needs, postgresql
+from tests.service_manager import ServiceManager
 from tests.store.postgresql import Server
 
 pytestmark = pytest.mark.grid
 
-PATIENCE = 1.5
-"""Seconds without a sign of life after which the service manager of these tests takes a daemon for hung."""
 HANGING = """
 import os, pathlib, signal, time
 def hang(*_):
@@ -33,51 +31,6 @@ def hang(*_):
 signal.signal(signal.SIGUSR1, hang)
 """
 """Whatever hangs, hangs in the loop's thread: here it does when it gets a signal, for as long as there is a file."""
-
-
-class ServiceManager:
-    """What systemd is to a unit of the type notify with a watchdog."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address = folder / "notify"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(self.address))
-        self.told: list[str] = []
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"NOTIFY_SOCKET": str(self.address), "WATCHDOG_USEC": f"{PATIENCE * 1e6:.0f}"}
-
-    def hears(self, word: str) -> None:
-        """Wait for a word."""
-        self._socket.settimeout(60.0)
-        while True:
-            lines = self._socket.recv(4096).decode().splitlines()
-            self.told += lines
-            if word in lines:
-                return
-
-    def forget(self) -> None:
-        """What was said before."""
-        self._socket.setblocking(False)
-        try:
-            while True:
-                self._socket.recv(4096)
-        except BlockingIOError:
-            pass
-
-    def hears_nothing_of(self, word: str) -> None:
-        """Nobody says so for as long as a service manager waits."""
-        self._socket.settimeout(PATIENCE)
-        try:
-            while word not in self._socket.recv(4096).decode().splitlines():
-                pass
-        except TimeoutError:
-            return
-        pytest.fail(f"{word} was told")
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture(scope="module")
