@@ -1,15 +1,15 @@
 """The daemon's REST API as the commands use it."""
 
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import IO, Any
+from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from koalapy.cli.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
-from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection
+from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
+from koalapy.cli.streams import report
 from koalapy.model.wording import is_utf8
 from koalapy.tls import refusal
 
@@ -44,7 +44,7 @@ class Absence:
             if not answered or now - self._since > ABSENCE_TIMEOUT:
                 raise error
         if not self._reported:
-            print(f"koala: {printable(error.message)}; still waiting", file=sys.stderr)
+            report(f"koala: {printable(error.message)}; still waiting")
             self._reported = True
 
     def over(self) -> None:
@@ -188,7 +188,7 @@ class Client:
             return False
         return True
 
-    def upload(self, archive: IO[bytes], size: int) -> Json:
+    def upload(self, archive: Readable, size: int) -> Json:
         """Give the daemon an archive of so many bytes."""
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
         return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
@@ -233,7 +233,7 @@ class Client:
             raise CliError(f"what answers at {self.url} is no koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
         return body
 
-    def _renewed(self, content: IO[bytes] | None = None) -> bool:
+    def _renewed(self, content: Readable | None = None) -> bool:
         """Whether there is another login to show, with what was read of ``content`` to be read again."""
         if not self._access.renew():
             return False

@@ -8,6 +8,7 @@ from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
+from koalapy.cli.progress import Progress, Transfer, waiting_for
 from koalapy.cli.tables import table
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
@@ -25,7 +26,8 @@ def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_UR
     if not colon or not cluster or not path:
         raise CliError(f"{place!r} is no CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
     order = {"name": name, "cluster": cluster, "path": path}
-    replica = Client(url, token).post("/api/v1/replicas", order, patient=True)
+    with waiting_for(f"{cluster} reads {path}"):
+        replica = Client(url, token).post("/api/v1/replicas", order, patient=True)
     if as_json:
         show_json(replica)
         return
@@ -64,7 +66,8 @@ def verify(
 ) -> None:
     """Look again at what the catalogue has; what is not good any more is not used until it is good again."""
     choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
-    answer = Client(url, token).post("/api/v1/replicas/verify", choice, patient=True)
+    with waiting_for(f"{cluster or 'every cluster'} reads {name or 'all its files'}"):
+        answer = Client(url, token).post("/api/v1/replicas/verify", choice, patient=True)
     if as_json:
         show_json(answer)
     else:
@@ -126,7 +129,9 @@ def fetch(
     client = Client(url, token)
     found = client.get(f"/api/v1/jobs/{job}")
     try:
-        came = unpacking.unpack(client.results(job), folder, force=force)
+        got = Transfer(f"fetches into {folder}")
+        with Progress(lambda: str(got)):
+            came = unpacking.unpack(got.counted(client.results(job)), folder, force=force)
     except KeyboardInterrupt:
         hint = f"the rest is brought by koala fetch {job} --force" + (f" --to {to}" if to else "")
         raise CliError(f"{folder} has only what came until now", Exit.INTERRUPTED, hint) from None

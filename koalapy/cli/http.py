@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from koalapy.tls import OF_THIS_MACHINE, Trust
@@ -25,6 +25,13 @@ CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 """What is raised where nobody answers, or breaks off."""
 Seconds = float | None
 PORTS = {"http": 80, "https": 443}
+
+
+class Readable(Protocol):
+    """A file that is sent."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, where: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class Connection:
         *,
         query: Mapping[str, Any] | None = None,
         body: object = None,
-        content: IO[bytes] | None = None,
+        content: Readable | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: Seconds = None,
     ) -> Answer:
@@ -99,7 +106,7 @@ class Connection:
         path: str,
         query: Mapping[str, Any] | None,
         body: object,
-        content: IO[bytes] | None,
+        content: Readable | None,
         headers: Mapping[str, str] | None,
         timeout: Seconds,
     ) -> Iterator[http.client.HTTPResponse]:
@@ -147,7 +154,7 @@ class Connection:
         return opened
 
 
-def _send(connection: http.client.HTTPConnection, payload: bytes | None, content: IO[bytes] | None) -> None:
+def _send(connection: http.client.HTTPConnection, payload: bytes | None, content: Readable | None) -> None:
     if payload:
         connection.send(payload)
     while content is not None and (piece := content.read(CHUNK_SIZE)):

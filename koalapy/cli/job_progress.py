@@ -5,14 +5,17 @@ Of one that does not run yet it is told what it waits for, too, as soon as that 
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.progress import Progress
 from koalapy.cli.server_events import events
+from koalapy.cli.streams import report
+from koalapy.cli.tables import seconds_since
+from koalapy.model.wording import duration
 
 Json = dict[str, Any]
 RETRY_DELAY = 1.0
@@ -27,19 +30,24 @@ RUNS = ("running", *FINAL)
 class ProgressReporter:
     """A thread that reports what happens to a job while the block runs; whatever happens to it, the waiting goes on."""
 
-    def __init__(self, client: Client, job: int, *, from_the_first: bool) -> None:
-        """``from_the_first``: report also what had happened before."""
+    def __init__(self, client: Client, job: int, *, from_the_first: bool, in_place: bool = True) -> None:
+        """``from_the_first``: report also what had happened before; ``in_place``: on a terminal also what it waits for
+        at any moment, and how long already, in one line that is drawn again."""
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._over = threading.Event()
         self._wait = WaitReporter()
+        self._line = Progress(self._wait.moment if in_place else lambda: "", plain=False)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "ProgressReporter":
         self._thread.start()
+        self._line.__enter__()
+        return self
 
     def __exit__(self, error: object, *_: object) -> None:
         self._over.set()
         self._wait.close()
+        self._line.end()
         if error is None:
             self._thread.join(JOIN_TIMEOUT)
 
@@ -89,6 +97,15 @@ class WaitReporter:
     def close(self) -> None:
         self._after.cancel()
 
+    def moment(self) -> str:
+        """What it waits for now, and how long already; nothing of one that runs."""
+        with self._lock:
+            job = self._job
+            if job is None or self._is_silent or job["state"] in RUNS:
+                return ""
+            waits = duration(seconds_since(job["submitted_at"], None))
+            return f"job {job['id']} is {job['state']}, {waits}" + (f": {job['reason']}" if job["reason"] else "")
+
     def _end_silence(self) -> None:
         with self._lock:
             self._is_silent = False
@@ -111,7 +128,7 @@ def situation(job: Json) -> str:
 
 
 def _report(line: str) -> None:
-    print(f"koala: {printable(line)}", file=sys.stderr, flush=True)
+    report(f"koala: {printable(line)}")
 
 
 def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:

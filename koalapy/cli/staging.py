@@ -7,7 +7,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.progress import Counted, Progress, Transfer, waiting_for
 from koalapy.model.wording import is_utf8
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -45,9 +46,13 @@ class Packed:
 
 def stage(client: Client, paths: Sequence[str]) -> str:
     """Have the daemon keep some files and folders, if it does not already; the bundle's id."""
-    with packed(paths) as archive:
+    with ExitStack() as stack:
+        with waiting_for("packs the files of --stage"):
+            archive = stack.enter_context(packed(paths))
         if not client.has_bundle(archive.id):
-            client.upload(archive.file, archive.size)
+            sent = Transfer("sends the files of --stage", archive.size)
+            with Progress(lambda: str(sent)):
+                client.upload(Counted(archive.file, sent), archive.size)
     return archive.id
 
 

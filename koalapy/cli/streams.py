@@ -2,12 +2,42 @@
 
 import os
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
 
 
 class OutputLost(OSError):
     """What a command prints cannot be written."""
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What is drawn in place on standard error, where anything is."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    erase: Callable[[], None] | None = None
+    end: Callable[[], None] | None = None
+    """Draws no more."""
+
+
+DRAWN = Drawn()
+
+
+def report(line: str) -> None:
+    """Print a line on standard error, above what is drawn there."""
+    with DRAWN.lock:
+        if DRAWN.erase is not None:
+            DRAWN.erase()
+        print(line, file=sys.stderr, flush=True)
+
+
+def end_drawing() -> None:
+    """Something of another's is printed, over which nothing may be drawn from here on."""
+    if DRAWN.end is not None:
+        DRAWN.end()
 
 
 class _Stream(FileIO):

@@ -11,7 +11,7 @@ from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import seconds_since
 from koalapy.cli.timeouts import TimeIsUp
-from koalapy.cli.width import cut, left, terminal_size
+from koalapy.cli.width import can_redraw, cut, left, terminal_size
 from koalapy.model.quantities import bytes_text
 
 Json = dict[str, Any]
@@ -111,10 +111,10 @@ def _fitting(wanted: list[str], stream: TextIO) -> list[str]:
 
 
 def _redraw(lines_now: list[str], shown: list[str], stream: TextIO) -> None:
-    if stream.isatty() and shown:
+    if can_redraw(stream) and shown:
         stream.write(f"\x1b[{len(shown)}F\x1b[J")
     for line in lines_now:
-        if stream.isatty() or line not in shown:
+        if can_redraw(stream) or line not in shown:
             stream.write(f"{line}\n")
     stream.flush()
 

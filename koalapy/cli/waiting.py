@@ -10,6 +10,7 @@ from koalapy.cli.client import FINAL, Absence, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.job_progress import ProgressReporter
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, show_json
+from koalapy.cli.streams import end_drawing
 from koalapy.cli.timeouts import TimeIsUp, until
 
 Json = dict[str, Any]
@@ -21,7 +22,9 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
     """Wait for a job; its exit code."""
     job = submitted["id"]
     try:
-        with ProgressReporter(client, job, from_the_first=True):
+        # Where files come first, it is these that are drawn.
+        comes = show_output and not as_json and transfers.has_stages(submitted)
+        with ProgressReporter(client, job, from_the_first=True, in_place=not comes):
             if show_output and not as_json:
                 _show_transfers(client, submitted, deadline)
             whole = not show_output or as_json or _print_output(client, job, deadline)
@@ -121,6 +124,7 @@ def _print_logs(client: Client, job: int, follow: bool, component: int | None) -
 
 
 def _show(piece: bytes) -> None:
+    end_drawing()
     sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 

@@ -8,6 +8,7 @@ from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.progress import waiting_for
 from koalapy.model.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def generate(
         raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
     try:
         recipe = recipe_of(preset, given, is_trace=swf is not None)
-        made = _make(recipe, swf, (status, keep_zero), _grid(clusters, recipe, url, token), seed)
+        grid = _grid(clusters, recipe, url, token)
+        with waiting_for(f"makes a workload{f' of {swf.name}' if swf else ''}"):
+            made = _make(recipe, swf, (status, keep_zero), grid, seed)
     except KoalaError as error:
         raise of_koala(error) from error
     header = {"preset": preset, **made.header} if preset else made.header
@@ -172,7 +175,8 @@ def run(
     daemon.check(background)
     with ProgressDisplay() as display:
         report = Run(workload, daemon, options, tell=display.report, show=display.show).run()
-    text = save(folder, report, plots, folder.name)
+    with waiting_for("writes the report"):
+        text = save(folder, report, plots, folder.name)
     if as_json:
         show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
     else:

@@ -532,6 +532,7 @@ class Terminal(io.StringIO):
 
 def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "POLL_INTERVAL", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "6")
     many = [staging(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
@@ -572,6 +573,7 @@ class Told:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setattr(transfers, "POLL_INTERVAL", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
     job = {
         "state": "queued",
         "request": {"type": "flexible"},
