@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from koalapy.cli.errors import printable
 from koalapy.cli.tables import table
 from koalapy.cli.width import left, right
-from koalapy.model.wording import clock, duration
+from koalapy.model.wording import clock, duration, three_digits
 
 Json = dict[str, Any]
 
@@ -62,12 +62,7 @@ def _cell(link: Json, *, back: bool) -> tuple[str, str]:
 
 
 def _number(value: float | None, factor: float) -> str:
-    """With three digits, and never as a power of ten."""
-    if value is None:
-        return UNMEASURED
-    number = value * factor
-    digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)
-    return f"{number:.{digits}f}"
+    return UNMEASURED if value is None else three_digits(value * factor)
 
 
 def _legend(answer: Json) -> list[str]:

@@ -14,8 +14,10 @@ from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.job import add_job
+from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.now import add_now
 from koalapy.dashboard.pages.queue import add_queue
+from koalapy.dashboard.pages.room import add_room
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.survey import Surveyor
@@ -30,11 +32,14 @@ KEPT = {"Cache-Control": FOREVER}
 def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn, audit: Audit) -> None:
     """Serve the dashboard."""
     dashboard = Dashboard(engine)
+    services.alerts.observe(lambda alert, begins: engine.changes.note("clusters"))
     surveyor = Surveyor(engine)
     add_now(dashboard, services, surveyor)
     add_queue(dashboard, services)
     add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
+    add_room(dashboard)
+    add_network(dashboard, services)
     add_scheduler(dashboard)
     add_users(dashboard, services, ways.identities)
     add_files(dashboard, services)

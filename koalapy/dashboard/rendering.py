@@ -12,10 +12,12 @@ from markupsafe import Markup
 
 from koalapy import __version__
 from koalapy.dashboard.files import url_of
+from koalapy.dashboard.pictures.bar import bar
 from koalapy.dashboard.pictures.distribution import distribution
 from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes
 from koalapy.dashboard.pictures.node_grid import node_grid
-from koalapy.model.wording import clock, duration, nodes
+from koalapy.dashboard.pictures.series import series
+from koalapy.model.wording import clock, duration, nodes, three_digits
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -24,6 +26,9 @@ POLICY = (
 """Nothing is loaded from elsewhere, and nothing runs that is no file of ours."""
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers tell with a form where it comes from only by this referrer policy."""
+
+PICTURES = (bar, distribution, job_lanes, node_grid, series)
+"""Templates know them by their names."""
 
 
 def moment(at: float | None) -> Markup:
@@ -80,6 +85,11 @@ def seconds(span: float | None) -> str:
     return f"{span:.1f} s" if span < 100 else duration(span)
 
 
+def rate(bandwidth: float | None) -> str:
+    """Bytes per second: ``117 MB/s``."""
+    return "–" if bandwidth is None else f"{three_digits(bandwidth * 1e-6)} MB/s"
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("koalapy.dashboard"),
@@ -96,13 +106,15 @@ def _environment() -> Environment:
         "identifier": identifier,
         "moment": moment,
         "nodes": nodes,
+        "rate": rate,
         "seconds": seconds,
         "quoted": lambda text: quote(str(text), safe=""),
         "size": size,
     }
     environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query}
-    environment.globals |= {"distribution": distribution, "node_grid": node_grid}
-    environment.globals |= {"job_lanes": job_lanes, "lane_meanings": MEANINGS}
+    environment.globals |= {"lane_meanings": MEANINGS}
+    environment.globals |= {picture.__name__: picture for picture in PICTURES}
+    environment.globals |= {"rate": rate, "seconds": seconds}
     return environment
 
 

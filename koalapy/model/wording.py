@@ -52,6 +52,12 @@ def duration(seconds: float | None) -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def three_digits(number: float) -> str:
+    """``1234``, ``123``, ``12.3``, ``1.23``, ``0.123``: never as a power of ten."""
+    digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)
+    return f"{number:.{digits}f}"
+
+
 def is_utf8(text: str) -> bool:
     """Whether a text can be encoded: JSON, file systems and arguments may bring lone surrogates, which cannot."""
     try:

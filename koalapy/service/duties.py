@@ -51,7 +51,8 @@ class Duties:
         self._calendar.add_job(self.scan, "interval", seconds=interval, id="scan")
         self._calendar.add_job(self.renew_lease, "interval", seconds=LEASE_RENEWAL, id="lease")
         for duty in self._others:
-            self._calendar.add_job(duty.work, "interval", seconds=duty.interval, id=duty.name)
+            # The calendar asks whether it is a coroutine's function; of what only returns one it awaits nothing.
+            self._calendar.add_job(_do, "interval", [duty], seconds=duty.interval, id=duty.name)
         self._calendar.start()
 
     def stop(self) -> None:
@@ -82,3 +83,7 @@ class Duties:
             self._engine.database.succeeded(LEASE)
             self._engine.database.lease_renewed_at = time.monotonic()
             return
+
+
+async def _do(duty: Duty) -> None:
+    await duty.work()

@@ -19,11 +19,11 @@ from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobId, JobState, parse_token
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
-from koalapy.model.reports import Inventory
+from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.scheduling.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
-from koalapy.scheduling.events import Event, InventoryReceived
+from koalapy.scheduling.events import Event, InventoryReceived, Reported
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.audit import DONE, Deed, take
 from koalapy.service.changes import Changes, Topic
@@ -102,6 +102,11 @@ class Transaction:
 
     items: list[WorkItem] = field(default_factory=list)
     now: float = 0.0
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """What they brought; not what was made of them."""
+        return (event for item in self.items for event in item.events)
 
 
 class Engine:
@@ -399,7 +404,8 @@ class Engine:
             self.dispatcher.jobs_wait_for(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.changed(ident)
-        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": bool(effects.clusters)}
+        counted = any(isinstance(each, Reported) and isinstance(each.report, ClusterReport) for each in this.events)
+        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
         if any(changed.values()):
             self.changes.note(*(topic for topic, is_so in changed.items() if is_so))
 

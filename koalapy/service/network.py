@@ -183,12 +183,12 @@ class Network:
     def _ask(self, pair: ClusterPair) -> MeasureReply:
         if pair in self._under_way:
             return MeasureReply(pair, self._under_way[pair].job)
-        if reason := self._why_not_now(pair):
+        if reason := self.why_not_now(pair):
             return MeasureReply(pair, reason=reason)
         self._begin(pair, UnderWay())
         return MeasureReply(pair)
 
-    def _why_not_now(self, pair: ClusterPair) -> str:
+    def why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
             if why := self._engine.queries.accounts.why_not(self._owner(pair), name):
                 return why

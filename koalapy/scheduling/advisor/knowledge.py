@@ -10,9 +10,10 @@ from math import inf
 from koalapy.model.advice import size_of
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Attempt, Job, JobSpec, Token, parse_token
+from koalapy.model.job import Job, JobSpec, Token, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.placement.knowledge import SURE, Capacity, Knowledge, Release
+from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
@@ -158,21 +159,24 @@ class KnowledgeBuilder:
 
     def _left(self, job: Job, now: float) -> tuple[float | None, float]:
         """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""
-        attempt = job.attempt
-        if attempt is None:
-            return None, 0.0
-        if job.ending is not None:
-            return 0.0, 0.0
-        began = attempt.barrier_at
-        age = 0.0 if began is None else max(0.0, now - began)
-        if began is None:
-            began = max(now, attempt.start_estimate or now)
-        ends = [end for end in (self._expected(job, attempt, began), _latest(job, began)) if end > now]
-        return (None if min(ends, default=inf) == inf else min(ends) - now), age
+        end = expected_end(job, self._experience, now)
+        began = None if job.attempt is None or job.ending is not None else job.attempt.barrier_at
+        return None if end is None else end - now, 0.0 if began is None else max(0.0, now - began)
 
-    def _expected(self, job: Job, attempt: Attempt, began: float) -> float:
-        run = self._experience.expected(job.spec, {component.cluster for component in attempt.gang})
-        return inf if run is None else began + run
+
+def expected_end(job: Job, experience: Experience, now: float) -> float | None:
+    """When a job gives its nodes back, by its walltime and by the runs of its application; None when nobody knows."""
+    attempt = job.attempt
+    if attempt is None:
+        return None
+    if job.ending is not None:
+        return now
+    began = attempt.barrier_at
+    if began is None:
+        began = max(now, attempt.start_estimate or now)
+    run = experience.expected(job.spec, {component.cluster for component in attempt.gang})
+    ends = [end for end in (inf if run is None else began + run, _latest(job, began)) if end > now]
+    return None if min(ends, default=inf) == inf else min(ends)
 
 
 def runs_between(probability: float, loaded: bool) -> float:

@@ -1,0 +1,56 @@
+"""Every page that the navigation leads to, for everybody: as a page, as the part that changes, and as JSON."""
+
+import re
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tests.grid.embedded import Embedded
+
+
+@pytest.fixture(scope="module")
+def people(grid: Embedded) -> Iterator[dict[str, httpx2.Client]]:
+    """A client for each role."""
+    made = {}
+    for role in ("user", "operator", "admin"):
+        told = grid.http.post("/api/v1/tokens", json={"user": role, "role": role}).raise_for_status()
+        headers = {"Authorization": f"Bearer {told.json()['token']}", "Accept": "text/html"}
+        made[role] = httpx2.Client(base_url=grid.url, headers=headers)
+    yield made
+    for client in made.values():
+        client.close()
+
+
+def pages(client: httpx2.Client) -> list[str]:
+    """What the navigation has, a cluster, and a link."""
+    found = re.findall(r'<a href="(/[^"]*)" data-key', client.get("/").text)
+    return [*found, "/clusters/north", "/network/north/south", "/room?priority=high"]
+
+
+@pytest.mark.parametrize("role", ["user", "operator", "admin"])
+def test_each_page_is_there_as_html_as_a_part_and_as_json(people: dict[str, httpx2.Client], role: str) -> None:
+    client = people[role]
+    seen = pages(client)
+    assert {"/", "/clusters", "/room", "/network"} <= set(seen)
+    for path in seen:
+        page = client.get(path)
+        assert (page.status_code, "<!doctype html>" in page.text) == (200, True), path
+        part = client.get(path, headers={"HX-Request": "true"})
+        assert (part.status_code, "<!doctype" in part.text) == (200, False), path
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert " style=" not in page.text, path
+        twin = re.search(r'<a href="([^"]+)">this page as JSON', page.text)
+        assert twin is not None
+        assert client.get(twin[1].replace("&amp;", "&")).json(), path
+
+
+@pytest.mark.parametrize("path", ["/clusters/nowhere", "/network/north/nowhere", "/clusters/nowhere.json"])
+def test_what_is_not_there_is_told_with_what_is(people: dict[str, httpx2.Client], path: str) -> None:
+    answer = people["user"].get(path)
+    assert (answer.status_code, "north" in answer.text) == (404, True)
+
+
+def test_what_a_page_does_not_take_is_refused(people: dict[str, httpx2.Client]) -> None:
+    for path in ("/room?priority=urgent", "/room?q=1", "/clusters?x=1"):
+        assert people["user"].get(path).status_code == 422

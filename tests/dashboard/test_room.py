@@ -1,0 +1,75 @@
+"""The pages Room and Network, in a browser and as pure functions."""
+
+import re
+
+import pytest
+
+from koalapy.dashboard.pages.network import STEPS, step_of
+from koalapy.dashboard.pictures.bar import WIDTH, bar
+from koalapy.dashboard.pictures.node_grid import MAX_SQUARES, NodeCounts, node_grid
+from koalapy.dashboard.pictures.series import Point, series
+from koalapy.dashboard.rendering import rate, seconds
+from tests.dashboard.conftest import Visit
+from tests.grid.embedded import Embedded
+
+
+def test_room_tells_what_starts_and_after_which_end_more_does(visit: Visit, grid: Embedded) -> None:
+    page = visit().open("/room")
+    gate = grid.gate()
+    job = grid.submit({"type": "fixed", "components": [{"size": 3, "cluster": "north"}]}, *gate.hold, walltime=600)
+    grid.wait_state(job, "running")
+    row = page.locator("tr[id^=policy-]").filter(has_text="worst-fit")
+    row.filter(has_text="north 1, south 4").or_(row.filter(has_text="south 4, north 1")).wait_for()
+    assert row.locator("td.number").all_inner_texts() == ["4", "5"]
+    assert page.locator("section[aria-label='Expected ends'] tbody tr").count() == 1
+    assert row.get_by_text(re.compile(rf"more after job {job}")).count() == 1
+    page.get_by_role("link", name="high").click()
+    page.wait_for_url("**/room?priority=high")
+    page.get_by_text("8 of 8 nodes are offered").wait_for()
+    assert grid.wait(grid.submit({"type": "flexible", "total_size": 5}, "true"))["state"] == "succeeded"
+    assert grid.job(job)["state"] == "running"
+    gate.open()
+
+
+def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid: Embedded) -> None:
+    visitor = visit()
+    page = visitor.open("/network/north/south")
+    page.get_by_text("Nothing was measured yet.").wait_for()
+    page.get_by_role("button", name="Measure it now").click()
+    page.locator("section[aria-label=History] tbody tr").first.wait_for()
+    assert "pingpong" in page.locator("section[aria-label=History] tbody tr").first.inner_text()
+    page.locator("svg.series[aria-label^='bandwidth: 1 measured']").wait_for()
+    cell = visitor.open("/network").locator("#from-north td").nth(1)
+    assert re.search(r"MB/s[\s\S]*ms", cell.inner_text())
+    assert re.search(r"\bstep[1-5]\b", cell.get_attribute("class") or "")
+    assert "not measured" in page.locator("#from-south td").nth(1).inner_text()
+
+
+@pytest.mark.parametrize(("bandwidth", "step"), [(None, 0), (1e6, 1), (9e6, 3), (1e7, 3), (9.9e7, STEPS), (1e8, STEPS)])
+def test_shades_go_by_equal_ratios(bandwidth: float | None, step: int) -> None:
+    assert step_of(bandwidth, 1e6, 1e8) == step
+
+
+def test_links_that_are_much_alike_look_so() -> None:
+    assert [step_of(bandwidth, 9e5, 1e6) for bandwidth in (9e5, 1e6)] == [STEPS, STEPS]
+
+
+def test_a_large_cluster_has_squares_for_several_nodes_each_and_loses_no_kind() -> None:
+    picture = node_grid(NodeCounts(running=10 * MAX_SQUARES, down=1), stale=True)
+    assert picture.count("<rect") <= MAX_SQUARES + 5
+    assert picture.count('class="down"') == 1
+    assert 'aria-label="5120 running, 1 down; a square is 11 nodes, as last told"' in picture
+
+
+def test_pictures_have_nothing_of_what_they_are_given_but_numbers_and_texts() -> None:
+    picture = series([Point(0.0, 0.0), Point(60.0, 5e6)], "<b>", lambda value: f"<{value:g}>")
+    assert "<b>" not in picture
+    assert "&lt;5e+06&gt;" in picture
+    assert "nan" not in series([Point(1.0, 0.0)], "flat", rate)
+    assert series([], "nothing", rate) == ""
+    assert (bar(5, 0).count("<rect"), f'width="{WIDTH}.0"' in bar(9, 3)) == (1, True)
+
+
+def test_short_spans_and_rates_are_written_for_people() -> None:
+    assert [seconds(each) for each in (None, 0.00012, 0.12, 2.5, 200)] == ["–", "0.12 ms", "120 ms", "2.5 s", "3:20"]
+    assert [rate(each) for each in (None, 117e6, 1.25e9, 5e5)] == ["–", "117 MB/s", "1250 MB/s", "0.500 MB/s"]
