@@ -150,7 +150,10 @@ def test_no_answer_tells_a_secret(busy: Busy) -> None:
     secrets = [*busy.secrets[:2], *re.findall(r"the-secret-of-[\w-]+", " ".join(CONFIGURED.values()))]
     read = 0
     for path in paths:
-        answer = api.get(path)
+        with api.stream("GET", path) as answer:
+            if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+                continue  # it has no end, and tells only that there is something to be asked for
+            answer.read()
         assert not [secret for secret in secrets if secret in answer.text], path
         read += answer.status_code == 200
     assert read > 10
