@@ -41,7 +41,7 @@ def _where(alert: Alert) -> tuple[str, str]:
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
         return _WHERE[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:
-        return with_query("/queue", q=f"user:{alert.user} state:queued"), f"what {alert.user} has in the queue"
+        return with_query("/queue", q=f"user:{alert.user} state:waiting"), f"what {alert.user} has in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"
     if alert.cluster:

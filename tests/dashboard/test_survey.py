@@ -5,10 +5,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from koalapy.dashboard.pages.clusters import failures_of
 from koalapy.dashboard.survey import SLICE, Survey, Surveyor
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.service.changes import Changes
+from koalapy.service.instruments import Instruments
 
 ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 
@@ -56,3 +59,15 @@ def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_ano
         assert looks == 2
 
     asyncio.run(play())
+
+
+def test_a_clusters_failures_are_its_own_by_cause_and_the_most_frequent_first() -> None:
+    instruments = Instruments()
+    instruments.claims["north"] = 7
+    instruments.claims_failed["north", ClaimFailure.LIMIT] = 1
+    instruments.claims_failed["north", ClaimFailure.LOCAL_USERS] = 3
+    instruments.claims_failed["south", ClaimFailure.NO_ROOM] = 9
+    instruments.attempts_failed["south", AttemptFailure.LOST] = 2
+    north, south = failures_of(instruments, "north"), failures_of(instruments, "south")
+    assert (north.claims, list(north.claims_failed.items())) == (7, [("local-users", 3), ("limit", 1)])
+    assert (north.attempts_failed, south.claims, south.attempts_failed) == ({}, 0, {"lost": 2})

@@ -18,8 +18,10 @@ from koalapy.model.disk import Disk
 from koalapy.model.identity import Identity
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import Versions
+from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.queries import Queries
+from koalapy.service.instruments import Instruments
 from koalapy.service.services import Services
 from koalapy.validation.permissions import may_see_all_of
 
@@ -69,6 +71,17 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
+class Failures:
+    """Claims and attempts since the daemon began, and what failed of them for which causes; causes that there were."""
+
+    claims: int
+    """Components all of whose nodes have reported."""
+    claims_failed: Mapping[str, int]
+    attempts_failed: Mapping[str, int]
+    """By no fault of their programs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPage:
     """One cluster in full."""
 
@@ -76,6 +89,7 @@ class ClusterPage:
     troubles: Sequence[Trouble]
     drained: Drain | None
     trust: Trust
+    failures: Failures
     notices: Sequence[str]
     """What its agent tells people."""
     lacks: Sequence[str]
@@ -105,6 +119,16 @@ def trust_of(cluster: ClusterStatus, threshold: int) -> Trust:
         probation_at=health.probation_at,
         limit="" if cluster.limit is None else str(cluster.limit),
         doubt="" if cluster.doubt is None else str(cluster.doubt),
+    )
+
+
+def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
+    """Of one cluster, the most frequent first."""
+    claims, attempts = instruments.claims_failed.most_common(), instruments.attempts_failed.most_common()
+    return Failures(
+        instruments.claims[cluster],
+        {str(cause): count for (where, cause), count in claims if where == cluster},
+        {str(cause): count for (where, cause), count in attempts if where == cluster},
     )
 
 
@@ -142,6 +166,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
             ],
             drained=known.drained,
             trust=trust_of(known, queries.rules.error_threshold),
+            failures=failures_of(engine.instruments, name),
             notices=known.notices,
             lacks=sorted(known.lacks),
             versions=known.versions,
