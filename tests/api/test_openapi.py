@@ -110,7 +110,9 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     for action in ("hold", "hold", "release", "cancel", "cancel"):
         await api.post(f"/api/v1/jobs/1/{action}")
     for order in ({"jobs": [1, 2, 9]}, {"jobs": []}, {"jbos": [1]}):
-        await api.post("/api/v1/jobs/cancel", json=order)
+        for action in ("cancel", "hold", "release", "priority"):
+            await api.post(f"/api/v1/jobs/{action}", json=order)
+    await api.post("/api/v1/jobs/priority", json={"jobs": [2, 9], "priority": "high"})
     for path in ("/jobs/1/events", "/jobs/9/events"):
         await api.get(f"/api/v1{path}")
     await api.post("/api/v1/jobs/1/cancel", content=b"{", headers={"content-type": "application/json"})
@@ -148,7 +150,7 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post(f"/api/v1/tokens/{token}/revoke")
     for path in ("/whoami", "/whoami?x=1"):
         await api.get(f"/api/v1{path}")
-    for path in ("/logout", "/logout?x=1"):
+    for path in ("/login-codes", "/login-codes?x=1", "/logout", "/logout?x=1"):
         await api.post(f"/api/v1{path}")
     known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.seen == known

@@ -24,7 +24,8 @@ from koalapy.service.job_finder import JobFinder
 from koalapy.service.services import Services
 from koalapy.validation.permissions import may_see_all_of
 
-MAX_ROWS = 2000
+MAX_ROWS = 200
+"""A browser shows so many, and changes in them, without a pause that is felt."""
 MAX_CHOSEN = 1000
 """Jobs that are acted on at once."""
 ROWS_AT_ONCE = 20
