@@ -119,10 +119,12 @@ def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: Embedded) 
     assert page.locator("#parameters").get_by_text("set here").count() == 0
 
 
-def test_every_number_of_its_head_leads_somewhere(visit: Visit) -> None:
+def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: Embedded) -> None:
     page = visit().open("/scheduler")
     links = [link.get_attribute("href") for link in page.locator(".numbers a").all()]
     assert page.locator(".numbers li").count() == len(links) == 7
+    pages = {link.get_attribute("href") for link in page.locator("main a:not([href^='#'])").all()}
+    assert [path for path in pages if grid.http.get(path).status_code != 200] == []
     here = [link for link in links if link.startswith("#")]
     assert [link for link in here if page.locator(link).count() != 1] == []
 
