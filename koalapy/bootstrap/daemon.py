@@ -1,6 +1,7 @@
 """The daemon, for those who start one."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -18,6 +19,9 @@ from koalapy.settings import Settings, TlsSection, load, proxies
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """By any of these a data directory is known."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which a thread that is busy, as those are that read for pages, lets another go on: the event loop waits
+so long for each of them whenever it has something to do."""
 
 
 def policies() -> Registry:
@@ -51,6 +55,7 @@ def serve(
     host: str, port: int, data_dir: Path, config: Path | None, wire: Wire, announce: Callable[[str], None]
 ) -> None:
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
     configure_logging()
     settings = wire.over(load(config))
     configure_logging(settings.log_level, settings.log_format)

@@ -13,6 +13,7 @@ from koalapy.dashboard.login import BrowserLogin, WaysIn
 from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
+from koalapy.dashboard.pages.history import add_history
 from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.now import add_now
@@ -44,6 +45,7 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     add_users(dashboard, services, ways.identities)
     add_files(dashboard, services)
     add_audit(dashboard, audit)
+    add_history(dashboard, services.history)
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)

@@ -130,16 +130,15 @@ class History:
         which = DayFilter(by, first, last, name, length, offset, MAX_LINES + 1)
         jobs = tuple(self._jobs())  # as they are now: what is read of them aside does not change
         known = await query(self._read, which, jobs, now)
-        if len(known.found) > MAX_LINES:
+        if len(known.lines) > MAX_LINES:
             raise UsageError(
                 f"that is more than {MAX_LINES} lines",
                 field="step",
                 value=str(step),
                 hint="ask for fewer days, for weeks (step=week), or for one (name)",
             )
-        lines = [_line(key, figures, which, known.capacity) for key, figures in sorted(known.found.items())]
         since = None if known.since is None else _date(known.since)
-        return Table(by, step, span.first, span.last, since, self._jobs_keep, lines)
+        return Table(by, step, span.first, span.last, since, self._jobs_keep, known.lines)
 
     def _read(self, which: DayFilter, jobs: Sequence[Job], now: float) -> "_Known":
         """What blocks, or takes its time."""
@@ -150,7 +149,8 @@ class History:
         since, sizes = self._store.first_day(), self._store.nodes_by_day(which.last)
         last = min(which.last, day_of(now))
         first = last if since is None else min(max(since, which.first), last)
-        return _Known(found, _Capacity(sizes, first, last, now), since)
+        capacity = _Capacity(sizes, first, last, now)
+        return _Known([_line(key, figures, which, capacity) for key, figures in sorted(found.items())], since)
 
     async def trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
         """Jobs that ended in a span, as far as they are kept, in the Standard Workload Format.
@@ -206,8 +206,7 @@ class _Capacity:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    found: Days
-    capacity: _Capacity
+    lines: list[Line]
     since: int | None
 
 

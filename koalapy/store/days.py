@@ -1,6 +1,7 @@
 """Days as they add up, in SQL: written in one transaction with the jobs that end in them, and read without these."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, false, func, or_, select
@@ -27,15 +28,21 @@ def add_batch(connection: Connection, batch: Batch) -> None:
 def _add(connection: Connection, found: Days) -> None:
     rows = [_key(key) | {name: getattr(figures, name) for name in NAMES} for key, figures in sorted(found.items())]
     if rows:
-        statement = _insert(connection)
-        more = {name: table.c[name] + statement.excluded[name] for name in NAMES}
-        connection.execute(statement.on_conflict_do_update(index_elements=KEYS, set_=more), rows)
+        connection.execute(_adding(connection.dialect.name), rows)
+
+
+@cache
+def _adding(dialect: str) -> Any:
+    """Made once: to make it takes longer than to carry it out."""
+    statement = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    more = {name: table.c[name] + statement.excluded[name] for name in NAMES}
+    return statement.on_conflict_do_update(index_elements=KEYS, set_=more)
 
 
 def _note_nodes(connection: Connection, records: Iterable[ClusterRecord], day: int) -> None:
     rows = [_key(Key(Kind.CLUSTER, day, each.name)) | {"nodes": each.total} for each in records if each.total > 0]
     if rows:
-        statement = _insert(connection)
+        statement = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
         most = {"nodes": statement.excluded.nodes}
         more = statement.on_conflict_do_update(
             index_elements=KEYS, set_=most, where=table.c.nodes < statement.excluded.nodes
@@ -45,10 +52,6 @@ def _note_nodes(connection: Connection, records: Iterable[ClusterRecord], day: i
 
 def _key(key: Key) -> dict[str, Any]:
     return {"kind": key.kind.value, "day": key.day, "name": key.name}
-
-
-def _insert(connection: Connection) -> Any:
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
 def days_of(connection: Connection, which: DayFilter) -> dict[Key, Figures]:

@@ -72,7 +72,9 @@ def _ended_of_live(start: float, end: float) -> Select[str, float]:
     query = query.join(components, (components.c.job_id == jobs.c.id) & (components.c.generation == jobs.c.generation))
     # Found by the jobs that are not over: those that have ended since may be as many as there are.
     since = case((ended > start, 1), else_=0) == 1
-    query = query.where(USERS, jobs.c.state.in_(alive), jobs.c.generation > 0, since, claimed < end, claimed <= ended)
+    query = query.where(
+        THEIRS_ARE_USERS, jobs.c.state.in_(alive), jobs.c.generation > 0, since, claimed < end, claimed <= ended
+    )
     return query.group_by(components.c.cluster)
 
 

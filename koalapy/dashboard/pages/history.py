@@ -1,0 +1,120 @@
+"""The page History: how clusters were used, how long jobs waited and what became of them, by days and weeks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from koalapy.api.access import Caller
+from koalapy.api.history import First, Last, Named, Steps, told_to
+from koalapy.dashboard.dashboard import Dashboard
+from koalapy.model.history import Kind, Step
+from koalapy.service.history import History, Line
+
+FIGURES = {
+    "utilisation": "nodes used",
+    "queue_time": "queue time",
+    "response_time": "response time",
+    "slowdown": "slowdown",
+    "success": "success",
+    "coallocated": "co-allocated",
+    "jobs": "jobs that ended",
+}
+"""What can be drawn, as people call it."""
+SHARES = frozenset({"utilisation", "success", "coallocated"})
+TIMES = frozenset({"queue_time", "response_time"})
+MAX_CURVES = 8
+"""Of the largest in node-seconds; the table has all."""
+LINKS = {Kind.CLUSTER: "/clusters/", Kind.USER: "/queue?q=user:"}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One figure of one cluster, user and so on over the days; null where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure over time; ``at`` are the days' beginnings in seconds since the epoch."""
+
+    figure: str
+    title: str
+    unit: str
+    """``share``, ``seconds`` or ``count``."""
+    at: Sequence[int]
+    days: Sequence[date]
+    curves: Sequence[Curve]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryView:
+    """Lines are the newest first, pictures go from the oldest to the newest."""
+
+    by: Kind
+    step: Step
+    first: date
+    last: date
+    name: str
+    since: date | None
+    """The first day of which anything is known."""
+    jobs_keep: float | None
+    """Seconds for which jobs are kept after their end; null: for good. Days are kept for good."""
+    total: Line | None
+    """Of all of it, for the whole grid; null without jobs."""
+    pictures: Sequence[Picture]
+    more: int
+    """So many that are not drawn."""
+    lines: Sequence[Line]
+
+
+def pictures_of(lines: Sequence[Line]) -> tuple[list[Picture], int]:
+    """What is drawn of lines, and how many there are that are not: those that had the fewest nodes."""
+    days = sorted({line.start for line in lines})
+    used: dict[str, float] = {}
+    for line in lines:
+        used[line.name] = used.get(line.name, 0.0) + line.node_seconds
+    names = sorted(used, key=lambda name: (-used[name], name))
+    by_name = {name: {line.start: line for line in lines if line.name == name} for name in names[:MAX_CURVES]}
+    at = [(day - date(1970, 1, 1)).days * 86400 for day in days]
+    pictures = []
+    for figure, title in FIGURES.items():
+        curves = [
+            Curve(name, [getattr(found[day], figure) if day in found else None for day in days])
+            for name, found in sorted(by_name.items())
+        ]
+        unit = "share" if figure in SHARES else "seconds" if figure in TIMES else "count"
+        pictures.append(Picture(figure, title, unit, at, days, curves))
+    return pictures, max(0, len(names) - MAX_CURVES)
+
+
+def add_history(dashboard: Dashboard, history: History) -> None:
+    """At ``/history``."""
+
+    @dashboard.page("/history", "history.html", operation="show_history", title="History", key="h")
+    async def page(
+        caller: Caller,
+        by: Kind = Kind.CLUSTER,
+        step: Steps = Step.DAY,
+        first: First = None,
+        last: Last = None,
+        name: Named = "",
+    ) -> HistoryView:
+        span = history.span(first, last)
+        table = await history.table(by, step, span, told_to(caller, by, name))
+        total = (await history.table(Kind.GRID, Step.ALL, span)).lines
+        pictures, more = pictures_of(table.lines)
+        return HistoryView(
+            by=by,
+            step=step,
+            first=span.first,
+            last=span.last,
+            name=name,
+            since=table.since,
+            jobs_keep=table.jobs_keep,
+            total=total[0] if total else None,
+            pictures=pictures,
+            more=more,
+            lines=table.lines[::-1],
+        )

@@ -1,0 +1,56 @@
+// Draws what the page's twin tells: each figure over time. Without this the tables tell the same.
+"use strict";
+(() => {
+  if (!window.uPlot) return;
+  const drawn = new Map();
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const COLOURS = ["--accent", "--running", "--claimed", "--local", "--down", "--quiet", "--warn", "--ok"];
+  const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
+  const span = (s) => s === null ? "–" : s < 1 ? `${(s * 1000).toFixed(0)} ms` : s < 10 ? `${s.toFixed(1)} s` : s < 60 ? `${s.toFixed(0)} s` : s < 3600 ? `${(s / 60).toFixed(0)} min`
+    : s < 172800 ? `${(s / 3600).toFixed(1)} h` : `${(s / 86400).toFixed(1)} d`;
+  const TOLD = { share: (v) => v === null ? "–" : `${(100 * v).toFixed(0)} %`, seconds: span,
+                 count: (v) => v === null ? "–" : `${+v.toPrecision(4)}` };
+
+  const draw = (picture, place, view) => {
+    const day = (text) => Date.parse(text) / 1000;
+    const told = (_, values) => values.map((value) => value === null ? "" : TOLD[picture.unit](value));
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
+    const series = picture.curves.map((curve, index) => ({
+      label: curve.name || "all", stroke: colour(COLOURS[index % COLOURS.length]), width: 2, spanGaps: false,
+      dash: DASHES[Math.floor(index / 2) % DASHES.length], points: { show: picture.at.length < 40 },
+      value: (_, value) => value === undefined || value === null ? "–" : TOLD[picture.unit](value),
+    }));
+    const options = {
+      width: Math.max(240, place.clientWidth), height: 220, series: [{ value: "{YYYY}-{MM}-{DD}" }, ...series],
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+      scales: { x: { range: [day(view.first) - 43200, day(view.last) + 43200] }, y: { range: (_, low, high) => [0, picture.unit === "share" ? Math.max(1, high ?? 1) : (high || 1) * 1.05] } },
+      axes: [axis, { ...axis, size: 64, values: told }], cursor: { sync: { key: "history" } },
+    };
+    place.replaceChildren();
+    return new uPlot(options, [picture.at, ...picture.curves.map((curve) => curve.values)], place);
+  };
+
+  let shown = "";
+  const show = async (always) => {
+    const places = [...document.querySelectorAll(".plot[data-picture]")];
+    if (!places.length) return;
+    const answer = await fetch(`/history.json${location.search}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) return;
+    const text = await answer.text();
+    if (text === shown && !always && places.every((place) => place.firstChild)) return;
+    shown = text;
+    const view = JSON.parse(text);
+    const pictures = new Map(view.pictures.map((picture) => [picture.figure, picture]));
+    for (const plot of drawn.values()) plot.destroy();
+    drawn.clear();
+    for (const place of places) {
+      const picture = pictures.get(place.dataset.picture);
+      if (picture) drawn.set(picture.figure, draw(picture, place, view));
+    }
+  };
+  show(true);
+  document.body.addEventListener("htmx:after:swap", () => show(false));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(true));
+  let waiting;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => show(true), 200); });
+})();
