@@ -9,6 +9,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import printable
+from koalapy.cli.streams import DRAWN
 from koalapy.cli.tables import seconds_since
 from koalapy.cli.timeouts import TimeIsUp
 from koalapy.cli.width import can_redraw, cut, left, terminal_size
@@ -76,12 +77,22 @@ def follow(client: Client, job: int, stream: TextIO, deadline: float | None = No
     Raises ``TimeIsUp`` at ``deadline`` (monotonic seconds).
     """
     shown: list[str] = []
+    if can_redraw(stream):
+        # What is reported meanwhile stands above, and these lines below it again.
+        DRAWN.erase = lambda: _redraw([], shown, stream)
+    try:
+        _follow(client, job, stream, deadline, shown)
+    finally:
+        DRAWN.erase = None
+
+
+def _follow(client: Client, job: int, stream: TextIO, deadline: float | None, shown: list[str]) -> None:
     while True:
         found = client.get(f"/api/v1/jobs/{job}")
-        lines_now = _fitting(_lines_now(found, stream), stream)
-        if lines_now != shown:
-            _redraw(lines_now, shown, stream)
-            shown = lines_now
+        with DRAWN.lock:
+            lines_now = _fitting(_lines_now(found, stream), stream)
+            if lines_now != shown:
+                _redraw(lines_now, shown, stream)
         waits = any(component["staging_since"] and not component["staged_at"] for component in found["components"])
         if found["state"] in FINAL or found["state"] not in UNDER_WAY or not has_stages(found):
             return
@@ -117,6 +128,7 @@ def _redraw(lines_now: list[str], shown: list[str], stream: TextIO) -> None:
         if can_redraw(stream) or line not in shown:
             stream.write(f"{line}\n")
     stream.flush()
+    shown[:] = lines_now
 
 
 def follow_on_terminal(client: Client, job: Json, deadline: float | None) -> None:

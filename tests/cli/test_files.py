@@ -20,6 +20,7 @@ from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.job_options import inputs_of
 from koalapy.cli.resubmit import command_for
 from koalapy.cli.staging import packed
+from koalapy.cli.streams import DRAWN, report
 from koalapy.cli.unpacking import unpack
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.replica import ReplicaState
@@ -568,6 +569,18 @@ class Told:
 
     def get(self, path: str) -> dict[str, Any]:
         return next(self._jobs)
+
+
+def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal(terminal=True)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    shown: list[str] = []
+    transfers._redraw(["one", "two"], shown, stream)
+    monkeypatch.setattr(DRAWN, "erase", lambda: transfers._redraw([], shown, stream))
+    report("koala: something")
+    transfers._redraw(["one", "2"], shown, stream)
+    assert stream.getvalue() == "one\ntwo\n\x1b[2F\x1b[Jkoala: something\none\n2\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
