@@ -21,6 +21,7 @@ from koalapy.placement.registry import builtin
 from koalapy.scheduling.effects import Effects
 from koalapy.service import engine as engines
 from koalapy.service.engine import WorkItem
+from koalapy.service_manager import ServiceManager
 from koalapy.settings import Settings
 
 DEADLINE = 120.0
@@ -101,7 +102,9 @@ async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> As
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
     ):
         life = asyncio.create_task(
-            assembly.run(settings, builtin(), "127.0.0.1", 0, lambda: directory, 0o077, lambda url: None)
+            assembly.run(
+                settings, builtin(), "127.0.0.1", 0, lambda: directory, 0o077, lambda url: None, ServiceManager()
+            )
         )
         await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
