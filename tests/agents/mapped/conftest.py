@@ -21,6 +21,7 @@ from koalapy.agents.job_folders import PROGRAM, JobFolders
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.run_as import RunAs, Way
 from koalapy.agents.settings import AgentSettings
+from koalapy.service_manager import ServiceManager
 from tests.agents.conftest import FakeDaemon, Site
 
 ALICE = Account("alice", 64_101, 64_101, (64_101,), "/nonexistent/alice", "/bin/sh")
@@ -89,7 +90,7 @@ class MappedSite(Site):
         self.folders = folders_of(self.settings, self.people)
         lrm = LocalLrm(self.cluster, "koala-", folders=self.folders)
         self.agent = Agent(self.settings, lrm, self.folders)
-        await self.agent.run()
+        await self.agent.run(ServiceManager())
 
     def component(self, token: str) -> Component:
         return self.agent._reporter.components[lrm_name("test", token)]
