@@ -37,8 +37,9 @@ class ServiceManager:
         """A line for people."""
         self._tell(f"STATUS={_one_line(text)}")
 
-    def alive(self) -> None:
-        self._tell("WATCHDOG=1")
+    def alive(self, status: str) -> None:
+        """With how it is: a word that came while nobody took it in is told again by this."""
+        self._tell("WATCHDOG=1", f"STATUS={_one_line(status)}")
 
     def stopping(self) -> None:
         self._tell("STOPPING=1", "STATUS=ending", timeout=SEND_TIMEOUT)

@@ -204,8 +204,7 @@ class Agent:
         """Live, as the service manager sees it: it hears nothing while this loop hangs."""
         while True:
             away = "" if self._welcomed else "its daemon is out of reach"
-            manager.status("; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}")
-            manager.alive()
+            manager.alive("; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}")
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
     async def _ping(self) -> None:

@@ -76,7 +76,7 @@ class Watchdog:
             self._judge(now - self._moved_at, ident)
             if not self._hangs and self._manager.interval is not None and now - self._told_at >= self._manager.interval:
                 self._told_at = now
-                self._manager.alive()
+                self._manager.alive(self._said)
 
     def _moves(self) -> None:
         self._moved_at, self._asked = time.monotonic(), False

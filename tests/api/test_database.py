@@ -189,7 +189,7 @@ async def test_a_database_that_hangs_keeps_nobody_waiting(
 
         return hang
 
-    for name in ("write", "jobs"):
+    for name in ("write", "page"):
         monkeypatch.setattr(SqlStore, name, hanging(getattr(SqlStore, name)))
     began = time.monotonic()
     check_refusal(await api.post(JOBS, json=BODY), "has not answered")

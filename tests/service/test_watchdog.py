@@ -27,7 +27,7 @@ class Recorded(ServiceManager):
         self.alive_at: list[float] = []
         self.said: list[str] = []
 
-    def alive(self) -> None:
+    def alive(self, status: str) -> None:
         self.alive_at.append(time.monotonic())
 
     def status(self, text: str) -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_told_where_nobody_listens(tmp_path: Path, monkeypatch: pytes
     for address in ("", str(tmp_path / "nobody"), "@nobody-at-all"):
         manager = ServiceManager(address, 1.0)
         manager.ready("x")
-        manager.alive()
+        manager.alive("x")
         manager.stopping()
 
 
@@ -130,7 +130,7 @@ def test_a_full_socket_of_the_service_manager_holds_up_nobody(tmp_path: Path) ->
         listening.bind(str(path))
         manager = ServiceManager(str(path), 1.0)
         for _ in range(10_000):
-            manager.alive()
+            manager.alive("x")
 
 
 def test_the_silent_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
