@@ -1,0 +1,88 @@
+"""What it costs to read of a million jobs that are over and ten thousand that are active, question by question.
+
+``KOALA_BENCH_JOBS`` makes it fewer, ``KOALA_BENCH_DATABASE`` names a database that was made by ``many_jobs`` before.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.model.audit import AuditFilter
+from koalapy.model.history import DAY, DayFilter, Kind, day_of
+from koalapy.model.job import FINAL_STATES, JobState
+from koalapy.ports import JobFilter
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.opening import Stores, stores_in_database
+from koalapy.store.output import FileOutput
+from tests.benchmarks.many_jobs import ENDED, RARE, make_database
+
+ACTIVE = tuple(str(state) for state in JobState if state not in FINAL_STATES)
+PAGES: dict[str, JobFilter] = {
+    "newest": JobFilter(),
+    "far back": JobFilter(before=ENDED // 2),
+    "of an owner of many": JobFilter(owner="ada"),
+    "of an owner of few": JobFilter(owner=RARE),
+    "of a name": JobFilter(name="study-7"),
+    "active": JobFilter(states=ACTIVE),
+    "failed": JobFilter(states=("failed",)),
+    "on a large cluster": JobFilter(cluster="north"),
+    "on a small cluster": JobFilter(cluster="far"),
+    "of an owner and a name": JobFilter(owner="ada", name="study-7"),
+    "of an owner on a small cluster": JobFilter(owner="ada", cluster="far"),
+    "of an owner, failed on a cluster": JobFilter(owner="ada", cluster="north", states=("failed",)),
+}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
+    folder: Path = tmp_path_factory.mktemp("many-jobs")
+    url = os.environ.get("KOALA_BENCH_DATABASE", "")
+    if not url:
+        url = f"sqlite:///{folder / 'koala.db'}"
+        make_database(url, int(os.environ.get("KOALA_BENCH_JOBS", ENDED)))
+    database = Database(make_engine(url), time.time())
+    yield stores_in_database(database, FileOutput(folder / "output", 1000))
+    database.close()
+
+
+def questions() -> dict[str, Callable[[Stores], Any]]:
+    now = time.time()
+    today = day_of(now)
+    asked: dict[str, Callable[[Stores], Any]] = {
+        f"page: {name}": (lambda stores, which=which: stores.jobs.page(which)) for name, which in PAGES.items()
+    }
+    for name, start in (("an hour", now - 3600), ("a day", now - DAY), ("a year", (today - 365) * DAY)):
+        asked[f"metrics of {name}"] = lambda stores, start=start: stores.jobs.usage(start, now)
+    for kind in Kind:
+        week = DayFilter(kind, today - 365, today, days=7)
+        asked[f"history of a year by {kind}"] = lambda stores, which=week: stores.history.days(which)
+    return asked | {
+        "timeline": lambda stores: stores.jobs.timeline(1000),
+        "attempts": lambda stores: stores.jobs.attempts(1000),
+        "audit of an hour": lambda stores: stores.audit.audit_entries(AuditFilter(since=now - 3 * 3600)),
+        "audit of one user": lambda stores: stores.audit.audit_entries(AuditFilter(actor=RARE)),
+        "advice": lambda stores: stores.advice.record("app3", 100),
+        "applications of an owner": lambda stores: stores.advice.applications_of("ada"),
+        "sizes of results": lambda stores: stores.files.results_sizes(),
+        "start: active jobs": lambda stores: stores.jobs.load(),
+        "start: what the advisor learns": lambda stores: stores.advice.runs(5000),
+    }
+
+
+@pytest.mark.parametrize("name", list(questions()))
+def test_reading(stores: Stores, benchmark: Any, name: str) -> None:
+    """Each five times; seconds of the processor are in ``extra_info``, which no other process makes longer."""
+    ask, spent = questions()[name], []
+
+    def timed() -> None:
+        began = time.thread_time()
+        ask(stores)
+        spent.append(time.thread_time() - began)
+
+    benchmark.pedantic(timed, rounds=5, warmup_rounds=1)
+    benchmark.extra_info["cpu_seconds"] = min(spent)
