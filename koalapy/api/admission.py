@@ -1,16 +1,21 @@
-"""How many requests are served at a time, and how long their bodies may take: agents always find room."""
+"""How many requests are served at a time, and how long their bodies may take: agents always find room, and no user
+takes it from all others."""
 
 import asyncio
+from collections import Counter
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENTS
+from koalapy.api.access import AGENTS, identity_of
 from koalapy.api.guard import UPLOADS
 from koalapy.api.problems import problem
 
 BODY_TIMEOUT = 60.0
 """Seconds; large ones, for which there is a route of their own, may take as long as they go on."""
+
+SHARE = 4
+"""One in so many of all requests at a time may be one user's: streams, for one, last as long as he likes."""
 
 
 class Admission:
@@ -52,3 +57,31 @@ class Admission:
             return message
 
         return timely
+
+
+class Shares:
+    """Answers 429 to a user who has his share of all requests under way; it stands behind what knows who asks."""
+
+    def __init__(self, app: ASGIApp, max_requests: int) -> None:
+        self._app = app
+        self._most = max(1, max_requests // SHARE)
+        self._served: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        identity = identity_of(scope)
+        if identity is None or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        user = identity.user
+        if self._served[user] >= self._most:
+            detail = f"{self._served[user]} requests of {user} are being served, and no user has more at a time"
+            hint = "end some that follow or wait for something"
+            await problem(429, detail, hint=hint, headers={"Retry-After": "1"})(scope, receive, send)
+            return
+        self._served[user] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._served[user] -= 1
+            if not self._served[user]:
+                del self._served[user]

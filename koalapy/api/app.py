@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from koalapy import __version__
 from koalapy.api.access import access_of, authorizer
-from koalapy.api.admission import Admission
+from koalapy.api.admission import Admission, Shares
 from koalapy.api.audit import Trail, audit_router
 from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
@@ -91,6 +91,7 @@ def create_app(
     _describe(app)
     app.include_router(docs_router(app.openapi))
     install(app)
+    app.add_middleware(Shares, max_requests=max_requests)
     app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts(), pace=pace or Pace())
     if audit is not None:
         app.add_middleware(Trail, audit=audit)

@@ -1,7 +1,5 @@
 """How a browser shows a login: by a cookie, which counts for pages, and of the API for what only reads."""
 
-from http.cookies import CookieError, SimpleCookie
-
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -19,15 +17,16 @@ def _name(scope: Scope, what: str) -> str:
 
 
 def cookie_of(scope: Scope, what: str = "") -> str:
-    """A cookie of this daemon's: of a browser's login, or ``what`` is named; empty without one, and of two."""
+    """A cookie of this daemon's: of a browser's login, or ``what`` is named; empty without one, and of two.
+
+    Whatever others of the same host have the browser keep, in whatever form, neither hides it nor stands for it.
+    """
     given = Headers(scope=scope).getlist("cookie")
     if len(given) != 1:
         return ""
-    try:
-        morsel = SimpleCookie(given[0]).get(_name(scope, what))
-    except CookieError:
-        return ""
-    return morsel.value if morsel else ""
+    pairs = (each.partition("=") for each in given[0].split(";"))
+    found = [value.strip() for name, _, value in pairs if name.strip() == _name(scope, what)]
+    return found[0] if len(found) == 1 else ""
 
 
 def login_cookie(scope: Scope, token: str, seconds: float) -> str:

@@ -13,6 +13,7 @@ from koalapy.model.request import ClusterName
 Seconds = Annotated[float, Gt(0), Le(1e9)]
 Share = Annotated[float, Gt(0), Le(1)]
 Count = Annotated[int, Ge(1)]
+LET_OTHERS_GO = "let others have their turn: koala hold $(koala queue --state queued -q), and koala release later"
 OPERATORS_SEE_IT = "the operators of the daemon are told of it, too"
 
 
@@ -100,9 +101,12 @@ class Alert:
         return replace(self, remedy=OPERATORS_SEE_IT) if self.kind in TOLD_TO_ALL else None
 
     def _told_to_owner(self) -> "Alert":
-        """What helps a job that starves is done to others' jobs."""
-        starves = self.kind is AlertKind.JOB_STARVES
-        return replace(self, remedy=f"see what it waits for: koala explain {self.job}") if starves else self
+        """What helps a job that starves is done to others' jobs; and who waits behind a flood is not told its user."""
+        if self.kind is AlertKind.JOB_STARVES:
+            return replace(self, remedy=f"see what it waits for: koala explain {self.job}")
+        if self.kind is AlertKind.QUEUE_FLOODED:
+            return replace(self, cause="others wait as well", remedy=LET_OTHERS_GO)
+        return self
 
 
 def by_urgency(alert: Alert) -> tuple[bool, float, str, str]:

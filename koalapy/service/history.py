@@ -112,7 +112,7 @@ class History:
     def span(self, first: date | None, last: date | None, days: int = 30) -> Span:
         """What is not said is today, and so many days until then; ``UsageError`` for one that ends before it begins."""
         last = last or _date(day_of(self._clock()))
-        first = first or last - timedelta(days=days - 1)
+        first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
             raise UsageError(
                 f"first is {first}, after last, which is {last}",

@@ -13,6 +13,8 @@ QUEUES = {Priority.HIGH: 1, Priority.LOW: 2}
 UNKNOWN = -1
 Numbers = dict[str, dict[str, int]]
 """What names have become: numbers from 1 on, by kind, in the order in which they were met."""
+LAST_MOMENT = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
+"""Of the calendar."""
 
 
 def header(start: float, end: float, sizes: Sequence[tuple[int, ClusterName, int]]) -> str:
@@ -35,7 +37,7 @@ def header(start: float, end: float, sizes: Sequence[tuple[int, ClusterName, int
 
 
 def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%a %b %d %H:%M:%S %Y")
+    return datetime.fromtimestamp(min(at, LAST_MOMENT), UTC).strftime("%a %b %d %H:%M:%S %Y")
 
 
 def lines(jobs: Sequence[EndedJob], numbers: Numbers, user: str | None) -> str:

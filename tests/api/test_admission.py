@@ -6,8 +6,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
-from koalapy.api.admission import Admission
+from koalapy.api.access import admit
+from koalapy.api.admission import SHARE, Admission, Shares
+from koalapy.model.identity import Identity, Role
 from tests.api.conftest import AGENT_TOKENS, Open
 
 Body = dict[str, Any]
@@ -34,6 +38,37 @@ async def test_beyond_so_many_requests_users_are_told_to_come_again(open_api: Op
     await plain.post("/api/v1/jobs/1/cancel")
     assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
     assert (await api.get("/api/v1/clusters")).status_code == 200
+
+
+async def test_one_user_does_not_keep_all_others_out() -> None:
+    begun, going = asyncio.Semaphore(0), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.release()
+        await going.wait()
+        await PlainTextResponse("served")(scope, receive, send)
+
+    shares = Shares(app, 3 * SHARE)
+
+    async def ask(user: str) -> int:
+        async def known(scope: Scope, receive: Receive, send: Send) -> None:
+            if user:
+                admit(scope, Identity(user, Role.USER, "a test"))
+            await shares(scope, receive, send)
+
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(known), base_url="http://koala") as client:
+            return (await client.get("/api/v1/events")).status_code
+
+    streams = [asyncio.create_task(ask("mallory")) for _ in range(3)]
+    for _ in streams:
+        await begun.acquire()
+    assert await ask("mallory") == 429, "no more than his share"
+    others = [asyncio.create_task(ask(user)) for user in ("ada", "bob", "", "", "", "")]
+    for _ in others:
+        await begun.acquire()
+    going.set()
+    assert await asyncio.gather(*streams, *others) == [200] * 9
+    assert await ask("mallory") == 200
 
 
 @pytest.mark.parametrize("first", [b"", b'{"request":'])

@@ -103,3 +103,11 @@ async def test_the_longest_span_costs_no_more_than_what_is_known(open_api: Open,
     assert found["lines"] == []
     found = await history(api, first="0001-01-01", last="9999-12-31", step="all")
     assert [line["jobs"] for line in found["lines"]] == [1]
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "swf"])
+async def test_days_at_the_ends_of_the_calendar_are_days(open_api: Open, form: str) -> None:
+    api = await open_api()
+    for query in ({"last": "0001-01-01"}, {"first": "9999-12-31", "last": "9999-12-31"}, {"last": "1970-01-01"}):
+        answer = await api.get("/api/v1/history", params={"format": form} | query)
+        assert (answer.status_code, bool(answer.text)) == (200, True)

@@ -88,3 +88,21 @@ def test_a_form_without_what_our_pages_say_changes_nothing(anybody: httpx2.Clien
 def test_a_token_of_the_daemons_own_is_no_cookie(anybody: httpx2.Client, grid: Embedded) -> None:
     port = grid.url.rpartition(":")[2]
     assert anybody.get("/", headers={"Cookie": f"koala_{port}={grid.shown}"}).status_code == 303
+
+
+@pytest.mark.parametrize("others", ['other={"a":"b"}', "bad name=1", "x[1]=a b", 'x="', "x", "path=/", "x=\xe9"])
+def test_what_others_of_the_host_keep_in_a_browser_hides_no_login(
+    anybody: httpx2.Client, grid: Embedded, others: str
+) -> None:
+    assert logged_in(anybody, grid.shown).status_code == 303
+    ((name, token),) = anybody.cookies.items()
+    for cookies in (f"{others}; {name}={token}", f"{name}={token}; {others}"):
+        assert httpx2.get(f"{grid.url}/", headers={"Cookie": cookies.encode()}).status_code == 200
+
+
+def test_of_two_cookies_of_its_name_none_is_believed(anybody: httpx2.Client, grid: Embedded) -> None:
+    assert logged_in(anybody, grid.shown).status_code == 303
+    ((name, token),) = anybody.cookies.items()
+    for cookies in (f"{name}={token}; {name}=other", f"{name}=other; {name}={token}"):
+        answer = httpx2.get(f"{grid.url}/", headers={"Cookie": cookies, "Accept": "text/html"})
+        assert answer.headers["location"].startswith("/login")

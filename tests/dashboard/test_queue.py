@@ -162,8 +162,17 @@ def test_a_form_changes_no_job_of_others_and_none_that_nobody_was_shown(
     assert [one["job"] for one in told["refused"]] == [jobs["bob"], jobs["alice"], 999]
     assert "is not yours" in told["refused"][0]["problem"]
     assert "was held when it was chosen, and is queued now" in told["refused"][1]["problem"]
-    for wrong in ("", "x", "1", "1:gone", ",".join(f"{job}:queued" for job in range(1, 1002))):
+    for wrong in (
+        "",
+        "x",
+        "1",
+        "1:gone",
+        f"{2**63}:queued",
+        f"-{2**63}:failed",
+        ",".join(f"{job}:queued" for job in range(1, 1002)),
+    ):
         assert alice.send(where, "/queue/cancel", jobs=wrong).status_code == 422
+    alice.see(f"/queue/confirm?action=cancel&job={2**63}", 422)
     assert alice.send(where, "/queue/cancel", csrf="x").status_code == 403
     assert alice.send(where, "/queue/cancel", reason="x" * 1001).status_code == 422
     assert grid.job(jobs["bob"])["state"] == grid.job(jobs["alice"])["state"] == "queued"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from koalapy.model.alert import OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity
+from koalapy.model.alert import LET_OTHERS_GO, OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity
 from koalapy.model.identity import Identity, Role
 from koalapy.service.alerts import Alerts
 
@@ -85,7 +85,13 @@ async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: S
         alert(),
         alert(AlertKind.JOB_STARVES, "job 1", job=1, user="ada", remedy="koala hold 2"),
         alert(AlertKind.CLAIM_STUCK, "job 2", job=2, user="bob", cluster="north"),
-        alert(AlertKind.QUEUE_FLOODED, "user bob", user="bob"),
+        alert(
+            AlertKind.QUEUE_FLOODED,
+            "user bob",
+            user="bob",
+            cause="1 others wait as well: ada",
+            remedy="limits.users.bob",
+        ),
         alert(AlertKind.DATABASE, "database"),
         alert(AlertKind.DISK, "disk spool of north", cluster="north"),
         alert(AlertKind.OLD_VERSION, "daemon"),
@@ -96,6 +102,8 @@ async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: S
     told = {each.target: each.remedy for each in scene.alerts.told_to(ADA)}
     assert told == {"cluster north": OPERATORS_SEE_IT, "job 1": "see what it waits for: koala explain 1"}
     assert {each.target for each in scene.alerts.told_to(BOB)} == {"cluster north", "job 2", "user bob"}
+    (flood,) = (each for each in scene.alerts.told_to(BOB) if each.kind is AlertKind.QUEUE_FLOODED)
+    assert (flood.cause, flood.remedy) == ("others wait as well", LET_OTHERS_GO), "nobody is told whose jobs wait"
 
 
 async def test_a_check_that_breaks_keeps_no_other_from_being_told(scene: Scene) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import Query
+from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
@@ -58,7 +59,8 @@ DOES: Mapping[str, str] = {
 Text = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="which jobs, as user:alice state:waiting")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
-Chosen = Annotated[list[int], Query(max_length=MAX_CHOSEN)]
+JobNumber = Annotated[int, Field(ge=-fields.MAX_ID, le=fields.MAX_ID)]
+Chosen = Annotated[list[JobNumber], Query(max_length=MAX_CHOSEN)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,8 @@ def _shown(form: Form) -> dict[JobId, JobState]:
         found = {int(job): JobState(state) for job, state in pairs}
     except ValueError as error:
         raise UsageError("the form does not say which jobs", field="jobs", hint="choose them again") from error
+    if any(abs(job) > fields.MAX_ID for job in found):
+        raise UsageError("the form names jobs that cannot be", field="jobs", hint="choose them again")
     if not found or len(found) > MAX_CHOSEN:
         raise UsageError(f"the form names {len(found)} jobs", field="jobs", hint=f"choose 1 to {MAX_CHOSEN}")
     return found
