@@ -15,7 +15,7 @@ import pytest
 
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import DEADLINE, until
-from tests.needs import RSYNC, SMALL_DISKS, needs
+from tests.needs import CHROMIUM, RSYNC, SMALL_DISKS, needs
 
 pytestmark = pytest.mark.grid
 
@@ -47,6 +47,8 @@ class Grid(Embedded):
         (directory.parent / "koala.yaml").write_text(json.dumps(configuration))
         super().__init__(directory, KOALA_CONFIG=str(directory.parent / "koala.yaml"))
         self.west: subprocess.Popen[bytes] | None = None
+        self.page: Any = None
+        """Of an operator's browser that shows the dashboard, where there is one."""
 
     def measures(self, bandwidth: float) -> None:
         """What measuring a link finds from now on."""
@@ -96,13 +98,43 @@ class Grid(Embedded):
         alert = until(look, f"an alert {kind} of {target} for {words!r}: {self.alerts(kind)}")
         assert alert is not None
         assert all(alert[text] for text in ("summary", "cause", "remedy")), alert
+        self.shown_first(alert)
         return alert
+
+    def shown_first(self, alert: Alert) -> None:
+        """The dashboard's first screen has it, with its cause and what helps; one click leads to what says more."""
+        if self.page is None:
+            return
+        self.page.goto("/")
+        shown = self.in_browser(alert)
+        shown.wait_for()
+        assert all(alert[text] in shown.inner_text() for text in ("summary", "remedy")), shown.inner_text()
+        box = shown.bounding_box()
+        assert box["y"] + box["height"] <= self.page.viewport_size["height"], box
+        more = shown.get_by_role("link")
+        if more.count():
+            more.first.click()
+            self.page.locator("h1").wait_for()
+            assert self.page.locator("main .problem.refused").count() == 0
+            assert not re.match(r"[45]\d\d ", self.page.locator("h1").inner_text()), self.page.url
+
+    def in_browser(self, alert: Alert) -> Any:
+        """Its place on the first page."""
+        target = re.sub(r"[^A-Za-z0-9_-]+", "-", alert["target"])
+        return self.page.locator(f"#alert-{alert['kind']}-{target}")
 
     def over(self, kind: str) -> None:
         until(lambda: not self.alerts(kind), f"no alert {kind} any more: {self.alerts(kind)}")
 
     def do(self, alert: Alert) -> str:
-        """Do what an alert says that helps, to the letter: the first of its commands; what that printed."""
+        """Do what an alert says that helps: by the dashboard's own button where it has one, else to the letter, the
+        first of its commands; what that printed."""
+        if self.page is not None:
+            self.page.goto("/")
+            if (button := self.in_browser(alert).get_by_role("button")).count():
+                button.first.click()
+                self.page.wait_for_load_state()
+                return ""
         command = re.search(r"koala (?:[^;$]|\$\([^)]*\))*", alert["remedy"])
         assert command is not None, alert
         script = f'koala() {{ {" ".join(self.koala)} "$@"; }}; {command[0]}'
@@ -119,10 +151,18 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     (data := directory / "data").mkdir(mode=0o700)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m,mode=0700", "tmpfs", data], check=False)
     grid = Grid(data)
+    browsing = contextlib.ExitStack()
     try:
-        yield grid.start()
+        grid.start()
+        if CHROMIUM.is_met:
+            from tests.dashboard.browser import Visitor, chromium
+
+            operator = Visitor(browsing.enter_context(chromium()), grid.url, grid.shown)
+            grid.page = operator.page
+        yield grid
         grid.settle()
     finally:
+        browsing.close()
         grid.stop_west()
         close(grid)
         if mounted.returncode == 0:

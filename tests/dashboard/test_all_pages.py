@@ -1,0 +1,119 @@
+"""What holds of every page: people of all kinds can use it, it says as much without scripts, and it is small."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.dashboard.conftest import Visit
+from tests.dashboard.pages import linked_pages
+from tests.grid.embedded import Embedded
+
+MAX_COMPRESSED = 100 * 1024
+SERIOUS = ("serious", "critical")
+ROLES = ("user", "operator", "admin")
+
+
+@contextmanager
+def browser_of(grid: Embedded, token: str) -> Iterator[httpx2.Client]:
+    """What a browser without scripts is to the daemon."""
+    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60) as client:
+        answer = client.post("/login", data={"token": token}, headers={"Origin": grid.url})
+        assert answer.status_code == 303
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tokens(grid: Embedded) -> dict[str, str]:
+    """By role, each of somebody of his own."""
+    made = {}
+    for role in ROLES:
+        order = {"user": f"a-{role}", "role": role}
+        made[role] = grid.http.post("/api/v1/tokens", json=order).raise_for_status().json()["token"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def jobs(grid: Embedded) -> list[int]:
+    """One that is over, one that runs, one that waits."""
+    over = grid.submit({"type": "flexible", "total_size": 2}, "true", launcher="processes", name="over")
+    grid.wait(over)
+    seven = {"type": "nonfixed", "components": [{"size": 4}, {"size": 3}]}
+    runs = grid.submit(seven, "sleep", "600", launcher="processes")
+    grid.wait_state(runs, "running")
+    waits = grid.submit(seven, "true", launcher="processes")
+    return [over, runs, waits]
+
+
+@pytest.fixture(scope="module")
+def admin(grid: Embedded, tokens: dict[str, str], jobs: list[int]) -> Iterator[httpx2.Client]:
+    with browser_of(grid, tokens["admin"]) as client:
+        yield client
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_page_that_somebody_is_led_to_is_shown(
+    grid: Embedded, tokens: dict[str, str], jobs: list[int], role: str
+) -> None:
+    with browser_of(grid, tokens[role]) as client:
+        found = linked_pages(client)
+        assert {path: client.get(path).status_code for path in found} == dict.fromkeys(found, 200)
+
+
+def test_every_page_is_small(admin: httpx2.Client) -> None:
+    """With all that it loads."""
+    for path in linked_pages(admin):
+        page = admin.get(path).text
+        loaded = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
+        sizes = [len(gzip.compress(text)) for text in (page.encode(), *(admin.get(file).content for file in loaded))]
+        assert sum(sizes) <= MAX_COMPRESSED, (path, sizes)
+
+
+def test_every_page_says_the_same_as_json(admin: httpx2.Client) -> None:
+    for path in linked_pages(admin):
+        (twin,) = re.findall(r'<a href="([^"]+)">this page as JSON</a>', admin.get(path).text)
+        answer = admin.get(twin.replace("&amp;", "&"))
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json"), path
+        assert isinstance(answer.json(), dict)
+
+
+def test_nothing_is_loaded_from_elsewhere_or_written_into_pages(admin: httpx2.Client) -> None:
+    """Styles and scripts stand in files of the daemon, as the security policy wants it."""
+    for path in linked_pages(admin):
+        answer = admin.get(path)
+        assert "'unsafe" not in answer.headers["content-security-policy"]
+        assert not re.search(r'\sstyle="|\son[a-z]+="|<style|<script(?! src="/static/)|="https?://', answer.text), path
+
+
+@pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}], ids=str)
+def test_everybody_can_use_every_page(visit: Visit, admin: httpx2.Client, look: dict[str, Any]) -> None:
+    """By the rules of WCAG 2.2 AA, as far as axe-core can tell; nothing runs out of a narrow screen."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    visitor = visit(**look)
+    found = {}
+    for path in linked_pages(admin):
+        page = visitor.open(path, live=False)
+        told = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}).response
+        bad = [
+            (one["id"], one["nodes"][0]["html"][:150], one["nodes"][0].get("failureSummary", "")[:300])
+            for one in told["violations"]
+            if one["impact"] in SERIOUS
+        ]
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        if bad or wide > 0:
+            found[path] = (bad, f"{wide} px too wide")
+    assert not found, json.dumps(found, indent=1)
+
+
+def test_every_page_reads_without_scripts(visit: Visit, admin: httpx2.Client) -> None:
+    visitor = visit(java_script_enabled=False)
+    for path in linked_pages(admin):
+        visitor.page.goto(path)
+        assert visitor.page.locator("h1").count() == 1, path
+        assert visitor.page.locator("main").inner_text().strip(), path
