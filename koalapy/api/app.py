@@ -112,6 +112,9 @@ def _describe(app: FastAPI) -> None:
             for operation in operations:
                 # What is said before the request comes to its route.
                 operation["responses"] = before | operation["responses"]
+                for answer in operation["responses"].values():
+                    if "application/problem+json" in (content := answer.get("content", {})):
+                        content.pop("application/json", None)  # which FastAPI adds for its form
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
                     if access_of(path, operation["operationId"]) == "everybody":

@@ -49,6 +49,8 @@ def _acceptable(given: JobSpec) -> JobSpec:
         inputs=tuple(_acceptable_input(file, may_be_partitioned=True) for file in spec.inputs),
         bundle=spec.bundle and Bundle(_printable(spec.bundle.id), 0, 0),
         application=_printable(spec.application),
+        mail_user=_printable(spec.mail_user),
+        webhook=_printable(spec.webhook),
         internal=False,
     )
 
