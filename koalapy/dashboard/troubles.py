@@ -17,6 +17,8 @@ _WHERE = {
 }
 """The page that says more, and its name, of kinds that are about no cluster, job or user."""
 
+_HELPED_BY_DRAINING = (AlertKind.RESOURCE_MANAGER, AlertKind.BLACK_HOLE, AlertKind.CLUSTER_FLAPPING)
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -50,7 +52,7 @@ def _where(alert: Alert) -> tuple[str, str]:
 
 
 def _action(alert: Alert, grid: GridStatus) -> ClusterAction:
-    if alert.cluster not in grid or alert.kind in (AlertKind.SLOW_LINK, AlertKind.DISK):
+    if alert.cluster not in grid or alert.kind not in _HELPED_BY_DRAINING:
         return ""
     cluster = grid[alert.cluster]
     if cluster.health.unusable and alert.kind is AlertKind.BLACK_HOLE:

@@ -60,7 +60,7 @@ def main() -> None:
     given.into.mkdir(parents=True, exist_ok=True)
     pages = {"now": "/", "queue": "/queue", "job": "/jobs/7", "history": "/history"}
     if given.all:
-        more = ("clusters", "clusters/north", "room", "network", "scheduler", "users", "audit", "files", "workloads")
+        more = ("clusters", "clusters/north", "room", "network", "scheduler", "users", "audit", "files")
         pages |= {name: f"/{name}" for name in more}
     with grid_at_work() as grid, chromium() as browser:
         looks = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}

@@ -23,6 +23,8 @@ Alert = dict[str, Any]
 TOKEN = "the-agent-of-west-may-come"
 QUICK = {"hold": 0, "release": 0, "black_hole_failures": 3, "flapping_changes": 3, "claim_stuck_after": 1}
 QUICK |= {"starving_after": 1, "flood_jobs": 10}
+ONE_CLICK_AWAY = {"claim-stuck": ("Cancel…",), "queue-flooded": ("Hold…", "Cancel…"), "slow-link": ("Measure",)}
+"""Buttons of the page that an alert leads to."""
 OF_VERSION = "import sys, koalapy; koalapy.__version__ = sys.argv.pop(1); from koalapy.cli.main import main; main()"
 
 
@@ -117,6 +119,8 @@ class Grid(Embedded):
             self.page.locator("h1").wait_for()
             assert self.page.locator("main .problem.refused").count() == 0
             assert not re.match(r"[45]\d\d ", self.page.locator("h1").inner_text()), self.page.url
+            for button in ONE_CLICK_AWAY.get(alert["kind"], ()):
+                self.page.get_by_role("button", name=button).first.wait_for()
 
     def in_browser(self, alert: Alert) -> Any:
         """Its place on the first page."""
