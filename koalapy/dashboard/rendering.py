@@ -17,6 +17,7 @@ from koalapy.dashboard.pictures.distribution import distribution
 from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes
 from koalapy.dashboard.pictures.node_grid import node_grid
 from koalapy.dashboard.pictures.series import series
+from koalapy.model.job_search import word_of
 from koalapy.model.wording import clock, duration, nodes, three_digits
 
 POLICY = (
@@ -111,7 +112,7 @@ def _environment() -> Environment:
         "quoted": lambda text: quote(str(text), safe=""),
         "size": size,
     }
-    environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query}
+    environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query, "word_of": word_of}
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in PICTURES}
     environment.globals |= {"rate": rate, "seconds": seconds}

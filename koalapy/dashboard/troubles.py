@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
+from koalapy.model.job_search import word_of
 from koalapy.scheduling.grid import GridStatus
 
 ClusterAction = Literal["", "drain", "clear"]
@@ -43,7 +44,9 @@ def _where(alert: Alert) -> tuple[str, str]:
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
         return _WHERE[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:
-        return with_query("/queue", q=f"user:{alert.user} state:waiting"), f"what {alert.user} has in the queue"
+        return with_query(
+            "/queue", q=f"{word_of('user', alert.user)} state:waiting"
+        ), f"what {alert.user} has in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"
     if alert.cluster:

@@ -1,6 +1,7 @@
 """What somebody looks for among jobs, as a line of words: ``user:alice state:waiting cluster:north size>32``.
 
 Every word must hold. ``word:one,other`` is one of several, ``-word:x`` is its opposite, ``*`` stands for any letters.
+Between quotation marks all means itself, and two of them there are one.
 Without a ``state`` only jobs that are not over are meant.
 """
 
@@ -79,6 +80,10 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": lambda one, other: one > other,
     ">=": lambda one, other: one >= other,
 }
+_STAR = "\ue000"
+"""Stands for a ``*`` that means itself: nobody can give it, for it cannot be seen."""
+_QUOTED = re.compile(r'("(?:[^"]|"")*")')
+_PLAIN = re.compile(r"[\w.@+-]+")
 _WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
 _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
@@ -121,7 +126,7 @@ class JobSearch:
         """The one value that a kind must have, if the search says so; empty otherwise."""
         for word in self.words:
             if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
-                return word.values[0]
+                return word.values[0].replace(_STAR, "*")
         return ""
 
 
@@ -172,9 +177,20 @@ def _word(piece: str) -> Word:
     return _meant(piece, kind, operator, values, sign == "-")
 
 
+def word_of(kind: str, value: str) -> str:
+    """The word that means this value and nothing else, whoever has chosen it."""
+    told = value if _PLAIN.fullmatch(value) else '"' + value.replace('"', '""') + '"'
+    return f"{kind}:{told}"
+
+
 def _split(told: str) -> list[str]:
     """By the commas that are not between quotation marks, which go."""
-    return ["".join(part.split('"')) for part in re.findall(r'(?:"[^"]*"|[^,"])+|(?<=,)(?=,|$)|^$', told)] or [""]
+    values = [""]
+    for index, piece in enumerate(_QUOTED.split(told)):
+        first, *more = [piece[1:-1].replace('""', '"').replace("*", _STAR)] if index % 2 else piece.split(",")
+        values[-1] += first
+        values += more
+    return values
 
 
 def _quoted(before: str, text: str) -> str:
@@ -210,7 +226,7 @@ def _textual(known: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bo
     texts = known.texts
     if texts is None:
         return lambda job, now: True  # states are kept apart
-    exact = frozenset(value for value in values if "*" not in value)
+    exact = frozenset(value.replace(_STAR, "*") for value in values if "*" not in value)
     patterns = [_pattern(value) for value in values if "*" in value]
     if not patterns:
         return lambda job, now: any(text in exact for text in texts(job))
@@ -220,7 +236,8 @@ def _textual(known: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bo
 @lru_cache(100)
 def _pattern(value: str) -> re.Pattern[str]:
     """Only ``*`` means something."""
-    return re.compile(translate(re.sub(r"[\[?]", lambda match: f"[{match[0]}]", value)))
+    pattern = translate(re.sub(r"[\[?]", lambda match: f"[{match[0]}]", value))
+    return re.compile(pattern.replace(_STAR, r"\*"))
 
 
 def _numeric(piece: str, known: _Kind, operator: str, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
@@ -239,4 +256,5 @@ def _number(piece: str, known: _Kind, value: str) -> float:
 
 
 def _refuse(value: str, problem: str, way_out: str) -> NoReturn:
+    problem, value = problem.replace(_STAR, "*"), value.replace(_STAR, "*")
     raise UsageError(problem[:300], field="q", value=value[:100], hint=way_out[:500])

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.api.redaction import as_others_see
 from koalapy.model.errors import UsageError
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority
-from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, parse_search
+from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, parse_search, word_of
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.service.jobs import JobRecord
 
@@ -59,6 +59,8 @@ def found(text: str, *, in_whole: bool = True) -> list[int]:
         ("restarts>0", [3]),
         ('name:"wave 1"', [1]),
         ('name:"a,b"', [3]),
+        ('name:"wave*"', []),
+        ('name:"wave"*', [1]),
         ("name:wave*", [1]),
         ("name:[x] state:any", [4]),
         ("name:[x* state:any", [4]),
@@ -101,6 +103,23 @@ def test_a_search_that_makes_no_sense_names_the_word_and_the_way_out(text: str, 
     assert says in error.value.message
     assert way_out in error.value.hint
     assert error.value.field == "q"
+
+
+visible = st.text(st.one_of(st.sampled_from('*,":- ab'), st.characters(categories=("L", "N", "P", "S"))), min_size=1)
+
+
+@given(visible.map(str.strip).filter(bool))
+@example("bob,alice")
+@example("*")
+@example('"')
+@example('a" user:"alice')
+def test_the_word_of_a_value_means_it_and_nothing_else(name: str) -> None:
+    search = parse_search(f"{word_of('user', name)} state:any")
+    job = replace(JOBS[0], spec=replace(JOBS[0].spec, owner=name))
+    others = [each for each in JOBS if each.spec.owner != name]
+    assert search.matches(job, NOW)
+    assert search.only("user") == name
+    assert not any(search.matches(each, NOW) for each in others)
 
 
 values = st.sampled_from(

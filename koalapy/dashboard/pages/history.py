@@ -24,7 +24,6 @@ SHARES = frozenset({"utilisation", "success", "coallocated"})
 TIMES = frozenset({"queue_time", "response_time"})
 MAX_CURVES = 8
 """Of the largest in node-seconds; the table has all."""
-LINKS = {Kind.CLUSTER: "/clusters/", Kind.USER: "/queue?q=user:"}
 
 
 @dataclass(frozen=True, slots=True)

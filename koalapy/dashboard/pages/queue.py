@@ -18,7 +18,7 @@ from koalapy.dashboard.rendering import with_query
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
-from koalapy.model.job_search import KINDS, MAX_LENGTH, parse_search
+from koalapy.model.job_search import KINDS, MAX_LENGTH, parse_search, word_of
 from koalapy.ports import JobFilter
 from koalapy.service.bulk_actions import ActionResult
 from koalapy.service.job_finder import JobFinder
@@ -267,7 +267,7 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 def _examples(by: Identity) -> Sequence[Example]:
     return (
         Example("all that are not over", ""),
-        Example("yours", f"user:{by.user}"),
+        Example("yours", word_of("user", by.user)),
         Example("waiting", "state:waiting"),
         Example("held", "state:held"),
         Example("active", "state:active"),
