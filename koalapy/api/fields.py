@@ -103,6 +103,7 @@ def _whole(value: object) -> object:
 
 Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=MAX_INTEGER)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
+Count = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=0, le=MAX_INTEGER)]
 Positive = Annotated[Number, number_within(Bounds(least=1))]
 
 JobId = Annotated[

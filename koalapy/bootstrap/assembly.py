@@ -26,6 +26,7 @@ from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
 from koalapy.api.shown import ShownTokens
+from koalapy.api.workloads import workloads_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.alerts import alerts_of
 from koalapy.bootstrap.handover import write_handover
@@ -85,6 +86,7 @@ from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
 from koalapy.service.services import Services
+from koalapy.service.workload_reports import WorkloadReports
 from koalapy.service_manager import ServiceManager
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.engine import file_of
@@ -324,7 +326,10 @@ def _services(
     limits = LimitsInUse(engine, bundles, results)
     history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
     alerts = alerts_of(settings, engine, hub, health, network, data_dir)
-    return Services(jobs, bundles, files, results, network, advisor, health, retention, limits, alerts, history)
+    workloads = WorkloadReports(data_dir / "workloads", settings.workloads_quota, clock)
+    return Services(
+        jobs, bundles, files, results, network, advisor, health, retention, limits, alerts, history, workloads
+    )
 
 
 def _duties(settings: Settings, services: Services, engine: Engine, certificate: Certificate | None) -> list[Duty]:
@@ -352,6 +357,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, e
         limits_router(services.limits),
         alerts_router(services.alerts),
         history_router(services.history),
+        workloads_router(services.workloads),
         changes_router(engine.changes),
     ]
 

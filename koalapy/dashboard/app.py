@@ -21,6 +21,7 @@ from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.room import add_room
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.users import add_users
+from koalapy.dashboard.pages.workloads import add_workloads
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
 from koalapy.service.audit import Audit
@@ -46,6 +47,7 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     add_files(dashboard, services)
     add_audit(dashboard, audit)
     add_history(dashboard, services.history)
+    add_workloads(dashboard, services.workloads)
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)

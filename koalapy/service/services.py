@@ -13,6 +13,7 @@ from koalapy.service.limits import LimitsInUse
 from koalapy.service.network import Network
 from koalapy.service.results import Results
 from koalapy.service.retention import Retention
+from koalapy.service.workload_reports import WorkloadReports
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,4 @@ class Services:
     limits: LimitsInUse
     alerts: Alerts
     history: History
+    workloads: WorkloadReports

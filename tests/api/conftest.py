@@ -18,6 +18,7 @@ from koalapy.api.history import history_router
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
+from koalapy.api.workloads import workloads_router
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
@@ -51,6 +52,7 @@ from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
+from koalapy.service.workload_reports import WorkloadReports
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
@@ -73,6 +75,7 @@ TOKEN = "a-token-for-tests"
 NO_PAGE = {"X-Requested-With": "koala"}
 """Shown by who posts without JSON."""
 BUNDLE_LIMIT = 2 * 1024 * 1024
+WORKLOADS_QUOTA = 200_000
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
 LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5e-4)}
@@ -157,6 +160,7 @@ async def serving(
         advisor_router(Advisor(experience, SqlAdvice(database))),
         limits_router(LimitsInUse(engine, bundles, results)),
         history_router(History(SqlHistory(database), engine.clock, engine.queries.jobs)),
+        workloads_router(WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock)),
     ]
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
     kept = SqlTokens(database)

@@ -47,9 +47,11 @@ SENSE = re.compile(
             "there is no such cluster",
             "replica catalogue does not know",
             "there is no bundle",
+            "there is no report",
             "policy is .*",
             "no policy",
             # what else is said
+            "samples has|samples.at goes back",
             "command is empty",
             "more than the total_size",
             "sums to",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import uvicorn
@@ -18,9 +19,11 @@ from koalapy.api.app import create_app
 from koalapy.api.files import files_router
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
+from koalapy.api.workloads import workloads_router
 from koalapy.cli.main import main
 from koalapy.service.audit import Audit
 from koalapy.service.identities import Identities
+from koalapy.service.workload_reports import WorkloadReports
 from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
@@ -57,6 +60,7 @@ class Server:
     tokens: tuple[str, ...] = (TOKEN,)
     limits: Any = None
     """What is told of limits, if anything is."""
+    workloads: WorkloadReports | None = None
     identities: Identities | None = None
     """Who may come in; by default as administrators who shows one of the tokens."""
     agents: dict[str, str | None] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class Server:
             advisor_router(self.advisor.advisor),
             files_router(self.files, self.bundles, self.results),
             *([limits_router(self.limits)] if self.limits else []),
+            *([workloads_router(self.workloads)] if self.workloads else []),
         ]
         identities = self.identities or administrators(*self.tokens)
         app = create_app(self.service, self.service, identities, routers, audit=self.audit)
@@ -93,8 +98,9 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.getbasetemp() / f"workloads-{uuid4().hex}"  # which is made when there is something
+    server = Server(workloads=WorkloadReports(folder, 2**30, time.time))
     server.start()
     yield server
     server.end()
