@@ -108,7 +108,7 @@ async def test_nobody_s_reports_make_way_for_those_of_one_who_has_more(tmp_path:
     with pytest.raises(NotFoundError):
         await reports.read(ADA, kept[0].id)
     assert len(names_in(tmp_path)) == 3
-    with pytest.raises(FullError, match="workloads_quota is 10 B"):
+    with pytest.raises(FullError, match="workloads_quota is 10 bytes"):
         await WorkloadReports(tmp_path / "small", 10, iter(range(9)).__next__).keep("ada", "", report_to_send())
     assert "small" not in names_in(tmp_path)
 

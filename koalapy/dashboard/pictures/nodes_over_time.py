@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from koalapy.model.wording import three_digits
-
 WIDTH, HEIGHT = 640, 190
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 30, 24
 
@@ -38,13 +36,13 @@ def nodes_over_time(spans: Sequence[Held], label: str, told: Callable[[float], s
         return f"{TOP + high * (1 - value / top):.1f}"
 
     most = max(span.jobs for span in spans)
-    said = escape(f"{label}: jobs had at most {three_digits(most)} of {three_digits(top)} nodes")
+    said = escape(f"{label}: jobs had at most {most:.3g} of {top:.3g} nodes")
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     parts = [f'<svg class="held" {size} role="img" aria-label="{said}">']
     for share in (0.0, 0.5, 1.0):
         at = y(share * top)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{float(at) + 3:.1f}">{three_digits(share * top)}</text>')
+        parts.append(f'<text class="end" x="{LEFT - 6}" y="{float(at) + 3:.1f}">{share * top:.3g}</text>')
         kind = "start" if not share else "end" if share == 1 else "middle"
         moment = first + share * (last - first)
         parts.append(f'<text class="{kind}" x="{x(moment)}" y="{HEIGHT - 6}">{escape(told(moment))}</text>')
