@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import structlog
@@ -33,6 +32,8 @@ WALLTIME = 120.0
 """Seconds that a ping-pong may take, on the slowest of links."""
 START_AND_END_GRACE = 60.0
 """Seconds that it may take beside, to be started and ended."""
+MAX_LATENCY, MAX_BANDWIDTH = 3600.0, 1e15
+"""Seconds, and bytes per second: what a measurement tells beyond is none. Of bandwidth there is a byte at least."""
 MAX_OUTPUT_SIZE = 64 * 1024
 CONNECT_TIMEOUT = 20.0
 """Seconds from the daemon's start for which who asks waits for agents that have not connected."""
@@ -347,4 +348,6 @@ def _told(line: str) -> tuple[float, float, float] | None:
         found = float(pair["latency"]), float(ways[0]), float(ways[-1])
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    return found if all(isfinite(value) and value > 0 for value in found) else None
+    latency, *bandwidths = found
+    possible = 0 < latency <= MAX_LATENCY and all(1 <= value <= MAX_BANDWIDTH for value in bandwidths)
+    return found if possible else None

@@ -54,6 +54,13 @@ def test_links_that_are_much_alike_look_so() -> None:
     assert [step_of(bandwidth, 9e5, 1e6) for bandwidth in (9e5, 1e6)] == [STEPS, STEPS]
 
 
+@pytest.mark.parametrize("low", [5e-324, 1.0, 1e308])
+def test_no_number_is_without_a_shade(low: float) -> None:
+    shades = {step_of(bandwidth, low, 1e308) for bandwidth in (low, 1e308)}
+    assert shades <= set(range(1, STEPS + 1))
+    assert step_of(5e-324, 5e-324, 5e-324) == STEPS
+
+
 def test_a_large_cluster_has_squares_for_several_nodes_each_and_loses_no_kind() -> None:
     picture = node_grid(NodeCounts(running=10 * MAX_SQUARES, down=1), stale=True)
     assert picture.count("<rect") <= MAX_SQUARES + 5

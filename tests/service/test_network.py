@@ -53,6 +53,11 @@ def silent(_token: str, leads: bool) -> tuple[str, dict[str, Any]]:
     return ("hello\n", {"program_exit": 0}) if leads else ("", {})
 
 
+def absurd(_token: str, leads: bool) -> tuple[str, dict[str, Any]]:
+    told = '{"pairs": [{"latency": 0.1, "bandwidth": 5e-324}]}\n{"pairs": [{"latency": 1, "bandwidth": 1e308}]}\n'
+    return (told, {"program_exit": 0}) if leads else ("", {})
+
+
 class Site:
     """A cluster that gives every component its nodes, and does with its program what ``act`` says."""
 
@@ -238,7 +243,9 @@ async def test_nodes_that_do_not_reach_each_other_make_a_link_unreachable_until_
     assert world.link(BOTH) == Link(0.25, 2e6)
 
 
-@pytest.mark.parametrize(("act", "said"), [(broken, "No module named numpy"), (silent, "told no result")])
+@pytest.mark.parametrize(
+    ("act", "said"), [(broken, "No module named numpy"), (silent, "told no result"), (absurd, "told no result")]
+)
 async def test_a_program_that_tells_nothing_says_nothing_of_the_link(world: World, act: Act, said: str) -> None:
     network = world.new_network({BOTH: Link(0.1, 5e6)})
     world.sites["north"].act = act

@@ -96,8 +96,8 @@ def step_of(bandwidth: float | None, low: float, high: float) -> int:
     """Of ``STEPS``, which go over a factor of ten at least: where all are much alike, they look so."""
     if not bandwidth:
         return 0
-    low = min(low, high / 10)
-    share = log(bandwidth / low) / log(high / low)
+    span = max(log(high) - log(low), log(10))
+    share = 1 - (log(high) - log(bandwidth)) / span
     return min(STEPS, 1 + int(share * STEPS))
 
 
