@@ -5,9 +5,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from koalapy.dashboard.pages.clusters import failures_of
+from koalapy.dashboard.pages.clusters import calls_seen, failures_of
 from koalapy.dashboard.survey import SLICE, Survey, Surveyor
+from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.service.changes import Changes
@@ -71,3 +73,13 @@ def test_a_clusters_failures_are_its_own_by_cause_and_the_most_frequent_first() 
     north, south = failures_of(instruments, "north"), failures_of(instruments, "south")
     assert (north.claims, list(north.claims_failed.items())) == (7, [("local-users", 3), ("limit", 1)])
     assert (north.attempts_failed, south.claims, south.attempts_failed) == ({}, 0, {"lost": 2})
+
+
+def test_what_a_resource_manager_says_of_jobs_is_told_operators_only() -> None:
+    calls = tuple(
+        LrmCalls(each, 1, 1, last_error=f"{each}: alice", failed_ago=1.0) for each in (*LrmOperation, "later")
+    )
+    cluster = cast(Any, SimpleNamespace(calls=calls, reported_at=5.0))
+    seen = {role: {each.last_error for each in calls_seen(cluster, Identity("bob", role, ""))} for role in Role}
+    assert seen[Role.OPERATOR] == seen[Role.ADMIN] == {each.last_error for each in calls}
+    assert seen[Role.USER] == {"", "open: alice", "snapshot: alice", "version: alice"}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from urllib.parse import quote
 
@@ -15,9 +15,9 @@ from koalapy.dashboard.survey import Surveyor
 from koalapy.dashboard.troubles import Trouble, trouble_of
 from koalapy.model.cluster import Drain
 from koalapy.model.disk import Disk
-from koalapy.model.identity import Identity
+from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import Versions
+from koalapy.model.reports import LrmOperation, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.queries import Queries
@@ -28,6 +28,8 @@ from koalapy.validation.permissions import may_see_all_of
 MAX_COMPONENTS_SHOWN = 100
 
 
+OF_NO_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
+"""Calls that are about no single job: errors of others may tell whose a job is and what it runs."""
 PLACES = ("directory", "replica_directories")
 """Of what a kind of cluster has to tell, what has no place of its own on the page."""
 
@@ -132,6 +134,14 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     )
 
 
+def calls_seen(cluster: ClusterStatus, by: Identity) -> list[Calls]:
+    """How its resource manager answered; what it said of jobs, which may be anybody's, is for operators."""
+    told = [calls_of(each, cluster.reported_at) for each in cluster.calls]
+    if by.may(Role.OPERATOR):
+        return told
+    return [each if each.operation in OF_NO_JOB else replace(each, last_error="") for each in told]
+
+
 def components_on(cluster: ClusterStatus, queries: Queries, by: Identity) -> Iterator[ComponentThere]:
     """The first ones, as somebody may see them."""
     for token, size in islice(cluster.live.items(), MAX_COMPONENTS_SHOWN):
@@ -170,7 +180,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
             notices=known.notices,
             lacks=sorted(known.lacks),
             versions=known.versions,
-            calls=[calls_of(told, known.reported_at) for told in known.calls],
+            calls=calls_seen(known, caller),
             told_at=known.reported_at,
             disks=known.disks,
             components=list(components_on(known, queries, caller)),
