@@ -14,6 +14,8 @@ MAX_SPANS = 200
 """Of a curve."""
 MAX_HELD = 80
 """Stretches of time in which means are told."""
+MIN_TIME = 1e-6
+"""Seconds: there is nothing to draw of less, and it cannot be parted."""
 ALL = "all"
 
 
@@ -53,7 +55,7 @@ def uses_of(report: Json, most: int) -> list[ClusterUse]:
 
 def held(at: Sequence[float], clusters: Sequence[Json]) -> list[Held]:
     """Means of what clusters had together; each look holds until the next one."""
-    if len(at) < 2 or at[-1] <= at[0] or not clusters:
+    if len(at) < 2 or at[-1] - at[0] < MIN_TIME or not clusters:
         return []
     width = (at[-1] - at[0]) / min(MAX_HELD, len(at) - 1)
     looks = [

@@ -95,3 +95,8 @@ def test_means_over_time_are_those_of_the_whole() -> None:
         mean = report["summary"][f"{spread.name}_time"]
         assert sum(spread.spans) / len(spread.spans) == pytest.approx(mean)
         assert spread.within(0.0) == spread.spans[0] <= spread.within(0.5) <= spread.within(1.0) == spread.spans[-1]
+
+
+def test_no_time_at_all_is_no_picture() -> None:
+    look = {"total": [1, 1, 1], "used": [0, 0, 0], "background": [0, 0, 0]}
+    assert held([0.0, 0.0, 5e-324], [look]) == []
