@@ -56,6 +56,8 @@
     next.querySelector("a")?.focus();
     next.scrollIntoView({ block: "nearest" });
   };
+  // Who asks for the filter on a page that has none is led to the queue's.
+  if (location.hash === "#q") document.getElementById("q")?.focus();
   let going = false;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -74,7 +76,7 @@
     else if (key === "?") document.getElementById("keys")?.showModal();
     else if (key === "/") {
       const filter = document.querySelector("input[type=search]");
-      if (filter) filter.focus(); else location.href = "/queue";
+      if (filter) filter.focus(); else location.href = "/queue#q";
     }
     else if (key === "j") move(1);
     else if (key === "k") move(-1);
