@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from koalapy.dashboard.pages.queue import MAX_OUTCOMES, OutcomeView, _Outcomes
+from koalapy.model.errors import NotFoundError
 from tests.dashboard.conftest import Visit
 from tests.dashboard.people import Person, token_of
 from tests.grid.embedded import Embedded
@@ -244,3 +246,14 @@ def test_a_flood_is_shown_and_ended_at_once(visit: Visit, grid: Embedded) -> Non
     done = person.send("/queue/confirm?action=cancel&all=true&q=user:henry", "/queue/cancel", reason="enough")
     assert len(person.told(done.headers["location"] + ".json")["done"]) == 40
     person.close()
+
+
+def test_nobody_makes_what_became_of_others_acts_be_forgotten() -> None:
+    kept, view = _Outcomes(), OutcomeView("cancelled", (), (), "")
+    first = kept.add("ada", view)
+    own = [kept.add("mallory", view) for _ in range(MAX_OUTCOMES)]
+    assert kept.get("ada", first) is view
+    assert kept.get("mallory", own[-1]) is view
+    for forgotten in (own[0], first):
+        with pytest.raises(NotFoundError):
+            kept.get("mallory", forgotten)

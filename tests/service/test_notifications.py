@@ -77,7 +77,7 @@ def job(ident: int, state: JobState, spec: JobSpec = SPEC, **more: Any) -> Job:
     return Job(ident, spec, 900.0, state, **more)
 
 
-def refuse(error: NotTold) -> Callable[[Notification], None]:
+def refuse(error: Exception) -> Callable[[Notification], None]:
     def answer(_: Notification) -> None:
         raise error
 
@@ -103,8 +103,9 @@ def test_what_has_happened() -> None:
     assert list(happened(job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
 
 
-async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scene: Scene) -> None:
-    scene.answer = refuse(NotTold("away"))
+@pytest.mark.parametrize("error", [NotTold("away"), LookupError("nobody thought of this")], ids=str)
+async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scene: Scene, error: Exception) -> None:
+    scene.answer = refuse(error)
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     pauses: list[float] = []
     while scene.memory.notifications:

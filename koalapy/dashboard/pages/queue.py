@@ -31,7 +31,8 @@ MAX_CHOSEN = 1000
 """Jobs that are acted on at once."""
 ROWS_AT_ONCE = 20
 """Rows that are made before others have their turn: each may ask a policy why its job waits."""
-MAX_OUTCOMES = 100
+MAX_OUTCOMES, MAX_OWN_OUTCOMES = 1000, 20
+"""Of all users, and of one: nobody's acts make those of others be forgotten."""
 MAX_REASON = 1000
 
 Action = Literal["cancel", "hold", "release", "high", "low"]
@@ -139,13 +140,16 @@ class OutcomeView:
 
 
 class _Outcomes:
-    """The last ones, each for who acted: a page tells them after the form is sent."""
+    """The last ones of each who acted: a page tells them after the form is sent."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[str, OutcomeView]] = OrderedDict()
 
     def add(self, user: str, view: OutcomeView) -> str:
         ident = secrets.token_urlsafe(12)
+        own = [each for each, (owner, _) in self._kept.items() if owner == user]
+        for oldest in own[: max(0, len(own) + 1 - MAX_OWN_OUTCOMES)]:
+            del self._kept[oldest]
         self._kept[ident] = (user, view)
         while len(self._kept) > MAX_OUTCOMES:
             self._kept.popitem(last=False)

@@ -183,7 +183,7 @@ class Notifications:
         try:
             if (why_not := self._why_not(each)) or (sender := self._senders.get(each.channel)) is None:
                 raise NotTold(why_not or "this daemon does not send such any more", for_good=True)
-            await sender.tell(each)
+            await self._told_by(sender, each)
         except NotTold as error:
             if error.for_good or self._clock() - each.at >= self._section.keep:
                 log.warning("a notification is given up", action="notification-failed", reason=str(error), **told)
@@ -236,3 +236,14 @@ class Notifications:
                     self._told -= told
             except (StoreUnavailable, LeaseLost) as error:
                 log.warning("what is on its way is not kept", action="notifications-not-kept", error=error.message)
+
+    @staticmethod
+    async def _told_by(sender: Sender, each: Notification) -> None:
+        """``NotTold``, also for what no sender has foreseen: nothing is tried for ever."""
+        try:
+            await sender.tell(each)
+        except NotTold:
+            raise
+        except Exception as error:
+            log.error("a notification met a mistake of ours", action="notification-broken", exc_info=error)
+            raise NotTold(f"a mistake of ours: {type(error).__name__}") from error
