@@ -20,6 +20,7 @@ from koalapy.api.guard import Guard
 from koalapy.api.headers import AnswerHeaders
 from koalapy.api.health import health_router
 from koalapy.api.hosts import Hosts
+from koalapy.api.job_actions import job_actions_router
 from koalapy.api.jobs import jobs_router
 from koalapy.api.login import login_router
 from koalapy.api.problems import declared, install
@@ -76,6 +77,7 @@ def create_app(
         dependencies=[Depends(authorizer(jobs.theirs))],
     )
     app.include_router(jobs_router(jobs), prefix="/api/v1")
+    app.include_router(job_actions_router(jobs), prefix="/api/v1")
     app.include_router(events_router(jobs), prefix="/api/v1")
     app.include_router(explain_router(jobs), prefix="/api/v1")
     app.include_router(clusters_router(jobs), prefix="/api/v1")

@@ -13,24 +13,21 @@ from koalapy.api import fields
 from koalapy.api.access import Caller, Id
 from koalapy.api.aside import json_list
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Moment, Output, Problem
-from koalapy.api.problems import declared, problem_of
+from koalapy.api.fields import Moment, Output
+from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.redaction import as_others_see
 from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState, Priority
+from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobFilter
-from koalapy.service.bulk_actions import ActionResult
 from koalapy.service.jobs import JobRecord, Jobs
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_SECONDS = 60.0
 MAX_PAGE_SIZE = 1000
-MAX_JOBS = 1000
-"""Jobs that may be acted on at once."""
 
 Key = Annotated[fields.Text | None, Header(alias="Idempotency-Key", max_length=200, min_length=1)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="seconds to wait for the job to be over")]
@@ -42,39 +39,7 @@ Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whos
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
-Chosen = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
-
-
-class Why(Input):
-    """Why somebody acts on a job."""
-
-    reason: fields.Reason = ""
-
-
-class CancelOrder(Why):
-    """Which jobs are to end, and why."""
-
-    jobs: Chosen
-
-
-class HoldOrder(Why):
-    """Which jobs are not to be placed for now, and why."""
-
-    jobs: Chosen
-
-
-class ReleaseOrder(Input):
-    """Which jobs may be placed again."""
-
-    jobs: Chosen
-
-
-class PriorityOrder(Why):
-    """Which jobs are to have another priority, and why."""
-
-    jobs: Chosen
-    priority: Priority
 
 
 JobInputView = view_model("JobInputView", InputFile, "An input of every component.", without={"part"})
@@ -235,32 +200,6 @@ class AttemptList(Output):
     """In order; ``generation`` counts them from 1."""
 
 
-class CancelledJob(Output):
-    """What became of one job: its state now, or what stood against it."""
-
-    job: int
-    state: JobState | None
-    """``cancelled``, or what it is until all its nodes are given back; null where there is a problem."""
-    problem: Problem | None
-
-
-class CancelledJobs(Output):
-    jobs: list[CancelledJob]
-    """Each job once, in the order that they were given in."""
-
-
-class ChangedJob(CancelledJob):
-    """What became of one job: how it is now, or what stood against it."""
-
-    priority: Priority | None
-    """Null where there is a problem."""
-
-
-class ChangedJobs(Output):
-    jobs: list[ChangedJob]
-    """Each job once, in the order that they were given in."""
-
-
 def job_view(record: JobRecord) -> JobView:
     """All of it, for those who may see that."""
     view: JobView = JobView.model_validate(_told_of(record))
@@ -371,7 +310,6 @@ def jobs_router(service: Jobs) -> APIRouter:
         return await json_list("jobs", (seen_by(caller, record) for record in records), {"next": address})
 
     _add_views(router, service)
-    _add_actions(router, service)
     return router
 
 
@@ -424,55 +362,6 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
 
 
-def _add_actions(router: APIRouter, service: Jobs) -> None:
-    acted = declared(400, 401, 404, 409, 413, 422, 503)
-    bulk = service.bulk
-
-    @router.post(
-        "/cancel", response_model=CancelledJobs, operation_id="cancel_jobs", responses=declared(400, 401, 413, 422, 503)
-    )
-    async def cancel_all(order: CancelOrder, caller: Caller) -> Any:
-        """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
-
-        One that is cancelled already is told as such, so that the same request may be sent again.
-        """
-        return {"jobs": [_cancelled(done) for done in await bulk.cancel(order.jobs, caller, order.reason)]}
-
-    several = declared(400, 401, 403, 413, 422, 503)
-
-    @router.post("/hold", response_model=ChangedJobs, operation_id="hold_jobs", responses=several)
-    async def hold_all(order: HoldOrder, caller: Caller) -> Any:
-        """Keep many queued jobs from being placed, each by itself; one that is held already is told as such."""
-        return {"jobs": [_changed(done) for done in await bulk.hold(order.jobs, caller, order.reason)]}
-
-    @router.post("/release", response_model=ChangedJobs, operation_id="release_jobs", responses=several)
-    async def release_all(order: ReleaseOrder, caller: Caller) -> Any:
-        """Let many held jobs be placed again, each by itself; one that is queued is told as such."""
-        return {"jobs": [_changed(done) for done in await bulk.release(order.jobs, caller)]}
-
-    @router.post("/priority", response_model=ChangedJobs, operation_id="set_priority", responses=several)
-    async def set_priority(order: PriorityOrder, caller: Caller) -> Any:
-        """Give many jobs that wait another priority, each by itself. Each keeps its place by when it came: in the other
-        queue it stands where it would had it been submitted so."""
-        done = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
-        return {"jobs": [_changed(each) for each in done]}
-
-    @router.post("/{job}/cancel", response_model=JobView, operation_id="cancel_job", responses=acted)
-    async def cancel(job: Id, caller: Caller, why: Why | None = None) -> Any:
-        """End a job; it is ``cancelled`` when all its nodes are given back."""
-        return job_view(await service.cancel(job, caller, why.reason if why else ""))
-
-    @router.post("/{job}/hold", response_model=JobView, operation_id="hold_job", responses=acted)
-    async def hold(job: Id, caller: Caller, why: Why | None = None) -> Any:
-        """Keep a queued job from being placed."""
-        return job_view(await service.hold(job, caller, why.reason if why else ""))
-
-    @router.post("/{job}/release", response_model=JobView, operation_id="release_job", responses=acted)
-    async def release(job: Id, caller: Caller) -> Any:
-        """Let a held job be placed again."""
-        return job_view(await service.release(job, caller))
-
-
 def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
     """Whose jobs are listed; everybody's when it is nobody's. Names of others tell users nothing, nor does a count."""
     if mine:
@@ -487,15 +376,6 @@ def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
             hint="ask for your own (mine), or for all: others' are listed without their names",
         )
     return caller.user if name else owner
-
-
-def _cancelled(done: ActionResult) -> dict[str, Any]:
-    state = done.record.job.state if done.record else None
-    return {"job": done.job, "state": state, "problem": problem_of(done.error) if done.error else None}
-
-
-def _changed(done: ActionResult) -> dict[str, Any]:
-    return _cancelled(done) | {"priority": done.record.job.spec.priority if done.record else None}
 
 
 def _next_page(which: JobFilter, active: bool, states: list[JobState]) -> str:
