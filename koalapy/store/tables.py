@@ -370,7 +370,7 @@ days = Table(
         for each in fields(Figures)
     ),
     # The most of a cluster in that day.
-    Column("nodes", Integer, nullable=False, server_default="0"),
+    Column("nodes", Whole(Integer(), bits=32), nullable=False, server_default="0"),
 )
 
 # What users and operators are to be told, until they are.
