@@ -189,7 +189,8 @@ class _Writing:
 
     def create(self, path: Path) -> None:
         if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o700)
+            # Another component of the job may make it at the same moment.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             _sync_folder(self._folder.parent)
         self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._before[path] = -1
