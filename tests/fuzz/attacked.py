@@ -192,8 +192,8 @@ class _AllDone(dict[str, Any]):
 
 
 OWN_TABLES = {"lease", "queues", "audit", "alembic_version", "days"}
-"""What is nobody's: the lease counts transactions and the queues scans; who is turned away is written down, and days add
-up everybody's jobs, those of the hostile cluster among them."""
+"""What is nobody's: the lease counts transactions and the queues scans; who is turned away is written down, and days
+add up everybody's jobs, those of the hostile cluster among them."""
 
 
 def _rows(directory: Path) -> dict[str, list[str]]:
