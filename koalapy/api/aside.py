@@ -7,17 +7,15 @@ from typing import Any, TypeVar
 
 from fastapi import Response
 
-from koalapy.api.fields import Output
-
 T = TypeVar("T")
 
 
-async def json_list(name: str, views: Iterable[Output], rest: dict[str, Any]) -> Response:
+async def json_list(name: str, texts: Iterable[str], rest: dict[str, Any]) -> Response:
     """An object with a list of that name, whose entries are made one after the other, and what else there is to it."""
 
     def text() -> str:
         # Whatever takes one call for all of them would keep everybody waiting meanwhile, in a thread as well.
-        entries = ",".join(view.model_dump_json(by_alias=True) for view in views)
+        entries = ",".join(texts)
         return "".join([f'{{"{name}":[{entries}]', *(f',"{key}":{json.dumps(rest[key])}' for key in rest), "}"])
 
     return Response(await asyncio.to_thread(text), media_type="application/json")

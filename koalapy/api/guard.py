@@ -111,7 +111,8 @@ class Guard:
         if isinstance(found, Identity):
             if refusal := self._too_fast(found):
                 return refusal
-            if changes and (refusal := _from_elsewhere(scope, headers)):
+            refused = _from_another_page if session_of(scope) else _from_elsewhere
+            if changes and (refusal := refused(scope, headers)):
                 return refusal
             admit(scope, found)
         elif of_api or (changes and path != LOGIN):
@@ -128,8 +129,6 @@ class Guard:
         if not headers.getlist("authorization") and by_cookie and (shown := cookie_of(scope)):
             if (identity := self._shown.of_browser(shown)) is None:
                 return unauthorized()
-            if scope["method"] not in READING and (refusal := _from_another_page(scope, headers)):
-                return refusal
             note_session(scope, shown)
             return identity
         return await self._shown.identity(client_address(scope), _shown(headers))
@@ -175,8 +174,6 @@ def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
     """Why a change is not taken that a page of another origin may have asked for; None when none can have."""
     if refusal := _of_another_origin(scope, headers):
         return refusal
-    if session_of(scope):
-        return None  # Of a browser's login it is known already that a page of ours has sent it.
     # What else changes something a browser sends for no other origin without asking, and it asks in vain.
     if scope["method"] != "POST" or REQUESTED_WITH in headers or _is_of_no_form(headers):
         return None

@@ -307,7 +307,8 @@ def jobs_router(service: Jobs) -> APIRouter:
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
         records, following = await service.page(which)
         address = None if following is None else _next_page(replace(which, before=following), active, state)
-        return await json_list("jobs", (seen_by(caller, record) for record in records), {"next": address})
+        texts = (seen_by(caller, record).model_dump_json(by_alias=True) for record in records)
+        return await json_list("jobs", texts, {"next": address})
 
     _add_views(router, service)
     return router

@@ -38,7 +38,7 @@ def alerts_of(
         FlappingCheck(clusters, rules),
         DiskCheck(lambda: health.disks, clusters, settings.disks),
         VersionCheck(hub.versions, lambda: hub.turned_away),
-        DatabaseCheck(engine.database, remedy, rules),
+        DatabaseCheck(engine.database, engine.instruments.writes, remedy, rules),
         LinkCheck(network.links, rules),
         ReplicaCheck(engine.catalogue),
         JobChecks(queries, rules),

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 
 from koalapy.agents.environment import of_agents
 from koalapy.api.advisor import advisor_router
@@ -71,6 +71,7 @@ from koalapy.service.files import Files
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.history import History
 from koalapy.service.hub import Hub, Terms
+from koalapy.service.identities import Identities
 from koalapy.service.instruments import SIZE_INTERVAL
 from koalapy.service.job_log import log_change
 from koalapy.service.jobs import Jobs
@@ -145,15 +146,8 @@ async def run(
         await vouched.end_what_is_over()
         hub.log_in_with(vouched)
         hub.note_impostors(note_impostors(audit))
-        hosts = Hosts([host, *settings.allowed_hosts])
         routers = _routers(settings, services, hub, tokens, engine)
-        most, pace = connections.max_requests, Pace(services.limits.limits)
-        codes = LoginCodes()
-        app = create_app(services.jobs, services.health, identities, routers, hosts, most, pace, audit, codes)
-        add_metrics(app, engine, services.health, services.alerts, is_open=settings.open_metrics)
-        at_provider = provider_logins(settings, identities)
-        ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
-        add_dashboard(app, services, engine, ways, audit)
+        app = _application(settings, host, services, engine, identities, routers, audit, connections.max_requests)
         services.network.start()
         notifications.start()
         try:
@@ -343,6 +337,26 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
         *([Duty("certificate", LOOK_INTERVAL, certificate.look_aside)] if certificate else []),
     ]
+
+
+def _application(
+    settings: Settings,
+    host: str,
+    services: Services,
+    engine: Engine,
+    identities: Identities,
+    routers: list[APIRouter],
+    audit: Audit,
+    max_requests: int,
+) -> FastAPI:
+    """All that is served by HTTP: REST, what agents connect to, metrics, and the dashboard."""
+    hosts, pace, codes = Hosts([host, *settings.allowed_hosts]), Pace(services.limits.limits), LoginCodes()
+    app = create_app(services.jobs, services.health, identities, routers, hosts, max_requests, pace, audit, codes)
+    add_metrics(app, engine, services.health, services.alerts, is_open=settings.open_metrics)
+    at_provider = provider_logins(settings, identities)
+    ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
+    add_dashboard(app, services, engine, ways, audit)
+    return app
 
 
 def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, engine: Engine) -> list[APIRouter]:

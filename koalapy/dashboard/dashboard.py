@@ -1,11 +1,10 @@
 """How a page is made a route, and an action of a page: what is the same for all of them."""
 
 import gzip
-import json
 import time
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import sha256
 from hmac import compare_digest
@@ -256,8 +255,3 @@ async def sent_form(request: Request) -> Form:
 
 SentForm = Annotated[Form, Depends(sent_form)]
 """What a form said; for actions."""
-
-
-def as_json(view: Any) -> str:
-    """A dataclass as JSON text, for scripts of a page."""
-    return json.dumps(jsonable_encoder(asdict(view)))

@@ -20,6 +20,7 @@ from koalapy.dashboard.pictures.node_grid import node_grid
 from koalapy.dashboard.pictures.nodes_over_time import nodes_over_time
 from koalapy.dashboard.pictures.series import series
 from koalapy.model.job_search import word_of
+from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, duration, nodes, three_digits
 
 POLICY = (
@@ -69,14 +70,8 @@ def identifier(text: str) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes: ``0 B``, ``12.3 MiB``."""
-    if count is None:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    """Bytes, as commands tell them."""
+    return "–" if count is None else bytes_text(count)
 
 
 def seconds(span: float | None) -> str:

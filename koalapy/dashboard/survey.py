@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.service.engine import Engine
+from koalapy.service.slices import slices
 
-SLICE = 500
-"""Jobs that are looked at before others go on."""
 REST = 20.0
 """So many times as long as a look took, it is told again though something has changed since, until that is told."""
 
@@ -77,9 +76,8 @@ class Surveyor:
 
     async def _look(self) -> Survey:
         survey, began = Survey(), time.thread_time()
-        for index, job in enumerate(self._engine.queries.jobs(), 1):
-            if index % SLICE == 0:
-                await asyncio.sleep(0)
-            survey.note(job)
+        async for some in slices(self._engine.queries.jobs()):
+            for job in some:
+                survey.note(job)
         self._took = time.thread_time() - began
         return survey

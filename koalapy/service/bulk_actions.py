@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobId, JobState, Priority
-from koalapy.ports import JobFilter
 from koalapy.scheduling.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.service.audit import about
 from koalapy.service.engine import Engine, WorkItem
@@ -121,11 +120,7 @@ class BulkActions:
         about(f"jobs {', '.join(map(str, wanted))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
         if any(is_theirs(job) for job in wanted):
             await self._jobs.commit(WorkItem(prepare=prepare))
-        known = {job: self._jobs.record(found) for job in wanted if (found := queries.job(job)) is not None}
-        over = tuple(job for job in wanted if job not in known)
-        if over:
-            ended, _ = await self._jobs.page(JobFilter(limit=len(over), ids=over))
-            known |= {found.job.id: found for found in ended}
+        known = {ident: self._jobs.record(job) for ident, job in (await self._jobs.several(wanted)).items()}
         return [_result(job, known.get(job), by, refused.get(job), action) for job in wanted]
 
 

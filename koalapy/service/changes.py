@@ -49,10 +49,6 @@ class Changes:
         return self._told_at
 
     @property
-    def followers(self) -> int:
-        return len(self._followers)
-
-    @property
     def ended(self) -> bool:
         return self._ended
 

@@ -6,10 +6,8 @@ users while that does not work, and nobody is kept waiting: what may still becom
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -28,10 +26,6 @@ COMMIT_TIMEOUT = 3.0
 """Seconds for which somebody is kept waiting while the database is away."""
 QUERY_TIMEOUT = 5.0
 """Seconds that a question to the database may take."""
-WRITES_WINDOW = 60.0
-"""Seconds for which it counts how long a transaction took."""
-MAX_WRITES = 200
-"""Transactions of which that is kept."""
 UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done by half"
 
 READS = Timings()
@@ -72,22 +66,11 @@ class DatabaseMonitor:
         """When it last was, by the monotonic clock; None where nobody renews it."""
         self.lease_lost = False
         self._under_way: set[asyncio.Future[Any]] = set()
-        self._writes: deque[tuple[float, float]] = deque(maxlen=MAX_WRITES)
-        """When transactions were written, and how long each took."""
 
     @property
     def problem(self) -> str:
         """Why it takes nothing; empty while it does."""
         return next(iter(self._problems.values()), "")
-
-    def wrote(self, seconds: float) -> None:
-        """A transaction was written, and took so long."""
-        self._writes.append((time.monotonic(), seconds))
-
-    def usual_write(self) -> float | None:
-        """Seconds that a transaction takes, in the middle of those of the last minute; None when there were none."""
-        recent = [seconds for at, seconds in self._writes if time.monotonic() - at <= WRITES_WINDOW]
-        return median(recent) if recent else None
 
     def failed(self, who: str, reason: str) -> None:
         """Somebody's transaction was not taken."""

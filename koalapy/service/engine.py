@@ -343,7 +343,6 @@ class Engine:
             began = time.monotonic()
             try:
                 await self._try_to_write(work)
-                self.database.wrote(time.monotonic() - began)
                 self.instruments.writes.note(time.monotonic() - began)
                 self.database.succeeded(WRITER)
                 return

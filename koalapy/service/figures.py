@@ -1,6 +1,5 @@
 """The daemon in figures at a moment: jobs by state, nodes by what they do, and what it says of its clusters."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.service.alerts import Alerts
 from koalapy.service.engine import Engine
 from koalapy.service.health import Check, HealthMonitor
+from koalapy.service.slices import slices
 
-SLICE = 500
-"""Jobs that are looked at before others go on."""
 OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 
 
@@ -106,22 +104,21 @@ async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
     counts: Counter[tuple[JobState, Priority]] = Counter()
     since: dict[JobState, float] = {}
     internal = staging = missing = 0
-    for index, job in enumerate(jobs, 1):
-        if index % SLICE == 0:
-            await asyncio.sleep(0)
-        state = job.state
-        if job.spec.internal:
-            internal += 1
-            continue
-        counts[state, job.spec.priority] += 1
-        at = _since(job)
-        if at < since.get(state, now):
-            since[state] = at
-        if job.attempt is not None and state.is_active:
-            for component in job.attempt.components:
-                if component.awaits_files and not component.superseded:
-                    staging += 1
-                    missing += max(0, component.stage_size - component.staged)
+    async for some in slices(jobs):
+        for job in some:
+            state = job.state
+            if job.spec.internal:
+                internal += 1
+                continue
+            counts[state, job.spec.priority] += 1
+            at = _since(job)
+            if at < since.get(state, now):
+                since[state] = at
+            if job.attempt is not None and state.is_active:
+                for component in job.attempt.components:
+                    if component.awaits_files and not component.superseded:
+                        staging += 1
+                        missing += max(0, component.stage_size - component.staged)
     oldest = {state: now - at for state, at in since.items()}
     return JobFigures(counts, oldest, internal, staging, missing)
 

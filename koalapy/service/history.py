@@ -31,7 +31,7 @@ MONDAY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class HistoryLine:
     """One span of days of one cluster, user and so on; times are means in seconds over the jobs that ``ran``, which is
     to an end of their own, and null where there were none.
     """
@@ -40,8 +40,9 @@ class Line:
     end: date
     """The last day of it."""
     name: str
+    """Empty for the whole grid."""
     jobs: int
-    """That ended."""
+    """That ended in it."""
     succeeded: int
     failed: int
     cancelled: int
@@ -57,7 +58,7 @@ class Line:
     slowdown: float | None
     """Response time by run time, at least 1; who ran for less than 10 s counts as having run for 10 s."""
     within_1m: float | None
-    """The share of those that ran that were placed within a minute, and so on."""
+    """The share of those that ran that were placed within a minute; the others likewise."""
     within_10m: float | None
     within_1h: float | None
     within_6h: float | None
@@ -65,6 +66,7 @@ class Line:
     coallocated: float | None
     """The share of those that ran that ran on several clusters at once."""
     node_seconds: float
+    """That jobs had, of whatever attempts."""
     coallocated_node_seconds: float
     utilisation: float | None
     """Node-seconds by those that there were: of the cluster, or of all clusters."""
@@ -82,7 +84,7 @@ class Table:
     """The first day of which anything is known; days are kept for good."""
     jobs_keep: float | None
     """Seconds for which jobs themselves are kept after their end; null: for good."""
-    lines: Sequence[Line]
+    lines: Sequence[HistoryLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +208,11 @@ class _Capacity:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    lines: list[Line]
+    lines: list[HistoryLine]
     since: int | None
 
 
-def _line(key: Key, figures: Figures, which: DayFilter, capacity: _Capacity) -> Line:
+def _line(key: Key, figures: Figures, which: DayFilter, capacity: _Capacity) -> HistoryLine:
     end = min(key.day + which.days - 1, which.last)
     start = max(key.day, which.first)
     there = capacity.of(key.name if key.kind is Kind.CLUSTER else "", start, end)
@@ -222,7 +224,7 @@ def _line(key: Key, figures: Figures, which: DayFilter, capacity: _Capacity) -> 
     values: dict[str, Any] = {name: getattr(figures, name) for name in COUNTS}
     values |= {name: mean(name) for name in (*MEANS, *WITHIN, "coallocated")}
     values |= {name: round(getattr(figures, name), 3) for name in ("node_seconds", "coallocated_node_seconds")}
-    return Line(
+    return HistoryLine(
         start=_date(start),
         end=_date(end),
         name=key.name,

@@ -1,6 +1,5 @@
 """Finds jobs by what somebody looks for, those in hand and those that are over, a page at a time."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,10 +10,11 @@ from koalapy.model.job_search import JobSearch
 from koalapy.ports import JobFilter
 from koalapy.service.engine import Engine
 from koalapy.service.jobs import Jobs
+from koalapy.service.slices import slices
 from koalapy.validation.permissions import may_see_all_of
 
 AT_ONCE = 500
-"""Jobs that are looked at before others have their turn."""
+"""Jobs that are over are read so many at a time."""
 MAX_LOOKED_AT = 5000
 """Jobs that are over, of which so many are looked at for one page."""
 
@@ -65,11 +65,9 @@ class JobFinder:
     async def _unfinished(self, search: JobSearch, is_meant: Callable[[Job], bool], before: JobId | None) -> list[Job]:
         if search.states <= FINAL_STATES:
             return []
-        jobs, found = self._engine.queries.jobs(), []
-        for start in range(0, len(jobs), AT_ONCE):
-            some = jobs[start : start + AT_ONCE]
+        found: list[Job] = []
+        async for some in slices(self._engine.queries.jobs()):
             found += [job for job in some if (before is None or job.id < before) and is_meant(job)]
-            await asyncio.sleep(0)
         return found
 
     async def _over(

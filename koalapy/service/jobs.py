@@ -236,6 +236,16 @@ class Jobs:
             page = await query(self._store.page, replace(which, before=page.before))
         return [self.record(job) for job in page.jobs], page.before
 
+    async def several(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        """These as far as there are any, each once and in their order."""
+        wanted, queries = tuple(dict.fromkeys(jobs)), self._engine.queries
+        found = {job: known for job in wanted if (known := queries.job(job)) is not None}
+        over = tuple(job for job in wanted if job not in found)
+        if over:
+            ended, _ = await self.page(JobFilter(limit=len(over), ids=over))
+            found |= {record.job.id: record.job for record in ended}
+        return {job: found[job] for job in wanted if job in found}
+
     def record(self, job: Job) -> JobRecord:
         """A job as it is told to people."""
         if job.state is JobState.QUEUED:

@@ -19,7 +19,7 @@ class Person:
 
     def __init__(self, grid: Embedded, token: str) -> None:
         self.origin = {"Origin": grid.url}
-        self.http = httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"})
+        self.http = httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60)
         assert self.http.post("/login", data={"token": token}, headers=self.origin).status_code == 303
 
     def see(self, path: str, status: int = 200) -> str:

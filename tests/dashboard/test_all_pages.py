@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import httpx2
@@ -12,6 +12,7 @@ import pytest
 
 from tests.dashboard.conftest import Visit
 from tests.dashboard.pages import linked_pages
+from tests.dashboard.people import Person, token_of
 from tests.grid.embedded import Embedded
 from tests.workload.reports import report_to_send
 
@@ -20,23 +21,10 @@ SERIOUS = ("serious", "critical")
 ROLES = ("user", "operator", "admin")
 
 
-@contextmanager
-def browser_of(grid: Embedded, token: str) -> Iterator[httpx2.Client]:
-    """What a browser without scripts is to the daemon."""
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60) as client:
-        answer = client.post("/login", data={"token": token}, headers={"Origin": grid.url})
-        assert answer.status_code == 303
-        yield client
-
-
 @pytest.fixture(scope="module")
 def tokens(grid: Embedded) -> dict[str, str]:
     """By role, each of somebody of his own."""
-    made = {}
-    for role in ROLES:
-        order = {"user": f"a-{role}", "role": role}
-        made[role] = grid.http.post("/api/v1/tokens", json=order).raise_for_status().json()["token"]
-    return made
+    return {role: token_of(grid, f"a-{role}", role) for role in ROLES}
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +42,17 @@ def jobs(grid: Embedded) -> list[int]:
 
 @pytest.fixture(scope="module")
 def admin(grid: Embedded, tokens: dict[str, str], jobs: list[int]) -> Iterator[httpx2.Client]:
-    with browser_of(grid, tokens["admin"]) as client:
-        yield client
+    with closing(Person(grid, tokens["admin"])) as person:
+        yield person.http
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_page_that_somebody_is_led_to_is_shown(
     grid: Embedded, tokens: dict[str, str], jobs: list[int], role: str
 ) -> None:
-    with browser_of(grid, tokens[role]) as client:
-        found = linked_pages(client)
-        assert {path: client.get(path).status_code for path in found} == dict.fromkeys(found, 200)
+    with closing(Person(grid, tokens[role])) as person:
+        found = linked_pages(person.http)
+        assert {path: person.http.get(path).status_code for path in found} == dict.fromkeys(found, 200)
 
 
 def test_every_page_is_small(admin: httpx2.Client) -> None:

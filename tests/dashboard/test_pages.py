@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
+from tests.dashboard.people import token_of
 from tests.grid.embedded import Embedded
 
 
@@ -14,8 +15,7 @@ def people(grid: Embedded) -> Iterator[dict[str, httpx2.Client]]:
     """A client for each role."""
     made = {}
     for role in ("user", "operator", "admin"):
-        told = grid.http.post("/api/v1/tokens", json={"user": role, "role": role}).raise_for_status()
-        headers = {"Authorization": f"Bearer {told.json()['token']}", "Accept": "text/html"}
+        headers = {"Authorization": f"Bearer {token_of(grid, role, role)}", "Accept": "text/html"}
         made[role] = httpx2.Client(base_url=grid.url, headers=headers)
     yield made
     for client in made.values():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from koalapy.dashboard.pages.clusters import calls_seen, failures_of
-from koalapy.dashboard.survey import SLICE, Survey, Surveyor
+from koalapy.dashboard.survey import Survey, Surveyor
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.reports import LrmCalls, LrmOperation
@@ -14,6 +14,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.service.changes import Changes
 from koalapy.service.instruments import Instruments
+from koalapy.service.slices import SLICE
 
 ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 

@@ -6,7 +6,10 @@ import pytest
 
 from koalapy.model.alert import LET_OTHERS_GO, OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity
 from koalapy.model.identity import Identity, Role
+from koalapy.service.alert_checks.data import WINDOW, DatabaseCheck
 from koalapy.service.alerts import Alerts
+from koalapy.service.database import DatabaseMonitor
+from koalapy.service.timings import Timings
 
 RULES = AlertRules(hold=5, release=15)
 ADA, BOB = (Identity(name, Role.USER, "") for name in ("ada", "bob"))
@@ -113,3 +116,22 @@ async def test_a_check_that_breaks_keeps_no_other_from_being_told(scene: Scene) 
     scene.alerts._checks = [broken, scene._check]
     await scene.look(0, alert())
     assert await scene.look(6, alert()) == ["cluster north"]
+
+
+async def test_a_database_is_slow_by_what_went_well_lately() -> None:
+    now = 0.0
+    writes = Timings(clock=lambda: now)
+    check = DatabaseCheck(DatabaseMonitor(), writes, "look at it", RULES)
+
+    async def told() -> list[str]:
+        return [f"{alert.severity} {alert.cause}" async for alert in check(now)]
+
+    for seconds in (9.0, 9.0, 9.0):
+        writes.note(seconds, failed=True)
+    writes.note(RULES.database_slow / 2)
+    assert await told() == []
+    writes.note(RULES.database_slow)
+    writes.note(2 * RULES.database_slow)
+    assert await told() == ["warning a transaction takes 0.5 s, in the middle of those of the last minute"]
+    now = WINDOW + 1
+    assert await told() == []

@@ -8,7 +8,7 @@ from koalapy.api.access import Caller
 from koalapy.api.history import First, Last, Named, Steps, told_to
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.history import Kind, Step
-from koalapy.service.history import History, Line
+from koalapy.service.history import History, HistoryLine
 
 FIGURES = {
     "utilisation": "nodes used",
@@ -60,15 +60,15 @@ class HistoryView:
     """The first day of which anything is known."""
     jobs_keep: float | None
     """Seconds for which jobs are kept after their end; null: for good. Days are kept for good."""
-    total: Line | None
+    total: HistoryLine | None
     """Of all of it, for the whole grid; null without jobs."""
     pictures: Sequence[Picture]
     more: int
     """So many that are not drawn."""
-    lines: Sequence[Line]
+    lines: Sequence[HistoryLine]
 
 
-def pictures_of(lines: Sequence[Line]) -> tuple[list[Picture], int]:
+def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
     """What is drawn of lines, and how many there are that are not: those that had the fewest nodes."""
     days = sorted({line.start for line in lines})
     used: dict[str, float] = {}

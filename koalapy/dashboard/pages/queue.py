@@ -1,6 +1,5 @@
 """The page Queue: jobs by a filter that stands in the address, and what is done to many of them at once."""
 
-import asyncio
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,10 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.job_search import KINDS, MAX_LENGTH, parse_search, word_of
-from koalapy.ports import JobFilter
 from koalapy.service.bulk_actions import ActionResult
 from koalapy.service.job_finder import JobFinder
 from koalapy.service.services import Services
+from koalapy.service.slices import slices
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200
@@ -33,7 +32,6 @@ ROWS_AT_ONCE = 20
 """Rows that are made before others have their turn: each may ask a policy why its job waits."""
 MAX_OUTCOMES, MAX_OWN_OUTCOMES = 1000, 20
 """Of all users, and of one: nobody's acts make those of others be forgotten."""
-MAX_REASON = 1000
 
 Action = Literal["cancel", "hold", "release", "high", "low"]
 TITLES: Mapping[str, str] = {
@@ -169,11 +167,9 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
 
     async def rows_of(found: Sequence[Job], by: Identity) -> list[JobRow]:
         positions = engine.queries.positions(found)
-        rows = []
-        for number, job in enumerate(found, 1):
-            rows.append(row_of(jobs.record(job), by, positions.get(job.id)))
-            if number % ROWS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        rows: list[JobRow] = []
+        async for some in slices(found, ROWS_AT_ONCE):
+            rows += [row_of(jobs.record(job), by, positions.get(job.id)) for job in some]
         return rows
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
@@ -194,39 +190,11 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             meant = await finder.find(parse_search(q), caller, limit=MAX_CHOSEN)
             chosen, more = list(meant.jobs), max(0, meant.unfinished - len(meant.jobs))
         else:
-            chosen, more = await _known(job), 0
-        left_out: Counter[str] = Counter()
-        acted_on = []
-        for one in chosen:
-            if why := _not_for(action, one, caller):
-                left_out[why] += 1
-            else:
-                acted_on.append(one)
+            chosen, more = list((await jobs.several(job)).values()), 0
+        acted_on, left_out = _sorted_out(action, chosen, caller)
         if more:
-            left_out[f"more match: only {MAX_CHOSEN} are acted on at once, the newest first"] += more
-        users = Counter(one.spec.owner for one in acted_on)
-        return ConfirmView(
-            title=TITLES[action],
-            action=action,
-            path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
-            effect=_effect(DOES[action], len(acted_on), len(users)),
-            order=_effect(ORDERS[action], len(acted_on), len(users)),
-            jobs=await rows_of(acted_on, caller),
-            shown=",".join(f"{one.id}:{one.state}" for one in acted_on),
-            states=dict(Counter(str(one.state) for one in acted_on)),
-            users=dict(users),
-            left_out=[LeftOut(count, why) for why, count in left_out.items()],
-            q=q,
-        )
-
-    async def _known(chosen: Sequence[int]) -> list[Job]:
-        wanted = list(dict.fromkeys(chosen))
-        known = {one: found for one in wanted if (found := engine.queries.job(one)) is not None}
-        over = tuple(one for one in wanted if one not in known)
-        if over:
-            ended, _ = await jobs.page(JobFilter(limit=len(over), ids=over))
-            known |= {record.job.id: record.job for record in ended}
-        return [known[one] for one in wanted if one in known]
+            left_out.append(LeftOut(more, f"more match: only {MAX_CHOSEN} are acted on at once, the newest first"))
+        return _confirmation(action, q, acted_on, left_out, await rows_of(acted_on, caller))
 
     _add_actions(dashboard, services)
 
@@ -247,12 +215,12 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     @dashboard.action("/queue/cancel", operation="cancel_jobs")
     async def cancel(caller: Caller, form: SentForm) -> str:
         shown = _shown(form)
-        return told(form, caller, "cancel", await bulk.cancel(list(shown), caller, _reason(form), shown))
+        return told(form, caller, "cancel", await bulk.cancel(list(shown), caller, form.reason, shown))
 
     @dashboard.action("/queue/hold", operation="hold_jobs")
     async def hold(caller: Caller, form: SentForm) -> str:
         shown = _shown(form)
-        return told(form, caller, "hold", await bulk.hold(list(shown), caller, _reason(form), shown))
+        return told(form, caller, "hold", await bulk.hold(list(shown), caller, form.reason, shown))
 
     @dashboard.action("/queue/release", operation="release_jobs")
     async def release(caller: Caller, form: SentForm) -> str:
@@ -264,8 +232,34 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
         shown, wanted = _shown(form), form.get("priority")
         if wanted not in ("high", "low"):
             raise UsageError("the form says no priority", field="priority", value=wanted, hint="give high or low")
-        found = await bulk.set_priority(list(shown), Priority(wanted), caller, _reason(form), shown)
+        found = await bulk.set_priority(list(shown), Priority(wanted), caller, form.reason, shown)
         return told(form, caller, "high" if wanted == "high" else "low", found)
+
+
+def _sorted_out(action: Action, chosen: Sequence[Job], by: Identity) -> tuple[list[Job], list[LeftOut]]:
+    """The jobs that an action is for, and why it is not for the others."""
+    reasons = [(job, _not_for(action, job, by)) for job in chosen]
+    left_out = Counter(why for _, why in reasons if why)
+    return [job for job, why in reasons if not why], [LeftOut(count, why) for why, count in left_out.items()]
+
+
+def _confirmation(
+    action: Action, q: str, acted_on: Sequence[Job], left_out: Sequence[LeftOut], rows: Sequence[JobRow]
+) -> ConfirmView:
+    users = Counter(job.spec.owner for job in acted_on)
+    return ConfirmView(
+        title=TITLES[action],
+        action=action,
+        path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
+        effect=_effect(DOES[action], len(acted_on), len(users)),
+        order=_effect(ORDERS[action], len(acted_on), len(users)),
+        jobs=rows,
+        shown=",".join(f"{job.id}:{job.state}" for job in acted_on),
+        states=dict(Counter(str(job.state) for job in acted_on)),
+        users=dict(users),
+        left_out=left_out,
+        q=q,
+    )
 
 
 def _examples(by: Identity) -> Sequence[Example]:
@@ -320,15 +314,6 @@ def _shown(form: Form) -> dict[JobId, JobState]:
     if not found or len(found) > MAX_CHOSEN:
         raise UsageError(f"the form names {len(found)} jobs", field="jobs", hint=f"choose 1 to {MAX_CHOSEN}")
     return found
-
-
-def _reason(form: Form) -> str:
-    said = form.get("reason")
-    if len(said) > MAX_REASON or not said.isprintable():
-        raise UsageError(
-            "the reason is too long, or no line of text", field="reason", hint=f"give {MAX_REASON} letters"
-        )
-    return said
 
 
 def _outcome(done: ActionResult) -> Outcome:

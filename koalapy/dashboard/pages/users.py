@@ -1,6 +1,5 @@
 """The page Users: what each has just now, what limits say, and tokens; users see their own."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from koalapy.model.job import Job, JobState
 from koalapy.service.identities import Identities
 from koalapy.service.limits import ScopeInUse
 from koalapy.service.services import Services
+from koalapy.service.slices import slices
 
 AT_ONCE = 1000
 MAX_USERS = 500
@@ -104,12 +104,10 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
 
     async def uses(by: Identity) -> list[UserUse]:
         counts: dict[str, _Counts] = {by.user: _Counts()}
-        jobs = engine.queries.jobs()
-        for start in range(0, len(jobs), AT_ONCE):
-            for job in jobs[start : start + AT_ONCE]:
+        async for some in slices(engine.queries.jobs(), AT_ONCE):
+            for job in some:
                 if not job.spec.internal and (by.may(Role.OPERATOR) or job.spec.owner == by.user):
                     counts.setdefault(job.spec.owner, _Counts()).add(job)
-            await asyncio.sleep(0)
         found = [count.told(user) for user, count in counts.items()]
         return sorted(found, key=lambda use: (-use.queued - use.active, use.user))
 

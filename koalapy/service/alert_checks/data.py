@@ -12,17 +12,21 @@ from koalapy.model.wording import listed
 from koalapy.service.database import DatabaseMonitor
 from koalapy.service.links import Knowledge
 from koalapy.service.network import LinkRecord
+from koalapy.service.timings import Timings
+
+WINDOW = 60.0
+"""Seconds: whether the database is slow is judged by the transactions of the last ones."""
 
 
 class DatabaseCheck:
     """Whether it takes what is written, and how fast."""
 
-    def __init__(self, database: DatabaseMonitor, remedy: str, rules: AlertRules) -> None:
-        """``remedy``: what helps the kind of database that it is."""
-        self._database, self._remedy, self._rules = database, remedy, rules
+    def __init__(self, database: DatabaseMonitor, writes: Timings, remedy: str, rules: AlertRules) -> None:
+        """``writes``: the engine's transactions; ``remedy``: what helps the kind of database that it is."""
+        self._database, self._writes, self._remedy, self._rules = database, writes, remedy, rules
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        problem, took = self._database.problem, self._database.usual_write()
+        problem, took = self._database.problem, self._writes.middle(WINDOW)
         if problem:
             yield self._alert(Severity.CRITICAL, "takes nothing: jobs and actions are turned away", problem, now)
         elif took is not None and took >= self._rules.database_slow:

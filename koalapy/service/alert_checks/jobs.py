@@ -13,6 +13,7 @@ from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
 from koalapy.model.wording import listed, nodes
 from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.queries import Queries
+from koalapy.service.slices import slices
 
 SLICE = 200
 """Jobs that are looked at before others go on."""
@@ -58,22 +59,21 @@ class JobChecks:
 
     async def _survey(self, now: float) -> Survey:
         survey, rules = Survey(), self._rules
-        for index, job in enumerate(self._queries.jobs(), 1):
-            if index % SLICE == 0:
-                await asyncio.sleep(0)
-            if job.spec.internal:
-                continue
-            if job.state is JobState.QUEUED:
-                survey.queued[job.spec.owner] += 1
-                survey.queued_ids.append(job.id)
-                since = max(job.submitted_at, (job.attempt.ended_at or 0.0) if job.attempt else 0.0)
-                if now - since >= rules.starving_after:
-                    survey.waiting.append((since, job))
-            elif job.state.is_active:
-                survey.active.append(job)
-                asked = _asked_at(job)
-                if asked is not None and now - asked >= rules.claim_stuck_after:
-                    survey.stuck.append((asked, job))
+        async for some in slices(self._queries.jobs(), SLICE):
+            for job in some:
+                if job.spec.internal:
+                    continue
+                if job.state is JobState.QUEUED:
+                    survey.queued[job.spec.owner] += 1
+                    survey.queued_ids.append(job.id)
+                    since = max(job.submitted_at, (job.attempt.ended_at or 0.0) if job.attempt else 0.0)
+                    if now - since >= rules.starving_after:
+                        survey.waiting.append((since, job))
+                elif job.state.is_active:
+                    survey.active.append(job)
+                    asked = _asked_at(job)
+                    if asked is not None and now - asked >= rules.claim_stuck_after:
+                        survey.stuck.append((asked, job))
         return survey
 
     def _stuck(self, job: Job, since: float, now: float) -> Alert:

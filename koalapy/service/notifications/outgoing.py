@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from koalapy.ports import NotificationStore
 from koalapy.service.database import query
 from koalapy.service.notifications.channels import NotTold, Sender
 from koalapy.service.notifications.events import happened, of_alert, of_job, places, waits_since
+from koalapy.service.slices import slices
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ class Notifications:
         senders: Mapping[Channel, Sender],
         section: NotificationSection,
         clock: Callable[[], float],
-        jobs: Callable[[], Iterable[Job]],
+        jobs: Callable[[], Sequence[Job]],
     ) -> None:
         self._store, self._senders, self._section = store, senders, section
         self._clock, self._jobs = clock, jobs
@@ -122,12 +123,11 @@ class Notifications:
         """Tell of the jobs that have waited for long since this was last called."""
         before, self._looked_at = self._looked_at, self._clock()
         found: list[Notification] = []
-        for index, job in enumerate(self._jobs(), 1):
-            if index % SLICE == 0:
-                await asyncio.sleep(0)
-            since = waits_since(job)
-            if since is not None and before < since + self._section.waiting_after <= self._looked_at:
-                found += self._of_job(MailType.WAITING, job, self._looked_at)
+        async for some in slices(self._jobs(), SLICE):
+            for job in some:
+                since = waits_since(job)
+                if since is not None and before < since + self._section.waiting_after <= self._looked_at:
+                    found += self._of_job(MailType.WAITING, job, self._looked_at)
         if found:
             self.send(found)
             self._keep(found)
