@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINUTES ?= 10
+WORKERS ?= 2
 LOCKS := requirements
 # What is installed is what is written down, with the SHA-256 of each file, and nothing besides: no dependency is looked
 # for, and nothing is built but what has no wheel, by tools that are written down as well.
@@ -48,8 +49,8 @@ release: $(RELEASE)/.installed  ## the packages of the last commit, what they ar
 demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
 
-test: $(STAMP)  ## the whole test suite, by two workers
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+test: $(STAMP)  ## the whole test suite, by two workers, or make test WORKERS=4
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite and with PostgreSQL: ten minutes
 	$(BIN)/python -m tests.chaos --minutes 4.3

@@ -80,8 +80,15 @@ class Access:
         # Not every command has a head node's agent beside it, and pays for what asks it.
         from koalapy.cli import logins
 
-        login = logins.find(given_url(self.url))
-        self.hint = f"{found.why}; set KOALA_TOKEN: {_WHERE}"
+        given, silent = given_url(self.url), ""
+        try:
+            login = logins.find(given)
+        except logins.SilentAgentsError as error:
+            if given is None:
+                raise
+            # One that was killed leaves its socket behind, and may have led elsewhere.
+            login, silent = None, f"{error}; "
+        self.hint = f"{silent}{found.why}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
             self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
             self.hint = "koala login asks for another login"

@@ -6,7 +6,11 @@ from koalapy.cli import agent_socket, saved_logins
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.saved_logins import Login, forget
 
-__all__ = ["Login", "find", "forget", "log_in"]
+__all__ = ["Login", "SilentAgentsError", "find", "forget", "log_in"]
+
+
+class SilentAgentsError(CliError):
+    """Agents of this host do not answer, and no other leads to the daemon: nobody knows whether one of them would."""
 
 
 def find(url: str | None) -> Login | None:
@@ -53,7 +57,7 @@ def log_in(url: str | None) -> Login | None:
     if refused is not None:
         raise refused
     if wrong:
-        raise CliError(wrong[0], Exit.UNREACHABLE)
+        raise SilentAgentsError(wrong[0], Exit.UNREACHABLE)
     return None
 
 

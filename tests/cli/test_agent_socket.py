@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.cli import agent_socket, logins, saved_logins
+from koalapy.cli.access import Access
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.saved_logins import Login
 from koalapy.login_socket import Peer
@@ -273,3 +274,18 @@ def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(
             logins.find(None)
         with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
             assert found(None).cluster == "east"
+
+
+def test_the_socket_of_an_agent_that_was_killed_keeps_nobody_from_the_daemon_he_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    monkeypatch.setenv(agent_socket.VARIABLE, str(path))
+    named = Access("http://127.0.0.1:1", None)
+    assert (named.token, named.headers) == ("", {})
+    assert f"the agent at {path} does not answer (connection refused)" in named.hint
+    assert "set KOALA_TOKEN" in named.hint
+    with pytest.raises(CliError, match="does not answer"):
+        logins.log_in("http://127.0.0.1:1")  # who asks for nothing but a login is told why there is none
