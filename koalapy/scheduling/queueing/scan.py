@@ -1,6 +1,6 @@
 """Scans of the placement queues: the grid is offered to those who wait, and whom its policy places is claimed for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from koalapy.model.advice import advised
@@ -10,52 +10,14 @@ from koalapy.model.placement import Refusal, RefusalKind
 from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
-from koalapy.scheduling.queueing.feasibility import IdleSummary, Needs, needs_of
+from koalapy.scheduling.queueing.feasibility import Needs, needs_of
+from koalapy.scheduling.queueing.offer import Offer, Offers
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.queueing.queue import Shape
 from koalapy.scheduling.queueing.try_limits import placement_limit
 from koalapy.scheduling.state import SchedulerState
-
-
-class Offer:
-    """The grid as it is offered to jobs; worked out when asked for, and again after something was taken."""
-
-    def __init__(
-        self, grid: GridStatus, view: Callable[[], GridView], preemptible: Callable[[ClusterStatus], int] | None
-    ) -> None:
-        """``preemptible`` says how many nodes of a cluster there are with preemption, where that is allowed."""
-        self._grid, self._make_view, self._preemptible = grid, view, preemptible
-        self.renew()
-
-    def renew(self) -> None:
-        """Something was taken."""
-        self._view: GridView | None = None
-        self._preempting: GridView | None = None
-        self._idle: IdleSummary | None = None
-
-    @property
-    def view(self) -> GridView:
-        if self._view is None:
-            self._view = self._make_view()
-        return self._view
-
-    @property
-    def with_preemption(self) -> GridView | None:
-        """What it would be if low-priority jobs were preempted, where that is allowed."""
-        if self._preempting is None and self._preemptible is not None:
-            self._preempting = self._grid.view(self._preemptible)
-        return self._preempting
-
-    def may_fit(self, needs: Needs) -> bool:
-        """Whether there may be nodes enough, so that it is worth to ask the policy."""
-        if self._idle is None:
-            count, clusters = self._preemptible, [cluster for cluster in self._grid.clusters() if cluster.is_open]
-            self._idle = IdleSummary({c.name: c.available if count is None else max(0, count(c)) for c in clusters})
-        return self._idle.may_fit(needs)
 
 
 class Scanner:
@@ -72,7 +34,8 @@ class Scanner:
     ) -> None:
         self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
         self._owner_use, self._state = state.owner_use, state
-        self._queues, self._evaluator, self._preemption = queues, evaluator, preemption
+        self._queues, self._evaluator = queues, evaluator
+        self._offers = Offers(state, queues.reservation, preemption)
         self._claiming, self._endings = claiming, endings
         self._high_scans = 0
         """Periodic scans of the high queue since the last one of the low queue."""
@@ -132,24 +95,18 @@ class Scanner:
 
     # One scan
 
-    def _offer(self, priority: Priority, *, everything: bool = False) -> Offer:
-        """What jobs of a priority are offered; ``everything``: also the nodes that are kept for one of them."""
-        view = self._grid.view if everything else partial(self._queues.reservation.view, priority)
-        preempts = priority is Priority.HIGH and self._rules.preemption == "placement"
-        return Offer(self._grid, view, self._preemption.available if preempts else None)
-
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""
-        return self._grid.view(self._preemption.available)
+        return self._offers.view_with_preemption()
 
     def _scan(self, priority: Priority, now: float) -> None:
         queue = self._queues[priority]
         if not len(queue):
             return
         while (reserved := self._queues.reservation.job) is not None and reserved in queue:
-            if not self._place(reserved, self._offer(priority, everything=True), now):
+            if not self._place(reserved, self._offers.of(priority, everything=True), now):
                 break
-        offer, barred = self._offer(priority), queue.barred
+        offer, barred = self._offers.of(priority), queue.barred
         queue.scan(lambda job: self._place(job, offer, now), self._rules.queue, partial(self._may_fit, offer))
         if queue.barred > barred:
             self._ledger.count_refusals(RefusalKind.LIMIT, queue.barred - barred)
@@ -163,7 +120,7 @@ class Scanner:
     def _try_arrivals(self, now: float) -> None:
         """Each newcomer once, in the order of the queues; shapes refused once are refused for all of a queue."""
         arrivals, self._queues.arrivals = self._queues.arrivals, []
-        offers = {priority: self._offer(priority) for priority in Priority}
+        offers = {priority: self._offers.of(priority) for priority in Priority}
         for priority, offer in offers.items():
             queue, refused = self._queues[priority], set[Shape]()
             for job_id in sorted({job for job in arrivals if job in queue}, key=queue.key):
