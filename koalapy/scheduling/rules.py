@@ -101,6 +101,8 @@ class Rules:
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
     aging_tries: Count = 20
     """In how many scans a job must have failed to be one that nothing may delay further."""
+    low_patience: Annotated[Seconds, FINITE] | None = 14_400.0
+    """So long a job of low priority may wait until it is promised its turn: none of high priority delays it further."""
     probation: bool = True
     """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
     probation_pause: Annotated[Seconds, FINITE] = 60.0

@@ -26,6 +26,7 @@ RULES = Rules(
     scan_interval=4.0,
     claim_epsilon=0.2,
     claim_grace=0.5,
+    low_patience=None,
     max_restarts=None,
     restart_pause=0,
     placement_queue_limit=QUEUE_LIMIT,
