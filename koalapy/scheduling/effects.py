@@ -109,6 +109,7 @@ class Effects:
     """What one step changed, to be written in one transaction before any command is sent."""
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
+    """As they are after the step."""
     attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
     """Attempts as they ended, of jobs that have begun a newer one since."""
     timeline: list[TimelineEntry] = field(default_factory=list)

@@ -1,8 +1,14 @@
-"""The jobs a scheduler has in hand and the one way to change them: checked against the state machine, and noted."""
+"""The jobs a scheduler has in hand and the one way to change them: checked against the state machine, and noted.
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+A job in the ledger is a record that changes in place, as long as nobody outside has seen it: what was handed out by
+``share`` never changes, and the next change is made in a copy. So inside the scheduler the answer of each change is
+the job as it is now, and what it was before must be taken from it before.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from koalapy.model.advice import Advised
 from koalapy.model.errors import ConflictError
@@ -29,12 +35,30 @@ class Ledger:
     def __init__(self, use: OwnerUse) -> None:
         """``use`` is told what owners have."""
         self.jobs: dict[JobId, Job] = {}
+        self._own: dict[JobId, set[int]] = {}
+        """The jobs that nobody outside has seen, with their attempts; and the components of these of which that holds,
+        by their indices."""
         self._use = use if use.counts else None
         self._effects = Effects()
 
-    def take(self) -> Effects:
+    def take(self, *, share: bool) -> Effects:
+        """The effects since this was last called; where they are not to be shared, the unfinished jobs in them go on
+        changing with what happens next."""
         effects, self._effects = self._effects, Effects()
+        if share:
+            for job in effects.jobs:
+                self._own.pop(job, None)
         return effects
+
+    def share(self, job: Job) -> Job:
+        """A job for somebody outside: it stays as it is."""
+        self._own.pop(job.id, None)
+        return job
+
+    def share_all(self) -> Iterable[Job]:
+        """All of them."""
+        self._own.clear()
+        return self.jobs.values()
 
     def get(self, job: JobId) -> Job | None:
         return self.jobs.get(job)
@@ -61,24 +85,27 @@ class Ledger:
         """Take up a job of an earlier life."""
         self.jobs[job.id] = job
         if self._use is not None:
-            self._use.changed(None, job)
+            self._use.changed(job, None)
 
     def put(self, job: Job) -> Job:
-        """Keep a job as it is now; a final one leaves the ledger."""
+        """Keep a job that was made elsewhere, which is another's value."""
         before = self.jobs.get(job.id)
-        if before is not None and before.attempt is not None and before.generation != job.generation:
-            self._effects.attempts.append((job.id, before.attempt))
-        if self._use is not None:
-            self._use.changed(before, job)
-        if job.state.is_final:
-            self.jobs.pop(job.id, None)
-        else:
-            self.jobs[job.id] = job
-        self._effects.jobs[job.id] = job
-        return job
+        self.jobs[job.id] = job
+        self._own.pop(job.id, None)
+        return self._changed(job, before.state if before is not None else None)
 
     def change(self, job: Job, **changes: Any) -> Job:
-        return self.put(replace(job, **changes))
+        """Change fields of a job; a new ``attempt`` ends the one before."""
+        was = job.state if job.id in self.jobs else None
+        job = self._owned(job)
+        attempt = job.attempt
+        for name, value in changes.items():
+            _set(job, name, value)
+        if job.attempt is not attempt:
+            if attempt is not None:
+                self._effects.attempts.append((job.id, attempt))
+            self._own[job.id] = set(range(len(live(job).components)))
+        return self._changed(job, was)
 
     def move(
         self, job: Job, state: JobState, now: float, event: str, reason: str = "", *, by: str = "", **changes: Any
@@ -86,8 +113,50 @@ class Ledger:
         """Change the job's state, if the state machine allows it, with a timeline entry that says why."""
         if state not in TRANSITIONS[job.state]:
             raise ConflictError(f"job {job.id} cannot go from {job.state} to {state}")
-        job = self.put(replace(job, state=state, reason=reason, **changes))
+        job = self.change(job, state=state, reason=reason, **changes)
         self.note(job, now, event, reason, by=by)
+        return job
+
+    def change_attempt(self, job: Job, **changes: Any) -> Job:
+        """Change fields of the live attempt, whose components only grow in number."""
+        job = self._owned(job)
+        attempt = live(job)
+        for name, value in changes.items():
+            _set(attempt, name, value)
+        return self._changed(job, job.state)
+
+    def update_component(self, job: Job, index: int, **changes: Any) -> Job:
+        """Change one component of the live attempt."""
+        job = self._owned(job)
+        attempt, own = live(job), self._own[job.id]
+        component = attempt.components[index]
+        if index not in own:
+            own.add(index)
+            component = _copy_of_component(component)
+            _set(attempt, "components", (*attempt.components[:index], component, *attempt.components[index + 1 :]))
+        for name, value in changes.items():
+            _set(component, name, value)
+        return self._changed(job, job.state)
+
+    def _owned(self, job: Job) -> Job:
+        """The job as a record that nobody outside has seen."""
+        if job.id in self._own:
+            return self.jobs[job.id]
+        job = _copy_of_job(job)
+        if job.attempt is not None:
+            _set(job, "attempt", _copy_of_attempt(job.attempt))
+        self._own[job.id] = set()
+        self.jobs[job.id] = job
+        return job
+
+    def _changed(self, job: Job, was: JobState | None) -> Job:
+        """A job has changed, which was in that state before, or is new; a final one leaves the ledger."""
+        if self._use is not None and was is not job.state:
+            self._use.changed(job, was)
+        if job.state.is_final:
+            self.jobs.pop(job.id, None)
+            self._own.pop(job.id, None)
+        self._effects.jobs[job.id] = job
         return job
 
     def note(
@@ -98,12 +167,6 @@ class Ledger:
         self._effects.timeline.append(
             TimelineEntry(job.id, now, event, job.state, reason, job.generation, index, cluster, by)
         )
-
-    def update_component(self, job: Job, index: int, **changes: Any) -> Job:
-        """Change one component of the live attempt."""
-        attempt = live(job)
-        components = tuple(replace(c, **changes) if c.index == index else c for c in attempt.components)
-        return self.change(job, attempt=replace(attempt, components=components))
 
     def command(self, command: Command) -> None:
         self._effects.commands.append(command)
@@ -143,3 +206,19 @@ def live(job: Job) -> Attempt:
     if job.attempt is None:
         raise ConflictError(f"job {job.id} has no attempt")
     return job.attempt
+
+
+_set = object.__setattr__
+"""For records only: everybody else is told by their types that they do not change."""
+
+
+T = TypeVar("T")
+
+
+def _copies(kind: type[T]) -> Callable[[T], T]:
+    """What makes a copy of a value, field by field."""
+    values = attrgetter(*(field.name for field in fields(kind)))  # type: ignore[arg-type]
+    return lambda value: kind(*values(value))
+
+
+_copy_of_job, _copy_of_attempt, _copy_of_component = _copies(Job), _copies(Attempt), _copies(Component)

@@ -48,19 +48,16 @@ class OwnerUse:
 
     # What jobs do
 
-    def changed(self, before: Job | None, now: Job) -> None:
-        """A job is in another state than before, or new."""
-        if now.spec.internal:
+    def changed(self, job: Job, was: JobState | None) -> None:
+        """A job is in another state than it was, or new."""
+        if job.spec.internal or not (scopes := self.limits.scopes(job.spec.owner)):
             return
-        was, state = (before.state if before is not None else None), now.state
-        if was is state or not (scopes := self.limits.scopes(now.spec.owner)):
-            return
-        self._add(scopes, now.spec, state, 1)
-        if before is not None and was is not None:
-            self._add(scopes, now.spec, was, -1)
-            self._freed = self._freed or (was.is_active and not state.is_active)
-            if was.is_active and not state.is_active and self._counts_hours:
-                for use in _used(now.spec.owner, before.attempt, now.ended_at):
+        self._add(scopes, job.spec, job.state, 1)
+        if was is not None:
+            self._add(scopes, job.spec, was, -1)
+            if was.is_active and not job.state.is_active:
+                self._freed = True
+                for use in _used(job.spec.owner, job.attempt, job.ended_at) if self._counts_hours else ():
                     self._spend(use)
 
     def _add(self, scopes: Iterable[Scope], spec: JobSpec, state: JobState, sign: int) -> None:

@@ -38,11 +38,12 @@ class Queries:
 
     def job(self, job: JobId) -> Job | None:
         """A job that is not final, as it stands."""
-        return self._ledger.get(job)
+        known = self._ledger.get(job)
+        return known and self._ledger.share(known)
 
     def jobs(self) -> list[Job]:
         """All jobs that are not final."""
-        return list(self._ledger.jobs.values())
+        return list(self._ledger.share_all())
 
     def is_sent_to(self, cluster: ClusterName, bundle: str) -> bool:
         """Whether a component there is to have these files of its submitter."""
@@ -51,11 +52,16 @@ class Queries:
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """The component of a live attempt that a token names, and its job."""
-        return self._ledger.find(token)
+        return self._shared(self._ledger.find(token))
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
         """The component of a live attempt whose stage a token names, and its job."""
-        return self._ledger.find_staged(token)
+        return self._shared(self._ledger.find_staged(token))
+
+    def _shared(self, found: tuple[Job, Component] | None) -> tuple[Job, Component] | None:
+        if found is not None:
+            self._ledger.share(found[0])
+        return found
 
     # The placement queues
 

@@ -48,7 +48,10 @@ MAX_FILES_GONE = 1000
 class Scheduler:
     """One grid's scheduler: the parts that change its state, and the order in which they do."""
 
-    def __init__(self, state: SchedulerState, nonces: Nonces) -> None:
+    def __init__(self, state: SchedulerState, nonces: Nonces, *, keeps_effects: bool = True) -> None:
+        """``keeps_effects``: whether its world keeps what it is told of unfinished jobs beyond the next step, as one
+        that writes it down does; jobs are copied for that."""
+        self._keeps_effects = keeps_effects
         self._state, self._grid, self._ledger, self._timers = state, state.grid, state.ledger, state.timers
         eligibility = Eligibility({cluster.name: cluster.profile for cluster in state.grid.clusters()}, state.accounts)
         self._queues = PlacementQueues(state, eligibility)
@@ -80,7 +83,7 @@ class Scheduler:
 
     def take(self) -> Effects:
         """Everything that changed since this was last called."""
-        return self._ledger.take()
+        return self._ledger.take(share=self._keeps_effects)
 
     def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
         """Take up the jobs of an earlier life, and how often its queues had been scanned; clusters count as out of

@@ -3,8 +3,8 @@
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
@@ -31,8 +31,7 @@ class Deadline(StrEnum):
     """Nodes that did not count are to be tried again."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Timer:
+class Timer(NamedTuple):
     at: float
     seq: int
     kind: Deadline
@@ -78,7 +77,7 @@ class Timers:
     def postpone(self, timer: Timer, at: float) -> None:
         """Have a deadline that was due come again."""
         self._seq += 1
-        self._push(replace(timer, at=at, seq=self._seq))
+        self._push(timer._replace(at=at, seq=self._seq))
 
     def _push(self, timer: Timer) -> None:
         attempt = timer.job, timer.generation

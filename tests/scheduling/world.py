@@ -79,8 +79,10 @@ class World:
         nonces: Callable[[], str] = str,
         accounts: Accounts | None = None,
         limits: Limits | None = None,
+        keeps_effects: bool = True,
     ) -> None:
         """``nonces`` are empty by default, which keeps tokens short."""
+        self.keeps_effects = keeps_effects
         self.now = now
         self.nonces = nonces
         self.rules = rules or Rules()
@@ -94,7 +96,7 @@ class World:
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
         self.accounts, self.limits = accounts, limits
-        self.scheduler = Scheduler(self._state(clusters), nonces)
+        self.scheduler = Scheduler(self._state(clusters), nonces, keeps_effects=keeps_effects)
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
@@ -255,7 +257,7 @@ class World:
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
-        self.scheduler = Scheduler(self._state(clusters), self.nonces)
+        self.scheduler = Scheduler(self._state(clusters), self.nonces, keeps_effects=self.keeps_effects)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
         self.step()
 

@@ -51,14 +51,13 @@ class ClaimTry:
             return None
         return self._free.get(cluster)
 
-    def move(self, component: Component, moved: Component) -> None:
-        """A component that could not start where it was, or only by preemption, can start elsewhere."""
-        if component in self.blocked:
-            self.blocked.remove(component)
+    def move(self, moved: Component, left_behind: ClusterName) -> None:
+        """A component that could not start on the cluster it has left, or only by preemption, can start elsewhere."""
+        if _take_out(self.startable, moved.index):
+            _take_out(self.preempting, moved.index)
+            self._free[left_behind] += moved.size
         else:
-            self.preempting.remove(component)
-            self._free[component.cluster] += component.size
-            self.startable.remove(component)
+            _take_out(self.blocked, moved.index)
         self._take(moved)
 
     def preempted_nodes(self) -> dict[ClusterName, int]:
@@ -69,3 +68,11 @@ class ClaimTry:
     def _take(self, component: Component) -> None:
         self._free[component.cluster] -= component.size
         self.startable.append(component)
+
+
+def _take_out(components: list[Component], index: int) -> bool:
+    """Take a component out by its index; whether it was there."""
+    at = next((at for at, component in enumerate(components) if component.index == index), None)
+    if at is not None:
+        del components[at]
+    return at is not None

@@ -7,7 +7,6 @@ claim has failed, and another takes its place.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
@@ -107,8 +106,9 @@ class Claiming:
         attempt = live(job)
         if attempt.claim_at != at or not unclaimed(job):
             return job
+        estimated = attempt.start_estimate
         job = self.estimate_start(job, now)
-        following = self._next_try(job, now) if live(job).start_estimate != attempt.start_estimate else None
+        following = self._next_try(job, now) if live(job).start_estimate != estimated else None
         if following is None:
             return self.claim(job, now)
         # Its files come later than was thought: nodes would only wait for them.
@@ -138,14 +138,14 @@ class Claiming:
         end, before = max(end, first), attempt.start_estimate or now
         if attempt.barrier_at is not None or abs(end - before) <= self._rules.claim_epsilon:
             return job
-        return self._ledger.change(job, attempt=replace(attempt, start_estimate=end))
+        return self._ledger.change_attempt(job, start_estimate=end)
 
     # A claiming try
 
     def claim(self, job: Job, now: float) -> Job:
         """One claiming try (ICP), step by step as docs/scheduling.md has them."""
-        attempt = replace(live(job), claim_at=now)
-        job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1, attempt=attempt)
+        job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1)
+        job = self._ledger.change_attempt(job, claim_at=now)
         may_preempt = job.spec.priority is Priority.HIGH and self._rules.preemption != "never"
         this = ClaimTry(self._state, self._preemption if may_preempt else None, job)
         # 1. With too few components that are started, or can be, nothing is started.
@@ -180,6 +180,8 @@ class Claiming:
             if site is None:
                 continue
             cluster, transfer = site
+            left_behind = component.cluster
+            staging.end(self._ledger, job, component)
             job = self._ledger.update_component(
                 job,
                 component.index,
@@ -192,10 +194,9 @@ class Claiming:
                 staged_at=None,
             )
             moved = live(job).components[component.index]
-            self._ledger.note(job, now, "re-placed", f"{component.cluster} had no room", moved)
-            staging.end(self._ledger, job, component)
+            self._ledger.note(job, now, "re-placed", f"{left_behind} had no room", moved)
             staging.begin(self._ledger, job, moved, now)
-            this.move(component, moved)
+            this.move(moved, left_behind)
         return job
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
@@ -256,7 +257,7 @@ class Claiming:
             staged=component.staged,
             staged_at=component.staged_at,
         )
-        job = self._ledger.change(job, attempt=replace(attempt, components=(*attempt.components, stand_in)))
+        job = self._ledger.change_attempt(job, components=(*attempt.components, stand_in))
         return self._claim_at(job, following) if attempt.claim_at is None or attempt.claim_at <= now else job
 
     def _next_try(self, job: Job, now: float) -> float | None:
@@ -267,7 +268,7 @@ class Claiming:
         return following if later else None
 
     def _claim_at(self, job: Job, at: float) -> Job:
-        job = self._ledger.change(job, attempt=replace(live(job), claim_at=at))
+        job = self._ledger.change_attempt(job, claim_at=at)
         self._attempts.set_deadline(job, Deadline.CLAIM, at)
         return job
 

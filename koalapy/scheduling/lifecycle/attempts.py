@@ -1,7 +1,5 @@
 """An attempt from the submission of its first component to its end: what others have decided is done here."""
 
-from dataclasses import replace
-
 from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
@@ -59,14 +57,9 @@ class Attempts:
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in attempt.gang):
             return job
         job = self._ledger.move(
-            job,
-            JobState.STARTING,
-            now,
-            "started",
-            "every node has reported: the barrier is open",
-            attempt=replace(attempt, barrier_at=now),
-            started_at=now,
+            job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
         )
+        job = self._ledger.change_attempt(job, barrier_at=now)
         for component in attempt.gang:
             self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
         self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
@@ -77,7 +70,7 @@ class Attempts:
         attempt = live(job)
         if attempt.launched_at is not None or attempt.barrier_at is None:
             return job
-        job = self._ledger.change(job, attempt=replace(attempt, launched_at=now))
+        job = self._ledger.change_attempt(job, launched_at=now)
         if job.spec.walltime is not None:
             self.set_deadline(job, Deadline.WALLTIME, now + job.spec.walltime)
         if job.state is JobState.STARTING and job.ending is None:
@@ -93,10 +86,11 @@ class Attempts:
 
         After a success the components end by themselves and are told so only when they linger; else at once.
         """
-        attempt = replace(live(job), end_reason=reason, exit_code=exit_code)
-        if attempt.ended_at is None:
-            attempt = replace(attempt, ended_at=now)
-        job = self._ledger.change(job, attempt=attempt, ending=becomes, reason=reason)
+        ended_at = live(job).ended_at
+        job = self._ledger.change_attempt(
+            job, end_reason=reason, exit_code=exit_code, ended_at=now if ended_at is None else ended_at
+        )
+        job = self._ledger.change(job, ending=becomes, reason=reason)
         self._ledger.note(job, now, "ending", reason, by=by)
         if becomes is JobState.SUCCEEDED:
             self.set_deadline(job, Deadline.STOP, now + END_GRACE)
