@@ -9,6 +9,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock, listed, nodes
+from koalapy.scheduling.claiming.evidence import ClaimEvidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,8 @@ class ClusterStatus:
     limits: int = 0
     """How often it has told of a limit since it last took a component: each makes the next pause longer."""
     doubt: Doubt | None = None
-    doubts: int = 0
-    """How many claims in a row were in vain though it said that it had the nodes: each makes the pause longer."""
+    evidence: ClaimEvidence = field(default_factory=ClaimEvidence)
+    """What claims have shown of it."""
     _proofs: set[Token] = field(default_factory=set)
     """Claims that are under way for nodes that count again after a doubt."""
 
@@ -278,6 +279,11 @@ class ClusterStatus:
     def idle(self) -> int:
         """The same as available, whatever we doubt and whatever limits the resource manager has for us."""
         return max(0, self._idle - self._promised)
+
+    @property
+    def doubts(self) -> int:
+        """How many claims in a row were in vain though it said that it had the nodes: each makes the pause longer."""
+        return self.evidence.in_vain
 
     @property
     def surplus(self) -> int:

@@ -17,6 +17,7 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
+from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
@@ -31,7 +32,6 @@ from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.contact import Contact
-from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.queueing.eligibility import Eligibility

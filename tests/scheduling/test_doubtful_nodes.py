@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
+from koalapy.scheduling.claiming.doubtful_nodes import DOUBT_PAUSE, MAX_DOUBT_PAUSE
 from koalapy.scheduling.events import ClusterCleared, Reported
 from koalapy.scheduling.explain.explain import explain
-from koalapy.scheduling.lifecycle.doubtful_nodes import DOUBT_PAUSE, MAX_DOUBT_PAUSE
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed

@@ -128,7 +128,9 @@ def test_the_longer_nodes_are_left_the_likelier_they_are_lost(
 
 
 @given(events=st.lists(st.one_of(STARTS, OVERTAKEN, WATCHED), max_size=20), now=SECONDS, data=st.data())
-def test_what_happens_in_one_moment_has_no_order(events: list[tuple[Any, ...]], now: float, data: st.DataObject) -> None:
+def test_what_happens_in_one_moment_has_no_order(
+    events: list[tuple[Any, ...]], now: float, data: st.DataObject
+) -> None:
     shuffled = data.draw(st.permutations(events))
     one, other = (evidence_of(*((now, event) for event in each)) for each in (events, shuffled))
     assert answers(one, 4, now) == pytest.approx(answers(other, 4, now), rel=1e-6)

@@ -85,7 +85,7 @@ class ClusterHealth:
         cluster.health = HealthStatus()
         cluster.forget_trials()
         cluster.limit, cluster.limits = None, 0
-        cluster.doubt, cluster.doubts = None, 0
+        cluster.doubt, cluster.evidence.in_vain = None, 0
         self._ledger.cluster_changed(name)
 
     # Limits

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
+from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import derived_state, is_launched, program_result, reporting_components
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
-from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.state import SchedulerState
 
@@ -141,7 +141,8 @@ class Components:
         all_reported = len(component.hosts) == component.size
         if status.state in ALL_THERE and component.state in BEFORE_BARRIER and all_reported:
             job = self._attempts.component_claimed(job, component, now)
-            self._doubtful_nodes.claim_held(component.cluster, status.token, component.size)
+            waited = now - (component.submitted_at or now)
+            self._doubtful_nodes.claim_held(component.cluster, status.token, component.size, waited, now)
         if status.state is ComponentState.RUNNING:
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job

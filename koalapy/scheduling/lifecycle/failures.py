@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from koalapy.model.job import Component, Job, JobState
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
+from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
-from koalapy.scheduling.lifecycle.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import doubled
 
