@@ -1,5 +1,6 @@
 """What is known of one cluster: what it reported, what was promised since, its contact and its health."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain
@@ -133,6 +134,9 @@ class ClusterStatus:
     """Whether nodes became available here since the grid was last asked."""
     departs: bool = False
     """Whether more nodes will be available than was expected when the grid was last asked."""
+    preemptible: int = 0
+    """Nodes of components that make room for jobs of high priority."""
+    _preemptible: dict[Token, int] = field(default_factory=dict)
     _promised: int = 0
     _leaving: dict[Token, int] = field(default_factory=dict)
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
@@ -179,11 +183,17 @@ class ClusterStatus:
         self.capacity_gained |= self.available > before
         self.departs |= self.expected > expected
 
-    def promise(self, token: Token, size: int) -> None:
-        """Nodes are given to a component; they stop being available now, not when the cluster says so."""
+    def promise(self, token: Token, size: int, *, preemptible: bool = False) -> None:
+        """Nodes are given to a component; they stop being available now, not when the cluster says so.
+
+        ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority.
+        """
         if size > self.idle:
             self._promised_of[token] = frozenset(self._leaving)
         self.live[token] = size
+        if preemptible:
+            self._preemptible[token] = size
+            self.preemptible += size
         if token not in self._holding:
             self._promised += size
         if self.health.probation:
@@ -201,8 +211,13 @@ class ClusterStatus:
         """What was tried here before is no trial of what comes next, however long it goes on."""
         self._trials.clear()
 
+    def keep(self, token: Token) -> None:
+        """The component makes room for nobody any more: its job has come to its end."""
+        self.preemptible -= self._preemptible.pop(token, 0)
+
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
+        self.keep(token)
         if token in self.live:
             self.departs |= token not in self._leaving
             self._leaving[token] = self.live[token]
@@ -224,6 +239,7 @@ class ClusterStatus:
         size = self.live.pop(token, 0)
         self._promised_of.pop(token, None)
         self.over.discard(token)
+        self.keep(token)
         if token not in self._holding:
             self._promised -= size
             self._leaving.pop(token, None)
@@ -317,6 +333,11 @@ class ClusterStatus:
         """The nodes that a component was promised of others never came: nobody is promised them any more."""
         for other in self._promised_of.pop(token, ()):
             self._leaving.pop(other, None)
+
+    @property
+    def preemptible_components(self) -> Mapping[Token, int]:
+        """Those that make room for jobs of high priority, with their nodes."""
+        return self._preemptible
 
     @property
     def leaving(self) -> int:

@@ -18,7 +18,7 @@ from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
-from koalapy.scheduling.claiming.preemption import Preemption
+from koalapy.scheduling.claiming.preemption import Preemption, is_preemptible
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -285,7 +285,7 @@ class Scheduler:
 
     def _restore_nodes(self) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""
-        held: list[tuple[ClusterStatus, Token, int]] = []
+        held: list[tuple[ClusterStatus, Token, int, bool]] = []
         for job in (job for job in self._ledger.jobs.values() if job.state.is_active):
             for component in live(job).components:
                 cluster, token = self._grid[component.cluster], job.token(component.index)
@@ -295,9 +295,9 @@ class Scheduler:
                     cluster.promise(token, component.size)
                     cluster.leave(token)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
-                    held.append((cluster, token, component.size))
-        for cluster, token, size in held:
-            cluster.promise(token, size)
+                    held.append((cluster, token, component.size, is_preemptible(job)))
+        for cluster, token, size, preemptible in held:
+            cluster.promise(token, size, preemptible=preemptible)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

@@ -166,6 +166,7 @@ def check_counts(world: "World") -> None:
     assert wakeup is None or wakeup > world.now, "something due was left undone"
     held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     sending: dict[str, set[Token]] = {name: set() for name in world.sites}
+    preemptible: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     for job in active.values():
         _job_is_sound(job, world.now)
         if job.state.is_active and job.attempt:
@@ -174,16 +175,25 @@ def check_counts(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
+                    if makes_room(job) and c.state is not ComponentState.STOPPING:
+                        preemptible[c.cluster][job.token(c.index)] = c.size
     for cluster in queries.grid.clusters():
         assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"
         assert cluster.delivering == sending[cluster.name], (
             "the cluster's status and the jobs disagree on who still sends"
         )
+        assert cluster.preemptible_components == preemptible[cluster.name], "who makes room for others is another"
+        assert cluster.preemptible == sum(preemptible[cluster.name].values())
         if cluster.reported:
             counts = cluster.used + cluster.idle + cluster.background + cluster.down
             assert counts == cluster.total, "a node is two things, or nothing"
         assert cluster.used - cluster.leaving <= world.sites[cluster.name].total, "a node is promised twice"
         assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
+
+
+def makes_room(job: Job) -> bool:
+    """Whether a job that has nodes gives them to one of high priority."""
+    return job.spec.priority is Priority.LOW and job.ending is None
 
 
 def _job_is_sound(job: Job, now: float) -> None:

@@ -1,6 +1,8 @@
 """Which low-priority jobs make room for a job of high priority (semantics 5, step 3 of a claiming try)."""
 
-from koalapy.model.job import ComponentState, Job, JobId, Priority
+from collections import Counter
+
+from koalapy.model.job import Job, JobId, Priority, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
@@ -15,7 +17,7 @@ class Preemption:
 
     def available(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
-        available = cluster.expected + sum(self._held(cluster).values())
+        available = cluster.expected + cluster.preemptible
         return available if cluster.limit is None else min(available, cluster.limit.size - 1)
 
     def victims(self, cluster: ClusterName, size: int) -> list[Job] | None:
@@ -44,14 +46,14 @@ class Preemption:
                 lacking += held[job]
         return [self._ledger.jobs[job] for job in chosen]
 
-    def _held(self, cluster: ClusterStatus) -> dict[JobId, int]:
+    def _held(self, cluster: ClusterStatus) -> Counter[JobId]:
         """The nodes of each low-priority job there that is not ending anyway."""
-        held: dict[JobId, int] = {}
-        for token, size in cluster.live.items():
-            found = self._ledger.find(token)
-            if found is None or found[0].spec.priority is not Priority.LOW:
-                continue
-            job, component = found
-            if job.ending is None and component.state is not ComponentState.STOPPING:
-                held[job.id] = held.get(job.id, 0) + size
+        held = Counter[JobId]()
+        for token, size in cluster.preemptible_components.items():
+            held[parse_token(token).job] += size
         return held
+
+
+def is_preemptible(job: Job) -> bool:
+    """Whether the live attempt of a job makes room for jobs of high priority."""
+    return job.spec.priority is Priority.LOW and job.ending is None

@@ -1,6 +1,7 @@
 """An attempt from the submission of its first component to its end: what others have decided is done here."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobState
+from koalapy.scheduling.claiming.preemption import is_preemptible
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.state import SchedulerState
@@ -25,7 +26,7 @@ class Attempts:
     def submit(self, job: Job, component: Component, now: float) -> Job:
         """Submit a component's runner to its LRM, its nodes promised."""
         token = job.token(component.index)
-        self._grid[component.cluster].promise(token, component.size)
+        self._grid[component.cluster].promise(token, component.size, preemptible=is_preemptible(job))
         self._ledger.command(SubmitComponent(component.cluster, token))
         return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
 
@@ -93,6 +94,8 @@ class Attempts:
         job = self._ledger.change(job, ending=becomes, reason=reason)
         self._ledger.note(job, now, "ending", reason, by=by)
         if becomes is JobState.SUCCEEDED:
+            for component in attempt.components:
+                self._grid[component.cluster].keep(job.token(component.index))
             self.set_deadline(job, Deadline.STOP, now + END_GRACE)
             return job
         return self.stop_all(job)
