@@ -11,14 +11,14 @@ from typing import assert_never
 from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, NotFoundError
-from koalapy.model.job import ComponentState, Job, JobState, Priority, Token
+from koalapy.model.job import Component, ComponentState, Job, JobState, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName
 from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
-from koalapy.scheduling.claiming.preemption import Preemption, is_preemptible
+from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -99,7 +99,7 @@ class Scheduler:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
                 self._endings.pause(job, job.retry_at)
-        self._restore_nodes()
+        self._restore_nodes(now)
         for cluster in self._grid.clusters():
             self._lose_contact(cluster, now, now)
             if cluster.health.unusable:
@@ -283,9 +283,9 @@ class Scheduler:
             learning = [job for job in jobs if job.waits and policies.capabilities(job.spec.policy).learns]
             self._queues.regroup(job for job in learning if application_of(job.spec) in first_seen)
 
-    def _restore_nodes(self) -> None:
+    def _restore_nodes(self, now: float) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""
-        held: list[tuple[ClusterStatus, Token, int, bool]] = []
+        held: list[tuple[Job, Component]] = []
         for job in (job for job in self._ledger.jobs.values() if job.state.is_active):
             for component in live(job).components:
                 cluster, token = self._grid[component.cluster], job.token(component.index)
@@ -295,9 +295,9 @@ class Scheduler:
                     cluster.promise(token, component.size)
                     cluster.leave(token)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
-                    held.append((cluster, token, component.size, is_preemptible(job)))
-        for cluster, token, size, preemptible in held:
-            cluster.promise(token, size, preemptible=preemptible)
+                    held.append((job, component))
+        for job, component in held:
+            self._attempts.promise(job, component, now)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

@@ -175,7 +175,7 @@ def check_counts(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
-                    if makes_room(job) and c.state is not ComponentState.STOPPING:
+                    if makes_room(world, job) and c.state is not ComponentState.STOPPING:
                         preemptible[c.cluster][job.token(c.index)] = c.size
     for cluster in queries.grid.clusters():
         assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"
@@ -191,9 +191,12 @@ def check_counts(world: "World") -> None:
         assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
 
 
-def makes_room(job: Job) -> bool:
+def makes_room(world: "World", job: Job) -> bool:
     """Whether a job that has nodes gives them to one of high priority."""
-    return job.spec.priority is Priority.LOW and job.ending is None
+    if job.spec.priority is Priority.HIGH or job.ending is not None or job.attempt is None:
+        return False
+    patience = world.rules.low_patience
+    return patience is None or job.attempt.placed_at - job.submitted_at < patience or job.spec.internal
 
 
 def _job_is_sound(job: Job, now: float) -> None:

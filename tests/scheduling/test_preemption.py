@@ -284,3 +284,39 @@ def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[
         if idle + taken >= wanted:
             assert ident not in freed, "one that is older than needed"
         taken += lows[ident - 1]
+
+
+def test_a_job_that_was_placed_after_a_long_wait_is_not_preempted() -> None:
+    world = World({"north": 4}, Rules(low_patience=60))
+    first = world.submit(fixed(north=4), lasts=60)
+    second = world.submit(fixed(north=4), lasts=500)
+    world.advance(61)
+    assert (world.state(first), world.state(second)) == (JobState.SUCCEEDED, JobState.RUNNING)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.advance(10)
+    world.restart()
+    world.connect("north")
+    world.advance(10)
+    assert (world.state(high), preempted(world)) == (JobState.QUEUED, [])
+    world.advance(500)
+    assert world.state(high) is JobState.SUCCEEDED
+
+
+def test_a_job_whose_program_is_done_is_not_preempted() -> None:
+    """Its components have a moment to end by themselves; their nodes are free after that."""
+    world = World({"north": 4}, manual=True)
+    world.deliver("north")
+    low = world.submit(fixed(north=4))
+    world.obey("north")
+    world.sites["north"].runners_report("1.1.0")
+    for _ in range(2):
+        world.deliver("north")
+        world.obey("north")
+    world.sites["north"].program_exits("1.1.0", 0)
+    world.deliver("north")
+    assert world.job(low).ending is JobState.SUCCEEDED
+    world.submit(fixed(north=4), priority=HIGH)
+    assert preempted(world) == []
+    world.take_over()
+    world.advance(5)
+    assert world.state(low) is JobState.SUCCEEDED

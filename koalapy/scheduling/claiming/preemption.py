@@ -6,6 +6,8 @@ from koalapy.model.job import Job, JobId, Priority, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.queueing.promise import is_promised
+from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.state import SchedulerState
 
 
@@ -54,6 +56,6 @@ class Preemption:
         return held
 
 
-def is_preemptible(job: Job) -> bool:
-    """Whether the live attempt of a job makes room for jobs of high priority."""
-    return job.spec.priority is Priority.LOW and job.ending is None
+def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
+    """Whether the live attempt of a job makes room for jobs of high priority, as long as it does not end anyway."""
+    return job.spec.priority is Priority.LOW and job.ending is None and not is_promised(job, rules, now)

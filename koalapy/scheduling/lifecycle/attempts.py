@@ -25,10 +25,14 @@ class Attempts:
 
     def submit(self, job: Job, component: Component, now: float) -> Job:
         """Submit a component's runner to its LRM, its nodes promised."""
-        token = job.token(component.index)
-        self._grid[component.cluster].promise(token, component.size, preemptible=is_preemptible(job))
-        self._ledger.command(SubmitComponent(component.cluster, token))
+        self.promise(job, component, now)
+        self._ledger.command(SubmitComponent(component.cluster, job.token(component.index)))
         return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
+
+    def promise(self, job: Job, component: Component, now: float) -> None:
+        """Nodes of its cluster are a component's from now on."""
+        makes_room = is_preemptible(job, self._rules, now)
+        self._grid[component.cluster].promise(job.token(component.index), component.size, preemptible=makes_room)
 
     def component_waits(self, job: Job, component: Component, now: float) -> Job:
         """The LRM has queued the runner: local users may have been faster."""
@@ -94,7 +98,7 @@ class Attempts:
         job = self._ledger.change(job, ending=becomes, reason=reason)
         self._ledger.note(job, now, "ending", reason, by=by)
         if becomes is JobState.SUCCEEDED:
-            for component in attempt.components:
+            for component in live(job).components:
                 self._grid[component.cluster].keep(job.token(component.index))
             self.set_deadline(job, Deadline.STOP, now + END_GRACE)
             return job
