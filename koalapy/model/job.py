@@ -213,15 +213,20 @@ class Attempt:
     @property
     def gang(self) -> tuple[Component, ...]:
         """The components that the job consists of, in the order of the placement."""
-        if not any(component.superseded for component in self.components):
-            return self.components
-        current = [component for component in self.components if not component.superseded]
+        components = self.components
+        for component in components:
+            if component.superseded:
+                break
+        else:
+            return components
+        current = [component for component in components if not component.superseded]
         return tuple(sorted(current, key=lambda component: component.rank))
 
     @property
     def head(self) -> Component:
         """The component whose first node starts the program: the largest (ties: the first)."""
-        return max(self.gang, key=lambda c: (c.size, -c.rank))
+        gang = self.gang
+        return gang[0] if len(gang) == 1 else max(gang, key=lambda c: (c.size, -c.rank))
 
 
 MAX_PROCESSES_PER_NODE = 8192

@@ -1,6 +1,5 @@
 """What the scheduler wants done, and everything a step changed."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -122,10 +121,11 @@ class Effects:
     """Of jobs that were placed by advice."""
     scans: dict[Priority, int] = field(default_factory=dict)
     """Of the placement queues that were scanned periodically: how often by now."""
-    refusals: Counter[RefusalKind] = field(default_factory=Counter)
+    refusals: dict[RefusalKind, int] = field(default_factory=dict)
     """Tries to place a job, or all jobs that ask for the same, that came to nothing; by what was in the way."""
-    claims_failed: Counter[tuple[ClusterName, ClaimFailure]] = field(default_factory=Counter)
-    attempts_failed: Counter[tuple[ClusterName, AttemptFailure]] = field(default_factory=Counter)
+    claims_failed: dict[tuple[ClusterName, ClaimFailure], int] = field(default_factory=dict)
+    """How many, as of the refusals and the attempts."""
+    attempts_failed: dict[tuple[ClusterName, AttemptFailure], int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     """What the operator should know; for the log only."""
 

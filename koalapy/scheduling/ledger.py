@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from koalapy.model.advice import Advised
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
+    ACTIVE_STATES,
+    FINAL_STATES,
     TRANSITIONS,
     Attempt,
     Component,
@@ -22,9 +24,9 @@ from koalapy.model.job import (
     Priority,
     TimelineEntry,
     Token,
-    parse_token,
 )
 from koalapy.model.placement import RefusalKind
+from koalapy.model.request import Request
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Command, Effects
 from koalapy.scheduling.owner_use import OwnerUse
 
@@ -38,6 +40,8 @@ class Ledger:
         self._own: dict[JobId, set[int]] = {}
         """The jobs that nobody outside has seen, with their attempts; and the components of these of which that holds,
         by their indices."""
+        self._tokens: dict[Token, tuple[JobId, int]] = {}
+        """Job and index of every component of a live attempt."""
         self._use = use if use.counts else None
         self._effects = Effects()
 
@@ -65,25 +69,24 @@ class Ledger:
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """The component of a live attempt that a token names, and its job."""
-        return self._named(token, Job.component_of)
+        named = self._tokens.get(token)
+        if named is None:
+            return None
+        job = self.jobs[named[0]]
+        return job, live(job).components[named[1]]
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
         """The component of a live attempt whose stage a token names, and its job."""
-        return self._named(token, Job.staged_component_of)
-
-    def _named(
-        self, token: Token, component_of: Callable[[Job, Token], Component | None]
-    ) -> tuple[Job, Component] | None:
-        try:
-            job = self.jobs.get(parse_token(token).job)
-        except ValueError:
-            return None
-        component = component_of(job, token) if job is not None else None
+        named = self._tokens.get(token)  # its rank was once the index of a component of that attempt
+        job = self.jobs[named[0]] if named is not None else None
+        component = job.staged_component_of(token) if job is not None else None
         return (job, component) if job is not None and component is not None else None
 
     def restore(self, job: Job) -> None:
         """Take up a job of an earlier life."""
         self.jobs[job.id] = job
+        if job.state.is_active:
+            self._name_components(job, 0)
         if self._use is not None:
             self._use.changed(job, None)
 
@@ -105,7 +108,12 @@ class Ledger:
             if attempt is not None:
                 self._effects.attempts.append((job.id, attempt))
             self._own[job.id] = set(range(len(live(job).components)))
+            self._name_components(job, 0)
         return self._changed(job, was)
+
+    def use_equal_request(self, job: Job, request: Request) -> None:
+        """Have a job's own request make way for an equal one, which nobody can tell apart: a queue is mostly requests."""
+        _set(job.spec, "request", request)
 
     def move(
         self, job: Job, state: JobState, now: float, event: str, reason: str = "", *, by: str = "", **changes: Any
@@ -121,8 +129,11 @@ class Ledger:
         """Change fields of the live attempt, whose components only grow in number."""
         job = self._owned(job)
         attempt = live(job)
+        before = len(attempt.components)
         for name, value in changes.items():
             _set(attempt, name, value)
+        if len(attempt.components) > before:
+            self._name_components(job, before)
         return self._changed(job, job.state)
 
     def update_component(self, job: Job, index: int, **changes: Any) -> Job:
@@ -151,13 +162,23 @@ class Ledger:
 
     def _changed(self, job: Job, was: JobState | None) -> Job:
         """A job has changed, which was in that state before, or is new; a final one leaves the ledger."""
-        if self._use is not None and was is not job.state:
-            self._use.changed(job, was)
-        if job.state.is_final:
-            self.jobs.pop(job.id, None)
-            self._own.pop(job.id, None)
+        state = job.state
+        if was is not state:
+            if self._use is not None:
+                self._use.changed(job, was)
+            if was in ACTIVE_STATES and state not in ACTIVE_STATES:
+                for component in live(job).components:
+                    del self._tokens[job.token(component.index)]
+            if state in FINAL_STATES:
+                self.jobs.pop(job.id, None)
+                self._own.pop(job.id, None)
         self._effects.jobs[job.id] = job
         return job
+
+    def _name_components(self, job: Job, first: int) -> None:
+        """Components of the live attempt are found by their tokens, from the first of these on."""
+        for index in range(first, len(live(job).components)):
+            self._tokens[job.token(index)] = job.id, index
 
     def note(
         self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None, *, by: str = ""
@@ -181,13 +202,16 @@ class Ledger:
         self._effects.scans[queue] = scans
 
     def count_refusals(self, kind: RefusalKind, times: int = 1) -> None:
-        self._effects.refusals[kind] += times
+        refusals = self._effects.refusals
+        refusals[kind] = refusals.get(kind, 0) + times
 
     def count_failed_claim(self, cluster: str, why: ClaimFailure) -> None:
-        self._effects.claims_failed[cluster, why] += 1
+        failed = self._effects.claims_failed
+        failed[cluster, why] = failed.get((cluster, why), 0) + 1
 
     def count_failed_attempt(self, cluster: str, why: AttemptFailure) -> None:
-        self._effects.attempts_failed[cluster, why] += 1
+        failed = self._effects.attempts_failed
+        failed[cluster, why] = failed.get((cluster, why), 0) + 1
 
     def warn(self, text: str) -> None:
         self._effects.warnings.append(text)

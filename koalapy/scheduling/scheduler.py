@@ -117,7 +117,7 @@ class Scheduler:
         self._invalidate()
         match event:
             case ev.JobSubmitted():
-                job = replace(event.job, submitted_at=min(event.job.submitted_at, now))
+                job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)
                 self._ledger.note(job, now, "submitted", by=event.by)
                 self._queues.arrive(job)
             case ev.JobCancelled():
@@ -199,8 +199,9 @@ class Scheduler:
 
     def _advance_clock(self, now: float) -> float:
         """Time does not go back, whatever a clock does."""
-        self._contact.slept(now, self._state.now)
-        self._state.now = max(self._state.now, now)
+        if now > self._state.now:
+            self._contact.slept(now, self._state.now)
+            self._state.now = now
         return self._state.now
 
     def _reported(self, cluster: ClusterName, report: Report, now: float) -> None:
@@ -208,10 +209,12 @@ class Scheduler:
             self._report(self._grid[cluster], report, now)
             return
         if isinstance(report, ComponentStatus):
-            self._components.update(cluster, report, now)
+            job = self._components.update(cluster, report, now)
+            if job is not None and job.ending is not None:
+                self._endings.settle_job(job, now)
         else:
             self._transfers.update(cluster, report, now)
-        self._endings.settle(report.token, now)
+            self._endings.settle(report.token, now)
 
     def _report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         shown = report.total, report.problem, report.notices, report.lacks

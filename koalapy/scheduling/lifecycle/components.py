@@ -20,6 +20,7 @@ BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 NOT_THERE = (ComponentState.PLACED, ComponentState.ENDED)
 """Of these there is nothing on any cluster, whatever one says."""
 ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
+BEFORE_PROGRAM = (ComponentState.WAITING, ComponentState.CLAIMED)
 
 
 class Components:
@@ -39,14 +40,14 @@ class Components:
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 
-    def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> None:
-        """Take in one snapshot of one component."""
+    def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> Job | None:
+        """Take in one snapshot of one component; the answer is its job, which may have to be settled."""
         if status.over and status.token in self._grid[cluster].live:
             self._grid[cluster].over.add(status.token)
         found = self._ledger.find(status.token)
         if found is None or found[1].state in NOT_THERE or found[1].cluster != cluster:
             self._reject_stray(cluster, status)
-            return
+            return found and found[0]
         self._lrm_waits.update(status, now)
         job, component = found
         job = self._observe(job, component, status, now)
@@ -57,7 +58,7 @@ class Components:
         elif status.state is ComponentState.ENDED:
             job = self._attempts.component_ended(job, live(job).components[component.index], now, status.missing)
         job = self._judge(job, component.index, status, now)
-        self._attempts.open_barrier_if_complete(job, now)
+        return self._attempts.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
@@ -156,9 +157,9 @@ class Components:
             return self._failures.refused(job, component, status.refused, status.error, now)
         if status.infrastructure and self._may_blame(job):
             return self._failures.infrastructure_failed(job, component, AttemptFailure.CLUSTER, status.error, now)
-        if job.ending is not None:
+        if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
             return job
-        if is_launched(job) and live(job).launched_at is None:
+        if live(job).launched_at is None and is_launched(job):
             job = self._attempts.launched(job, now)
             for other in live(job).gang:
                 self._health.trial_succeeded(other.cluster)

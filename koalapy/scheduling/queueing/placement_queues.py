@@ -87,9 +87,7 @@ class PlacementQueues:
         """A new job. Equal requests become one object: a full queue is mostly requests."""
         if len(self._requests) > MAX_SHARED_REQUESTS:
             self._requests.clear()
-        request = self._requests.setdefault(job.spec.request, job.spec.request)
-        if request is not job.spec.request:
-            job = replace(job, spec=replace(job.spec, request=request))
+        self._ledger.use_equal_request(job, self._requests.setdefault(job.spec.request, job.spec.request))
         self._enter(job, anew=True)
 
     def release(self, job: Job) -> None:
