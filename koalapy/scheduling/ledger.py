@@ -112,7 +112,7 @@ class Ledger:
         return self._changed(job, was)
 
     def use_equal_request(self, job: Job, request: Request) -> None:
-        """Have a job's own request make way for an equal one, which nobody can tell apart: a queue is mostly requests."""
+        """Have a job's own request make way for an equal one, as nobody can tell: a queue is mostly requests."""
         _set(job.spec, "request", request)
 
     def move(
