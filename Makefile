@@ -15,7 +15,7 @@ EXTRAS := drmaa mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos fuzz check format bench bench-advisor bench-dashboard screenshots experiment experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test chaos fuzz check format bench bench-core bench-advisor bench-dashboard screenshots experiment experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -82,8 +82,11 @@ format: $(STAMP)  ## bring the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## speed: start-up overhead and throughput, as JSON
+bench: bench-core  ## speed: start-up overhead and throughput, as JSON, and the scheduler's core
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-json=bench.json -p no:cacheprovider -s --timeout 600
+
+bench-core: $(STAMP)  ## the scheduler alone, and AccaSim beside it; ends with a line of JSON
+	$(BIN)/python -m tests.benchmarks.core
 
 bench-dashboard: $(STAMP)  ## what the dashboard costs in a browser (Debian's chromium) and in the daemon, as JSON: two minutes
 	$(BIN)/python -m tests.benchmarks.dashboard

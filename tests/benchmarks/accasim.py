@@ -1,0 +1,73 @@
+"""AccaSim (Galleguillos et al. 2018), a simulator of clusters in Python, on the workload of ``whole_life``.
+
+It gets a virtual environment of its own in a temporary folder, and runs its simplest dispatcher, first in first out and
+first fit, on as many nodes, without writing anything. It has no claiming: a job that is dispatched runs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.benchmarks.whole_life import CLUSTERS, NODES, Arrival
+
+PACKAGE = "accasim==1.1.3"
+SYSTEM = {
+    "groups": {"cluster": {"core": NODES}},
+    "resources": {"cluster": len(CLUSTERS)},
+    "equivalence": {"processor": {"core": 1}},
+}
+"""What is a cluster of nodes here is a node of cores there."""
+PROGRAM = """
+import collections, collections.abc, json, logging, statistics, sys, time
+collections.Mapping = collections.abc.Mapping  # it is of the time of Python 3.5
+from accasim.base.allocator_class import FirstFit
+from accasim.base.scheduler_class import FirstInFirstOut
+from accasim.base.simulator_class import Simulator
+rates = []
+for _ in range(int(sys.argv[1])):
+    simulator = Simulator(
+        "workload.swf", "system.json", FirstInFirstOut(FirstFit()), scheduling_output=False, statistics_output=False,
+        show_statistics=False, LOG_LEVEL="WARNING", RESULTS_FOLDER_PATH=".",
+    )
+    began = time.process_time()
+    simulator.start_simulation()
+    rates.append(simulator.dispatched_jobs / (time.process_time() - began))
+    assert simulator.dispatched_jobs == int(sys.argv[2])
+print(json.dumps(statistics.median(rates)))
+"""
+
+
+def jobs_per_s(arrivals: Sequence[Arrival], rounds: int) -> float | None:
+    """By CPU time, the median; None where it cannot be had, which is told on standard error."""
+    with tempfile.TemporaryDirectory(prefix="accasim-") as folder:
+        (Path(folder) / "system.json").write_text(json.dumps(SYSTEM))
+        (Path(folder) / "workload.swf").write_text("".join(map(swf_line, range(1, len(arrivals) + 1), arrivals)))
+        try:
+            python = os.environ.get("ACCASIM_PYTHON") or _install(Path(folder) / "venv")
+            command = [python, "-c", PROGRAM, str(rounds), str(len(arrivals))]
+            done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=600)
+        except (OSError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", "") or str(error)
+            print(f"AccaSim cannot be had: {told.strip().splitlines()[-1]}", file=sys.stderr)
+            return None
+        return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def swf_line(number: int, arrival: Arrival) -> str:
+    """A job in the Standard Workload Format: with one component, and a node as a processor."""
+    (size,) = arrival.sizes
+    lasts = arrival.lasts
+    return f"{number} {arrival.at} -1 {lasts} {size} -1 -1 {size} {lasts} -1 1 1 1 1 1 1 -1 -1\n"
+
+
+def _install(folder: Path) -> str:
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PACKAGE]
+    subprocess.run(pip, check=True, capture_output=True, text=True, timeout=600)
+    return python

@@ -1,0 +1,91 @@
+"""A grid of 100 clusters on which nothing fits, and long queues of jobs that wait there.
+
+The grid is ``full``, where a glance at the number of idle nodes is enough to refuse, or ``scattered``, so that three of
+four shapes pass that glance and their policy has to be asked.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice, product
+from typing import Any
+
+from koalapy.api.submission import JobSubmission
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.placement.registry import builtin
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.events import InventoryReceived, JobSubmitted, Reported
+from koalapy.scheduling.grid import Links
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
+
+CLUSTERS = [f"cluster-{number:03}" for number in range(100)]
+TOTAL = 64
+IDLE = {"full": [0] * 100, "scattered": [number % 8 for number in range(100)]}
+
+Request = dict[str, Any]
+
+
+def too_large() -> Iterator[Request]:
+    """More nodes in all than are idle."""
+    return ({"type": "flexible", "total_size": total} for total in count(360))
+
+
+def too_thin() -> Iterator[Request]:
+    """Nodes enough, but not in clusters that have enough of them."""
+    for total in count(218):
+        yield from ({"type": "flexible", "total_size": total, "min_component_size": least} for least in (5, 6, 7))
+
+
+def too_many() -> Iterator[Request]:
+    """One component of seven nodes more than there are clusters that have them, and different others beside."""
+    for others in product(range(1, 7), repeat=5):
+        sizes = [*[7] * 13, *others]
+        yield {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
+
+
+def elsewhere() -> Iterator[Request]:
+    """On a cluster of the user's own choice, which has too few."""
+    for size, cluster in product(range(9, TOTAL + 1), CLUSTERS):
+        yield {"type": "fixed", "components": [{"size": size, "cluster": cluster}, {"size": 2, "cluster": cluster}]}
+
+
+def shapes(number: int) -> list[Request]:
+    kinds = (too_large(), too_thin(), too_many(), elsewhere())
+    return [request for each in zip(*(islice(kind, number // 4) for kind in kinds), strict=True) for request in each]
+
+
+def specs(jobs: int, number: int) -> Iterator[JobSpec]:
+    """As they come from the API: each of its own objects; one of ten is of high priority."""
+    requests = shapes(number)
+    for n in range(jobs):
+        told = {
+            "request": requests[n % number],
+            "command": ["python", "-m", "program", f"--input=case-{n}"],
+            "name": f"case-{n}",
+            "owner": f"user-{n % 30}",
+            "priority": "low" if n // number % 10 else "high",
+        }
+        yield JobSubmission.model_validate_json(json.dumps(told)).to_model()
+
+
+def report(cluster: str, idle: int, total: int = TOTAL) -> Reported:
+    """Whatever is not idle is local users'."""
+    return Reported(cluster, ClusterReport(total, idle, total - idle))
+
+
+def empty_scheduler(idle: Sequence[int], total: int = TOTAL, links: Links | None = None) -> Scheduler:
+    """One that knows 100 clusters, with the rules of production but for the limit of its queue."""
+    rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
+    scheduler = Scheduler(SchedulerState(rules, builtin(), [ClusterStatus(name) for name in CLUSTERS], links), str)
+    for name, nodes in zip(CLUSTERS, idle, strict=True):
+        scheduler.step([InventoryReceived(name, Inventory(())), report(name, nodes, total)], 0.0)
+    return scheduler
+
+
+def fill(scheduler: Scheduler, jobs: Iterable[JobSpec]) -> None:
+    """Submit jobs, many at a time; none of them is to fit."""
+    numbers, jobs = count(len(scheduler.queries.jobs()) + 1), iter(jobs)
+    while some := [JobSubmitted(Job(next(numbers), spec, 0.0)) for spec in islice(jobs, 1000)]:
+        scheduler.step(some, 1.0)

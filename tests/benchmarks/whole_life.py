@@ -1,0 +1,208 @@
+"""Jobs from submission to end in virtual time: the production scheduler between clusters and agents of a few lines.
+
+Agents say what those of production do, at the moment when it is so: that a component waits in the resource manager,
+which hosts it has, that it runs, how its program has ended; and of their clusters how many nodes are idle and which
+components hold the others. What comes at one moment goes into one step. There is no store.
+"""
+
+import heapq
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import fmean
+
+from koalapy.model.job import ComponentState, Job, JobId, JobSpec, JobState, Token, parse_token
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
+from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
+from koalapy.placement.registry import builtin
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.effects import Effects, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduling.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
+
+CLUSTERS = [f"cluster-{number}" for number in range(10)]
+NODES = 64
+"""Of each cluster."""
+HOSTS = {name: tuple(f"{name}-node-{number:02}" for number in range(NODES)) for name in CLUSTERS}
+LOAD = 1.05
+"""Above 1, so that jobs wait."""
+SIZES = (1, 2, 4, 8, 16)
+LASTS = (60, 600)
+"""Seconds that a program runs, at least and at most."""
+SEVERAL = (2, 3, 4)
+"""Components of a job that has several."""
+START_DELAY = 1.0
+"""Seconds from a submission to its resource manager until all nodes of a component have reported."""
+RULES = Rules()
+
+Step = tuple[Sequence[Event], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One job of a workload, in whole seconds, so that other simulators can be given it."""
+
+    at: int
+    sizes: tuple[int, ...]
+    lasts: int
+
+
+def workload(jobs: int, several: float = 0.0, seed: int = 1) -> list[Arrival]:
+    """Jobs in the order in which they arrive; a fraction ``several`` of them has 2 to 4 components."""
+    draws = random.Random(seed)
+    counts = [draws.choice(SEVERAL) if draws.random() < several else 1 for _ in range(jobs)]
+    programs = [(tuple(draws.choices(SIZES, k=number)), draws.randint(*LASTS)) for number in counts]
+    gap = fmean(sum(sizes) * lasts for sizes, lasts in programs) / (LOAD * len(CLUSTERS) * NODES)
+    at, arrivals = 0.0, []
+    for sizes, lasts in programs:
+        at += draws.expovariate(1 / gap)
+        arrivals.append(Arrival(int(at), sizes, lasts))
+    return arrivals
+
+
+def new_scheduler() -> Scheduler:
+    clusters = [ClusterStatus(name) for name in CLUSTERS]
+    nonces = (f"{number:016x}" for number in count())
+    return Scheduler(SchedulerState(RULES, builtin(), clusters), lambda: next(nonces))
+
+
+def submission(ident: JobId, arrival: Arrival) -> JobSubmitted:
+    request = NonFixedRequest(tuple(ComponentRequest(size) for size in arrival.sizes))
+    spec = JobSpec(request, ("program", f"--case={ident}"), name=f"case-{ident}", owner=f"user-{ident % 30}")
+    return JobSubmitted(Job(ident, spec, arrival.at))
+
+
+@dataclass(slots=True)
+class Runner:
+    """A component on its cluster, for as long as it has nodes."""
+
+    size: int
+    lasts: int
+    exit_code: int | None
+    """What it tells in the end: with Open MPI that is the head's business."""
+    runs: bool = False
+
+
+@dataclass(slots=True)
+class Site:
+    """A cluster with its agent. Nobody else uses it, so whatever is submitted has its nodes at once."""
+
+    name: ClusterName
+    idle: int = NODES
+    runners: dict[Token, Runner] = field(default_factory=dict)
+
+    def submit(self, token: Token, runner: Runner) -> Event:
+        self.runners[token] = runner
+        self.idle -= runner.size
+        assert self.idle >= 0
+        return Reported(self.name, ComponentStatus(token, ComponentState.WAITING, lrm_job="1"))
+
+    def reports(self, token: Token) -> Event:
+        """All nodes of a component have."""
+        hosts = HOSTS[self.name][: self.runners[token].size]
+        return Reported(self.name, ComponentStatus(token, ComponentState.CLAIMED, hosts, "1"))
+
+    def runs(self, token: Token) -> Event:
+        self.runners[token].runs = True
+        return Reported(self.name, ComponentStatus(token, ComponentState.RUNNING, lrm_job="1"))
+
+    def ends(self, token: Token) -> Event:
+        runner = self.runners.pop(token)
+        self.idle += runner.size
+        return Reported(self.name, ComponentStatus(token, ComponentState.ENDED, (), "1", runner.exit_code))
+
+    def report(self) -> Event:
+        return Reported(self.name, ClusterReport(NODES, self.idle, holding=frozenset(self.runners)))
+
+
+class World:
+    """Clusters, agents, and what is going to happen there: drives a scheduler until every job has ended."""
+
+    def __init__(self, arrivals: Sequence[Arrival], steps: list[Step] | None = None) -> None:
+        """``steps`` gets what the scheduler is told, and when."""
+        self.scheduler = new_scheduler()
+        self._steps = steps
+        self.states: dict[JobId, JobState] = {}
+        self._sites = {name: Site(name) for name in CLUSTERS}
+        self._arrivals = arrivals
+        self._order = count()
+        self._agenda: list[tuple[float, int, JobSubmitted | tuple[Site, Token]]] = []
+        """What happens next: somebody submits a job, or a component goes on to what follows."""
+        for ident, arrival in enumerate(arrivals, 1):
+            self._later(arrival.at, submission(ident, arrival))
+
+    def run(self) -> None:
+        """From the first arrival to the last end."""
+        self._step([InventoryReceived(name, Inventory(())) for name in CLUSTERS], set(CLUSTERS), 0.0)
+        agenda, scan_at = self._agenda, RULES.scan_interval
+        while agenda:
+            wakeup = self.scheduler.next_wakeup()
+            now = min(agenda[0][0], scan_at, scan_at if wakeup is None else wakeup)
+            events: list[Event] = []
+            changed: set[ClusterName] = set()
+            while agenda and agenda[0][0] <= now:
+                what = heapq.heappop(agenda)[2]
+                if isinstance(what, JobSubmitted):
+                    events.append(what)
+                    continue
+                site, token = what
+                if site.runners[token].runs:
+                    events.append(site.ends(token))
+                    changed.add(site.name)
+                else:
+                    events.append(site.reports(token))
+            if now >= scan_at:
+                scan_at += RULES.scan_interval
+                events.append(PeriodicScan())
+            self._step(events, changed, now)
+
+    def _step(self, events: list[Event], changed: set[ClusterName], now: float) -> None:
+        """One step, and those that follow on it in the same moment, as agents do what they are told."""
+        while True:
+            events += [self._sites[name].report() for name in sorted(changed)]
+            if self._steps is not None:
+                self._steps.append((events, now))
+            events, changed = self._carry_out(self.scheduler.step(events, now), now)
+            if not events:
+                return
+
+    def _carry_out(self, effects: Effects, now: float) -> tuple[list[Event], set[ClusterName]]:
+        """What agents say of their orders, and the clusters whose nodes are held by others than before."""
+        answers: list[Event] = []
+        changed: set[ClusterName] = set()
+        for ident, job in effects.jobs.items():
+            self.states[ident] = job.state
+        for command in effects.commands:
+            site, token = self._sites[command.cluster], command.token
+            if isinstance(command, SubmitComponent):
+                answers.append(site.submit(token, self._runner(effects.jobs, token)))
+                changed.add(site.name)
+                self._later(now + START_DELAY, (site, token))
+            elif isinstance(command, OpenBarrier):
+                answers.append(site.runs(token))
+                self._later(now + site.runners[token].lasts, (site, token))
+            else:
+                assert not isinstance(command, StopComponent), "no job has to be stopped"
+        return answers, changed
+
+    def _runner(self, jobs: dict[JobId, Job], token: Token) -> Runner:
+        ident, _, index, _ = parse_token(token)
+        attempt = jobs[ident].attempt
+        assert attempt is not None
+        exit_code = 0 if attempt.head.index == index else None
+        return Runner(attempt.components[index].size, self._arrivals[ident - 1].lasts, exit_code)
+
+    def _later(self, at: float, what: JobSubmitted | tuple[Site, Token]) -> None:
+        heapq.heappush(self._agenda, (at, next(self._order), what))
+
+
+def replay(steps: Sequence[Step]) -> Iterator[Scheduler]:
+    """The same steps without the world, one by one: what the scheduler takes alone."""
+    scheduler = new_scheduler()
+    for events, now in steps:
+        scheduler.next_wakeup()
+        scheduler.step(events, now)
+        yield scheduler
