@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from koalapy.model.cluster import ClusterPair, ClusterState, GridView, Link
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.replica_sites import ReplicaSites
 
 Links = Mapping[ClusterPair, Link]
 
@@ -15,7 +16,7 @@ class GridStatus:
     def __init__(self, clusters: Iterable[ClusterStatus], links: Links | None = None) -> None:
         self._clusters = {cluster.name: cluster for cluster in sorted(clusters, key=lambda b: b.name)}
         self._links = dict(links or {})
-        self._replicas: dict[str, tuple[ClusterName, ...]] = {}
+        self._replicas = ReplicaSites()
         self.files_gone = 0
         """How many files were said to be nowhere since such files were last forgotten."""
         self.capacity_gained = False
@@ -82,11 +83,11 @@ class GridStatus:
 
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
-        self._replicas = {**self._replicas, **sites}
+        self._replicas = self._replicas.changed(sites)
         self.capacity_gained |= any(sites.values())
         self.files_gone += sum(not each for each in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:
         """Files that are nowhere, but those that somebody wants, who is to know that."""
         self.files_gone = 0
-        self._replicas = {name: sites for name, sites in self._replicas.items() if sites or name in wanted}
+        self._replicas = self._replicas.without_gone(wanted)
