@@ -1,6 +1,7 @@
 """Clusters, the links between them, and the grid as a policy sees it."""
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -98,15 +99,14 @@ class GridView:
         return iter(self.clusters)
 
     @cached_property
-    def by_idle(self) -> tuple[ClusterView, ...]:
+    def by_idle(self) -> "tuple[ClusterView, ...]":
         """The usable clusters by decreasing idle nodes, ties by name; worked out once for all requests of a scan."""
-        usable = [c for c in self.clusters if c.state is ClusterState.USABLE]
-        return tuple(sorted(usable, key=lambda c: (-c.idle, c.name)))
+        return tuple(sorted((c for c in self.clusters if c.state is ClusterState.USABLE), key=_fullest_last))
 
     @cached_property
-    def by_speed(self) -> tuple[ClusterView, ...]:
+    def by_speed(self) -> "tuple[ClusterView, ...]":
         """The usable clusters by decreasing speed, ties by name."""
-        return tuple(sorted(self.by_idle, key=lambda c: (-c.speed, c.name)))
+        return tuple(sorted(self.by_idle, key=_slowest_last))
 
     @cached_property
     def usable_idle(self) -> int:
@@ -119,11 +119,16 @@ class GridView:
 
     def once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
         """What ``work`` makes of the grid, done once for all requests of a scan; nobody else uses the same key."""
-        try:
-            return self._results[key]  # type: ignore[return-value]
-        except KeyError:
-            result = self._results[key] = work(self)
-            return result
+        return _once(self._results, key, work, self)
+
+    @cached_property
+    def _lasting_results(self) -> dict[Hashable, object]:
+        return {}
+
+    def once_for_links(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
+        """The same of what depends on the names of the clusters and the links between them only: it outlasts this
+        view, while clusters change and links do not."""
+        return _once(self._lasting_results, key, work, self)
 
     def only(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
@@ -131,17 +136,74 @@ class GridView:
             ("only", names), lambda grid: replace(grid, clusters=tuple(c for c in grid if c.name in names))
         )
 
+    def changed(self, clusters: "Sequence[ClusterView]") -> "GridView":
+        """The grid with these clusters in the place of those of their names.
+
+        What was worked out of this one is carried over as far as it can be: the orders, in which only they are moved,
+        and what depends on the links.
+        """
+        if not clusters:
+            return self
+        places, whole = self._places, list(self.clusters)
+        moves = [(whole[places[after.name]], after) for after in clusters]
+        for _, after in moves:
+            whole[places[after.name]] = after
+        view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off)
+        known, carried = self.__dict__, view.__dict__
+        carried["_places"], carried["_lasting_results"] = places, self._lasting_results
+        if "by_idle" in known:
+            carried["by_idle"] = _reordered(self.by_idle, moves, _fullest_last)
+        if "by_speed" in known:
+            carried["by_speed"] = _reordered(self.by_speed, moves, _slowest_last)
+        if "usable_idle" in known:
+            carried["usable_idle"] = self.usable_idle + sum(a.usable_idle - b.usable_idle for b, a in moves)
+        return view
+
     @cached_property
-    def _by_name(self) -> dict[ClusterName, ClusterView]:
-        return {cluster.name: cluster for cluster in self.clusters}
+    def _places(self) -> dict[ClusterName, int]:
+        return {cluster.name: place for place, cluster in enumerate(self.clusters)}
 
     def sites_of(self, file: InputFile) -> tuple[ClusterName, ...]:
         """The clusters that have a file (file sites)."""
         return self.replicas.get(file.name, file.sites)
 
     def get(self, name: ClusterName) -> ClusterView | None:
-        return self._by_name.get(name)
+        place = self._places.get(name)
+        return None if place is None else self.clusters[place]
 
     def link(self, one: ClusterName, other: ClusterName) -> Link:
         """The link from one cluster to another; the way back where only that was measured; empty when unmeasured."""
         return self.links.get((one, other)) or self.links.get((other, one)) or Link()
+
+
+Moves = Sequence[tuple[ClusterView, ClusterView]]
+"""What clusters were, and what they have become."""
+
+
+def _once(results: dict[Hashable, object], key: Hashable, work: Callable[[GridView], T], grid: GridView) -> T:
+    try:
+        return results[key]  # type: ignore[return-value]
+    except KeyError:
+        result = results[key] = work(grid)
+        return result
+
+
+def _fullest_last(cluster: ClusterView) -> tuple[float, ClusterName]:
+    return -cluster.idle, cluster.name
+
+
+def _slowest_last(cluster: ClusterView) -> tuple[float, ClusterName]:
+    return -cluster.speed, cluster.name
+
+
+def _reordered(
+    order: tuple[ClusterView, ...], moves: Moves, key: Callable[[ClusterView], tuple[float, ClusterName]]
+) -> tuple[ClusterView, ...]:
+    """An order of the usable clusters once some have changed."""
+    clusters = list(order)
+    for before, after in moves:
+        if before.state is ClusterState.USABLE:
+            del clusters[bisect_left(clusters, key(before), key=key)]
+        if after.state is ClusterState.USABLE:
+            clusters.insert(bisect_left(clusters, key(after), key=key), after)
+    return tuple(clusters)

@@ -1,6 +1,6 @@
 """What is known of one cluster: what it reported, what was promised since, its contact and its health."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain
@@ -94,6 +94,9 @@ class ClusterStatus:
     contact: ContactStatus = field(default_factory=ContactStatus)
     health: HealthStatus = field(default_factory=HealthStatus)
     drained: Drain | None = None
+    touched: Callable[[ClusterName], None] = lambda _: None
+    """Is told of each change here that bears on what the cluster can be given; those of its state, which others make,
+    are told by ``Ledger.cluster_changed``."""
 
     # As its agent reported
 
@@ -157,6 +160,7 @@ class ClusterStatus:
 
     def report(self, report: ClusterReport, now: float) -> None:
         """Take in what its agent says of its nodes."""
+        self.touched(self.name)
         self.reported_at, self.versions, self.calls = now, report.versions, report.calls
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
@@ -188,6 +192,7 @@ class ClusterStatus:
 
         ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority.
         """
+        self.touched(self.name)
         if size > self.idle:
             self._promised_of[token] = frozenset(self._leaving)
         self.live[token] = size
@@ -205,15 +210,19 @@ class ClusterStatus:
         """A claim has shown what it could, or never will: the next may."""
         if token in self._proofs:
             self._proofs.remove(token)
+            self.touched(self.name)
             self.capacity_gained |= not self._proofs
 
     def forget_trials(self) -> None:
         """What was tried here before is no trial of what comes next, however long it goes on."""
+        self.touched(self.name)
         self._trials.clear()
 
     def keep(self, token: Token) -> None:
         """The component makes room for nobody any more: its job has come to its end."""
-        self.preemptible -= self._preemptible.pop(token, 0)
+        if size := self._preemptible.pop(token, 0):
+            self.preemptible -= size
+            self.touched(self.name)
 
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
@@ -221,6 +230,7 @@ class ClusterStatus:
         if token in self.live:
             self.departs |= token not in self._leaving
             self._leaving[token] = self.live[token]
+            self.touched(self.name)
 
     @property
     def awaited(self) -> list[Token]:
@@ -234,6 +244,7 @@ class ClusterStatus:
 
     def release(self, token: Token) -> None:
         """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
+        self.touched(self.name)
         before, expected = self.available, self.expected
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
@@ -331,6 +342,7 @@ class ClusterStatus:
 
     def count_on_none_of(self, token: Token) -> None:
         """The nodes that a component was promised of others never came: nobody is promised them any more."""
+        self.touched(self.name)
         for other in self._promised_of.pop(token, ()):
             self._leaving.pop(other, None)
 

@@ -1,13 +1,19 @@
 """What is known of all clusters, of the links between them, and of where files are."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
-from koalapy.model.cluster import ClusterPair, ClusterState, GridView, Link
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.replica_sites import ReplicaSites
 
 Links = Mapping[ClusterPair, Link]
+IdleOf = Callable[[ClusterStatus], int]
+"""How many nodes of a cluster count as idle for somebody; below 0 is none."""
+
+MAX_TOUCHES = 1000
+"""So many entries of clusters that were touched are kept: who looks more seldom looks at all clusters."""
 
 
 class GridStatus:
@@ -21,6 +27,13 @@ class GridStatus:
         """How many files were said to be nowhere since such files were last forgotten."""
         self.capacity_gained = False
         """Whether a link or a replica became known that may open a way for a job."""
+        self._touches: list[ClusterName] = []
+        self._forgotten = 0
+        """How many entries of ``_touches`` there were before the first of those that are kept."""
+        for cluster in self._clusters.values():
+            cluster.touched = self.touch
+        self._gains_taken = self._departures_taken = 0
+        self._available = self.lens(lambda cluster: cluster.available)
 
     def __getitem__(self, name: ClusterName) -> ClusterStatus:
         return self._clusters[name]
@@ -36,9 +49,26 @@ class GridStatus:
         """Whether no cluster is trusted: then trials may have more than one component, lest wide jobs wait for ever."""
         return not any(cluster.state is ClusterState.USABLE for cluster in self._clusters.values())
 
+    # What has changed
+
+    def touch(self, name: ClusterName) -> None:
+        """Something of a cluster has changed, or of what those have who are there."""
+        if len(self._touches) >= MAX_TOUCHES:
+            self._forgotten += len(self._touches)
+            self._touches.clear()
+        self._touches.append(name)
+
+    def touched_since(self, moment: int) -> tuple[Collection[ClusterStatus], int]:
+        """The clusters that were touched since a moment, and what moment it is now; the first one is 0."""
+        first, last = moment - self._forgotten, self._forgotten + len(self._touches)
+        if first < 0 or moment == 0:
+            return self._clusters.values(), last
+        return [self._clusters[name] for name in dict.fromkeys(self._touches[first:])], last
+
     def take_capacity_gained(self) -> bool:
         """Whether there may be more room anywhere than when this was last asked."""
-        grown = [cluster for cluster in self._clusters.values() if cluster.capacity_gained]
+        touched, self._gains_taken = self.touched_since(self._gains_taken)
+        grown = [cluster for cluster in touched if cluster.capacity_gained]
         for cluster in grown:
             cluster.capacity_gained = False
         learned, self.capacity_gained = self.capacity_gained, False
@@ -46,19 +76,30 @@ class GridStatus:
 
     def take_departures(self) -> bool:
         """Whether there may be more room soon than was expected when this was last asked."""
-        departing = [cluster for cluster in self._clusters.values() if cluster.departs]
+        touched, self._departures_taken = self.touched_since(self._departures_taken)
+        departing = [cluster for cluster in touched if cluster.departs]
         for cluster in departing:
             cluster.departs = False
         return bool(departing)
 
-    def view(self, idle: Callable[[ClusterStatus], int] | None = None) -> GridView:
-        """The grid as policies see it; ``idle`` says how many nodes of a cluster count, by default the available."""
-        if idle is None:
-            clusters = tuple(cluster.view(cluster.available) for cluster in self._clusters.values())
-        else:
-            clusters = tuple(cluster.view(max(0, idle(cluster))) for cluster in self._clusters.values())
-        cut_off = frozenset(cluster.name for cluster in self._clusters.values() if not cluster.moves_files)
-        return GridView(clusters, self._links, replicas=self._replicas, cut_off=cut_off)
+    # How it is seen
+
+    def view(self, idle_of: IdleOf | None = None) -> GridView:
+        """The grid as policies see it; ``idle_of`` says how many nodes of a cluster count, by default the available.
+
+        Who looks again and again in another way has a ``lens`` for it.
+        """
+        return self._available.view() if idle_of is None else self.lens(idle_of).view()
+
+    def lens(self, idle_of: IdleOf) -> "Lens":
+        """Sees the grid with so many idle nodes of each cluster, which may change only where a cluster is touched."""
+        return Lens(self, idle_of)
+
+    def with_what_is_known(self, view: GridView) -> GridView:
+        """A view with the links, and where files are, as they are known now."""
+        if view.links is self._links and view.replicas is self._replicas:
+            return view
+        return GridView(view.clusters, self._links, replicas=self._replicas, cut_off=view.cut_off)
 
     # What is known beside the clusters; views of before keep what they were made of
 
@@ -91,3 +132,39 @@ class GridStatus:
         """Files that are nowhere, but those that somebody wants, who is to know that."""
         self.files_gone = 0
         self._replicas = self._replicas.without_gone(wanted)
+
+
+class Lens:
+    """The grid as somebody sees it. Each view is made of the last one, with those clusters that were touched since."""
+
+    def __init__(self, grid: GridStatus, idle_of: IdleOf) -> None:
+        self._grid, self._idle_of = grid, idle_of
+        self._view = GridView(())
+        self._moment = 0
+
+    def view(self) -> GridView:
+        """The same object as before while nothing has changed."""
+        touched, moment = self._grid.touched_since(self._moment)
+        if touched:
+            self._view = self._anew(touched) if not self._view.clusters else self._with(touched)
+        self._moment = moment
+        self._view = self._grid.with_what_is_known(self._view)
+        return self._view
+
+    def _anew(self, clusters: Collection[ClusterStatus]) -> GridView:
+        cut_off = frozenset(cluster.name for cluster in clusters if not cluster.moves_files)
+        return GridView(tuple(map(self._see, clusters)), cut_off=cut_off)
+
+    def _with(self, touched: Collection[ClusterStatus]) -> GridView:
+        last = self._view
+        cut_off = last.cut_off
+        for cluster in touched:
+            if cluster.moves_files is (cluster.name in cut_off):
+                cut_off = cut_off ^ {cluster.name}
+        if cut_off != last.cut_off:
+            last = replace(last, cut_off=cut_off)
+        seen = map(self._see, touched)
+        return last.changed([cluster for cluster in seen if cluster != last.get(cluster.name)])
+
+    def _see(self, cluster: ClusterStatus) -> ClusterView:
+        return cluster.view(max(0, self._idle_of(cluster)))

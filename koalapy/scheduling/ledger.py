@@ -26,7 +26,7 @@ from koalapy.model.job import (
     Token,
 )
 from koalapy.model.placement import RefusalKind
-from koalapy.model.request import Request
+from koalapy.model.request import ClusterName, Request
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Command, Effects
 from koalapy.scheduling.owner_use import OwnerUse
 
@@ -34,8 +34,8 @@ from koalapy.scheduling.owner_use import OwnerUse
 class Ledger:
     """Jobs that are not final, and the effects gathered since they were last taken."""
 
-    def __init__(self, use: OwnerUse) -> None:
-        """``use`` is told what owners have."""
+    def __init__(self, use: OwnerUse, touch: Callable[[ClusterName], None]) -> None:
+        """``use`` is told what owners have; ``touch`` of each cluster that has changed."""
         self.jobs: dict[JobId, Job] = {}
         self._own: dict[JobId, set[int]] = {}
         """The jobs that nobody outside has seen, with their attempts; and the components of these of which that holds,
@@ -43,6 +43,7 @@ class Ledger:
         self._tokens: dict[Token, tuple[JobId, int]] = {}
         """Job and index of every component of a live attempt."""
         self._use = use if use.counts else None
+        self._touch = touch
         self._effects = Effects()
 
     def take(self, *, share: bool) -> Effects:
@@ -223,6 +224,7 @@ class Ledger:
 
     def cluster_changed(self, name: str) -> None:
         self._effects.clusters.add(name)
+        self._touch(name)
 
 
 def live(job: Job) -> Attempt:

@@ -32,7 +32,7 @@ class SchedulerState:
         self.accounts = accounts or Accounts()
         self.grid = GridStatus(clusters, links)
         self.owner_use = owner_use or OwnerUse()
-        self.ledger = Ledger(self.owner_use)
+        self.ledger = Ledger(self.owner_use, self.grid.touch)
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})

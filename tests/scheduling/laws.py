@@ -23,6 +23,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import Effects, OpenBarrier, SubmitComponent
+from koalapy.scheduling.queries import Queries
 
 if TYPE_CHECKING:
     from tests.scheduling.world import World
@@ -162,6 +163,7 @@ def check_counts(world: "World") -> None:
     assert active.keys() == unfinished
     assert all(world.jobs[ident] is job for ident, job in active.items()), "a change was not handed out"
     assert queries.queued == sum(job.state is JobState.QUEUED for job in active.values())
+    check_views(queries)
     wakeup = world.scheduler.next_wakeup()
     assert wakeup is None or wakeup > world.now, "something due was left undone"
     held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
@@ -197,6 +199,28 @@ def makes_room(world: "World", job: Job) -> bool:
         return False
     patience = world.rules.low_patience
     return patience is None or job.attempt.placed_at - job.submitted_at < patience or job.spec.internal
+
+
+def check_views(queries: Queries) -> None:
+    """Views that are made of the ones before are as if they were made anew."""
+    grid = queries.grid
+
+    def left(cluster: ClusterStatus) -> int:
+        return cluster.available - queries.kept(cluster.name)
+
+    def with_preemption(cluster: ClusterStatus) -> int:
+        room = cluster.expected + cluster.preemptible
+        return room if cluster.limit is None else min(room, cluster.limit.size - 1)
+
+    for view, anew in (
+        (grid.view(), grid.view(lambda cluster: cluster.available)),
+        (queries.view(Priority.LOW), grid.view(left)),
+        (queries.view_with_preemption(), grid.view(with_preemption)),
+    ):
+        assert view == anew
+        assert view.by_idle == anew.by_idle
+        assert view.by_speed == anew.by_speed
+        assert view.usable_idle == anew.usable_idle
 
 
 def _job_is_sound(job: Job, now: float) -> None:

@@ -422,8 +422,10 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
             assert f"{cluster.missing} more idle node" in str(found.suffices)
     if any("resumed" in text for text in found.suffices):
         queries.grid["south"].drained = None
+        queries.grid.touch("south")
         assert fits()
         queries.grid["south"].drained = Drain(AT)
+        queries.grid.touch("south")
     if any("out of its way" in text for text in found.suffices):
         world.hold(reserved)
         assert world.state(hog) is JobState.RUNNING

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import Request
@@ -29,10 +29,6 @@ requests: st.SearchStrategy[Request] = st.one_of(
 )
 
 
-def room(view: GridView) -> IdleSummary:
-    return IdleSummary({cluster.name: cluster.idle for cluster in view if cluster.state is ClusterState.USABLE})
-
-
 @settings(max_examples=400)
 @given(request=requests, view=linked(grids()))
 def test_what_a_policy_places_is_never_turned_away(request: Request, view: GridView) -> None:
@@ -42,13 +38,13 @@ def test_what_a_policy_places_is_never_turned_away(request: Request, view: GridV
         except UsageError:
             continue
         if isinstance(policy.place(request, view), Placement):
-            assert room(view).may_fit(needs_of(request)), name
+            assert IdleSummary(view).may_fit(needs_of(request)), name
 
 
 @settings(max_examples=400)
 @given(request=on_named_clusters, view=grids())
 def test_for_fixed_requests_the_glance_is_exact(request: Request, view: GridView) -> None:
-    fits = room(view).may_fit(needs_of(request))
+    fits = IdleSummary(view).may_fit(needs_of(request))
     assert fits == isinstance(POLICIES.resolve("", request).place(request, view), Placement)
 
 
@@ -67,5 +63,6 @@ def test_needs(request_: Request, needs: Needs) -> None:
 
 def test_components_that_share_a_cluster_need_their_slots_there() -> None:
     """Seven idle nodes have room for one component of four, and three idle ones for none."""
-    assert not IdleSummary({"north": 7, "south": 3}).may_fit(needs_of(nonfixed(4, 4)))
-    assert IdleSummary({"north": 8, "south": 3}).may_fit(needs_of(nonfixed(4, 4)))
+    south = ClusterView("south", 8, 3)
+    assert not IdleSummary(GridView((ClusterView("north", 8, 7), south))).may_fit(needs_of(nonfixed(4, 4)))
+    assert IdleSummary(GridView((ClusterView("north", 8, 8), south))).may_fit(needs_of(nonfixed(4, 4)))

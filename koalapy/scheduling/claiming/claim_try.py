@@ -1,5 +1,9 @@
 """What one claiming try has to go by: which components could start now, on nodes of which clusters."""
 
+from collections import Counter
+from dataclasses import replace
+
+from koalapy.model.cluster import GridView
 from koalapy.model.job import Component, Job
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.preemption import Preemption
@@ -13,11 +17,7 @@ class ClaimTry:
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
         """``preemption`` is None for a job that may preempt nobody."""
-        clusters = [cluster for cluster in state.grid.clusters() if cluster.is_open]
-        self._free = {cluster.name: cluster.available for cluster in clusters}
-        on_trial = (cluster.name for cluster in clusters if cluster.health.probation)
-        self._one_each = frozenset(() if state.grid.is_all_on_trial else on_trial)
-        """Clusters on probation, where one component may be tried at a time."""
+        self._grid, self._taken = state.grid, Counter[ClusterName]()
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
@@ -46,16 +46,27 @@ class ClaimTry:
         return (self._gang_size - len(self.blocked)) / self._gang_size
 
     def free(self, cluster: ClusterName) -> int | None:
-        """Nodes that are left for another component; None where there may be none."""
-        if cluster in self._one_each and any(taken.cluster == cluster for taken in self.startable):
+        """Nodes that are left for another component; None where there may be none.
+
+        On probation one component may be tried at a time, unless no cluster is trusted.
+        """
+        status, taken = self._grid[cluster], self._taken[cluster]
+        if not status.is_open or (taken and status.health.probation and not self._grid.is_all_on_trial):
             return None
-        return self._free.get(cluster)
+        return status.available - taken
+
+    @property
+    def view(self) -> GridView:
+        """The grid as it is for another component."""
+        view = self._grid.view()
+        taken = [cluster for name, nodes in self._taken.items() if nodes and (cluster := view.get(name)) is not None]
+        return view.changed([replace(cluster, idle=max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """A component that could not start on the cluster it has left, or only by preemption, can start elsewhere."""
         if _take_out(self.startable, moved.index):
             _take_out(self.preempting, moved.index)
-            self._free[left_behind] += moved.size
+            self._taken[left_behind] -= moved.size
         else:
             _take_out(self.blocked, moved.index)
         self._take(moved)
@@ -66,7 +77,7 @@ class ClaimTry:
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
     def _take(self, component: Component) -> None:
-        self._free[component.cluster] -= component.size
+        self._taken[component.cluster] += component.size
         self.startable.append(component)
 
 

@@ -175,8 +175,7 @@ class Claiming:
         """Find other sites for components that cannot start, their transfers to be over by the JST."""
         left = max(0.0, (live(job).start_estimate or now) - now)
         for component in [*this.blocked, *this.preempting]:
-            view = self._state.grid.view(lambda cluster: this.free(cluster.name) or 0)
-            site = self._relocation.find(job, component, view, left)
+            site = self._relocation.find(job, component, this.view, left)
             if site is None:
                 continue
             cluster, transfer = site

@@ -1,9 +1,9 @@
 """Whether a request may fit into the idle nodes at all: a quick reason to refuse it, before its policy is asked."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from koalapy.model.cluster import GridView
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
 
 
@@ -42,33 +42,57 @@ def needs_of(request: Request) -> Needs:
 
 
 class IdleSummary:
-    """The idle nodes of one moment; sums over them are worked out once for all who ask."""
+    """The idle nodes of one view; sums over them are worked out once for all who ask."""
 
-    def __init__(self, idle: Mapping[ClusterName, int]) -> None:
-        self._idle = idle
-        self._total = sum(idle.values())
-        self._largest = max(idle.values(), default=0)
+    def __init__(self, view: GridView) -> None:
+        self._view = view
         self._slots: dict[int, int] = {}
         self._roomy: dict[int, int] = {}
 
     def may_fit(self, needs: Needs) -> bool:
         """Whether nothing speaks against it yet."""
-        if needs.total > self._total or needs.largest > self._largest:
+        by_idle = self._view.by_idle
+        if not by_idle or needs.total > self._view.usable_idle or needs.largest > by_idle[0].idle:
             return False
-        if needs.least > 1 and needs.total > self._nodes_on_clusters_with(needs.least):
+        if needs.least > 1 and not self._has_nodes(needs.total, needs.least):
             return False
-        if needs.wanted and any(self._idle.get(name, 0) < size for name, size in needs.wanted):
+        if needs.wanted and not all(self._has_idle(name, size) for name, size in needs.wanted):
             return False
-        return all(count <= self._slots_of(size) for size, count in needs.slots)
+        return all(self._has_slots(count, size) for size, count in needs.slots)
 
-    def _slots_of(self, size: int) -> int:
+    def _has_idle(self, name: ClusterName, size: int) -> bool:
+        cluster = self._view.get(name)
+        return cluster is not None and cluster.usable_idle >= size
+
+    def _has_slots(self, wanted: int, size: int) -> bool:
+        """Whether there is room for so many components of a size; as a rule the first few clusters suffice."""
         slots = self._slots.get(size)
         if slots is None:
-            slots = self._slots[size] = sum(idle // size for idle in self._idle.values())
-        return slots
+            slots = 0
+            for cluster in self._view.by_idle:
+                if cluster.idle < size:
+                    break
+                slots += cluster.idle // size
+                if slots >= wanted:
+                    return True
+            self._slots[size] = slots
+        return wanted <= slots
 
-    def _nodes_on_clusters_with(self, least: int) -> int:
+    def _has_nodes(self, wanted: int, least: int) -> bool:
+        """The same for nodes on clusters with at least so many."""
         nodes = self._roomy.get(least)
         if nodes is None:
-            nodes = self._roomy[least] = sum(idle for idle in self._idle.values() if idle >= least)
-        return nodes
+            nodes = 0
+            for cluster in self._view.by_idle:
+                if cluster.idle < least:
+                    break
+                nodes += cluster.idle
+                if nodes >= wanted:
+                    return True
+            self._roomy[least] = nodes
+        return wanted <= nodes
+
+
+def idle_summary(view: GridView) -> IdleSummary:
+    """Made once for all who ask of a view."""
+    return view.once(("idle summary",), IdleSummary)

@@ -6,62 +6,47 @@ from functools import partial
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Priority
 from koalapy.scheduling.claiming.preemption import Preemption
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.grid import GridStatus
-from koalapy.scheduling.queueing.feasibility import IdleSummary, Needs
+from koalapy.scheduling.queueing.feasibility import Needs, idle_summary
 from koalapy.scheduling.queueing.reservation import Reservation
 from koalapy.scheduling.state import SchedulerState
 
+See = Callable[[], GridView]
+
 
 class Offer:
-    """The grid as it is offered to jobs; worked out when asked for, and again after something was taken."""
+    """The grid as it is offered to jobs at the moment."""
 
-    def __init__(
-        self, grid: GridStatus, view: Callable[[], GridView], preemptible: Callable[[ClusterStatus], int] | None
-    ) -> None:
-        """``preemptible`` says how many nodes of a cluster there are with preemption, where that is allowed."""
-        self._grid, self._make_view, self._preemptible = grid, view, preemptible
-        self.renew()
-
-    def renew(self) -> None:
-        """Something was taken."""
-        self._view: GridView | None = None
-        self._preempting: GridView | None = None
-        self._idle: IdleSummary | None = None
+    def __init__(self, see: See, see_with_preemption: See | None) -> None:
+        self._see, self._see_with_preemption = see, see_with_preemption
 
     @property
     def view(self) -> GridView:
-        if self._view is None:
-            self._view = self._make_view()
-        return self._view
+        return self._see()
 
     @property
     def with_preemption(self) -> GridView | None:
         """What it would be if low-priority jobs were preempted, where that is allowed."""
-        if self._preempting is None and self._preemptible is not None:
-            self._preempting = self._grid.view(self._preemptible)
-        return self._preempting
+        return None if self._see_with_preemption is None else self._see_with_preemption()
 
     def may_fit(self, needs: Needs) -> bool:
         """Whether there may be nodes enough, so that it is worth to ask the policy."""
-        if self._idle is None:
-            count, clusters = self._preemptible, [cluster for cluster in self._grid.clusters() if cluster.is_open]
-            self._idle = IdleSummary({c.name: c.available if count is None else max(0, count(c)) for c in clusters})
-        return self._idle.may_fit(needs)
+        return idle_summary((self._see_with_preemption or self._see)()).may_fit(needs)
 
 
 class Offers:
     """Makes the offer of each priority."""
 
     def __init__(self, state: SchedulerState, reservation: Reservation, preemption: Preemption) -> None:
-        self._rules, self._grid, self._reservation, self._preemption = state.rules, state.grid, reservation, preemption
+        self._grid, self._reservation = state.grid, reservation
+        self._preempts = state.rules.preemption == "placement"
+        self._with_preemption = state.grid.lens(preemption.available)
 
     def of(self, priority: Priority, *, everything: bool = False) -> Offer:
         """What jobs of a priority are offered; ``everything``: also the nodes that are kept for one of them."""
-        view = self._grid.view if everything else partial(self._reservation.view, priority)
-        preempts = priority is Priority.HIGH and self._rules.preemption == "placement"
-        return Offer(self._grid, view, self._preemption.available if preempts else None)
+        see = self._grid.view if everything else partial(self._reservation.view, priority)
+        may_preempt = priority is Priority.HIGH and self._preempts
+        return Offer(see, self.view_with_preemption if may_preempt else None)
 
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""
-        return self._grid.view(self._preemption.available)
+        return self._with_preemption.view()

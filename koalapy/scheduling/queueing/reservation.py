@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.cluster import GridView
 from koalapy.model.job import JobId, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.queueing.feasibility import IdleSummary
+from koalapy.scheduling.queueing.feasibility import IdleSummary, idle_summary
 from koalapy.scheduling.queueing.queue import PlacementQueue
 from koalapy.scheduling.state import SchedulerState
 
@@ -36,6 +36,9 @@ class Reservation:
         self._placed: JobId | None = None
         """Whom nodes were kept for before, until it was placed."""
         self._kept: Counter[ClusterName] = Counter()
+        self._beside = self._grid.lens(lambda cluster: cluster.available - self._kept[cluster.name])
+        """What is left to others."""
+        self._without_ours = self._grid.lens(lambda cluster: cluster.without_ours)
         self._empty = GridView(())
         """The grid without our jobs, as it was when it was last looked at."""
         self._grids = 0
@@ -56,7 +59,7 @@ class Reservation:
         """The grid as jobs of a priority are offered it."""
         if priority is Priority.HIGH or self.job is None:
             return self._grid.view()
-        return self._grid.view(lambda cluster: cluster.available - self._kept[cluster.name])
+        return self._beside.view()
 
     def invalidate(self) -> None:
         """Another job may be chosen, or other nodes be kept, by the next ``update``."""
@@ -75,6 +78,8 @@ class Reservation:
             self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
             self._placed = None  # it has its turn again, or has lost it
+        for cluster in {*kept, *self._kept}:
+            self._grid.touch(cluster)
         return self._chosen != job or any(self._kept[cluster] < count for cluster, count in kept.items())
 
     def _choose(self, evaluate: Evaluate, turns: tuple[JobId | None, ...]) -> None:
@@ -101,8 +106,8 @@ class Reservation:
 
     def _look(self) -> IdleSummary:
         """Look at the grid without our jobs; who was refused there is refused while it stays as it is."""
-        empty = self._grid.view(lambda cluster: cluster.without_ours)
+        empty = self._without_ours.view()
         if empty != self._empty:
             self._empty = empty
             self._grids += 1
-        return IdleSummary({c.name: c.idle for c in self._empty.clusters if c.state is ClusterState.USABLE})
+        return idle_summary(self._empty)

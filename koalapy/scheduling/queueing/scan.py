@@ -128,10 +128,7 @@ class Scanner:
                     continue
                 job = self._ledger.jobs[job_id]
                 shape, needs = self._queues.shape(job.spec), needs_of(job.spec.request)
-                if shape not in refused and self._may_fit(offer, needs) and self._place(job_id, offer, now):
-                    for other in offers.values():
-                        other.renew()
-                else:
+                if shape in refused or not self._may_fit(offer, needs) or not self._place(job_id, offer, now):
                     refused.add(shape)
                     self._count_try(job, now)
 
@@ -156,7 +153,6 @@ class Scanner:
         self._endings.settle_job(job, now)
         self._queues.placing = None
         self._update_reservation()
-        offer.renew()
         return True
 
     # Tries
