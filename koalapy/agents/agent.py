@@ -17,6 +17,7 @@ from koalapy.agents.daemons import Daemons
 from koalapy.agents.disks import DiskWatch
 from koalapy.agents.expired_daemons import ExpiredDaemons
 from koalapy.agents.files.service import FileService
+from koalapy.agents.grace import Grace
 from koalapy.agents.impostors import Impostors
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.job_places import JobPlaces
@@ -462,9 +463,9 @@ class Agent:
             component.stop = message.reason
             self._reporter.add(component)
             self._jobs.submit(component, unsure=True)
-        elif component.stop is None and not component.ended:
-            component.folder.note(stop=message.reason)
-            component.stop = message.reason
+        elif not component.ended and (component.stop is None or (component.grace_left and not message.signal)):
+            component.stop, component.grace = message.reason, Grace.begin(message.signal, message.grace)
+            component.folder.note(stop=component.stop, grace=component.grace and component.grace.noted())
             self._jobs.end(component)
         else:
             self._reporter.publish_again(component)

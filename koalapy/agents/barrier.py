@@ -164,10 +164,11 @@ class Barrier:
             earlier.close()
         node.host, node.name = hello["host"], hello["name"]
         node.phase = node.phase if node.phase == "ended" else hello["phase"]
+        node.warned |= hello["warned"]
         received = component.output.greet(index, hello["start"])
         runner.send({"t": "welcome", "lease": self.lease, "output": received})
         if component.stop is not None or component.error:
-            runner.send({"t": "stop"})
+            runner.send(component.stopping)
         elif component.plan is not None and node.phase == "waiting":
             runner.send_line(component.opening)
         self._reporter.publish(component)
@@ -183,6 +184,9 @@ class Barrier:
                 self._output(component, runner, message)
             case "running":
                 component.nodes[runner.node].phase = "running"
+                self._reporter.publish(component)
+            case "warned":
+                component.nodes[runner.node].warned = True
                 self._reporter.publish(component)
             case "ending":
                 component.nodes[runner.node].over = True
@@ -243,7 +247,7 @@ class Barrier:
         if not component.output.finish(runner.node):
             self._note_output_error(component)
             return  # it stays, and sends again what it has, until that is kept
-        result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped")}
+        result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
         try:
             component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
         except OSError as error:  # as long as we live we know it all the same

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from koalapy.agents.grace import Grace
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agents.runners import RunnerConnection, encode
@@ -33,6 +34,8 @@ class Node:
     lrm_job: str = ""
     """The job in the resource manager that it says it runs in; empty where it cannot tell."""
     result: dict[str, Any] | None = None
+    warned: bool = False
+    """Whether its runner says that its program was told that it will be stopped."""
     life: str = ""
     """Digest of what tells its runner from another with the same secret: the first that was there has the place."""
     exit: dict[str, Any] | None = None
@@ -69,6 +72,8 @@ class Component:
     """Seconds that its nodes may take at most, while they are being started."""
     plan: dict[str, Any] | None = None
     stop: str | None = None
+    grace: Grace | None = None
+    """Of one that is told to stop: what its program is told before, and until when it may end by itself."""
     error: str = ""
     infrastructure: bool = False
     refused: Literal["", "job", "limit"] = ""
@@ -112,6 +117,7 @@ class Component:
         )
         own.old_secret = old_secret
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
+        own.grace = Grace.recall(known.get("grace"))
         for node, life in zip(own.nodes, known.get("lives", ()), strict=False):
             node.life = life
         own.collected = bool(known.get("collected"))
@@ -131,6 +137,24 @@ class Component:
         if self._opening is None:
             self._opening = encode({"t": "open", **(self.plan or {})})
         return self._opening
+
+    @property
+    def grace_left(self) -> float:
+        """Seconds for which its program may still end by itself, though it was told to stop."""
+        return self.grace.left if self.grace is not None else 0.0
+
+    @property
+    def stopping(self) -> dict[str, Any]:
+        """What its runners are told when it is to end."""
+        if self.grace is None or not (left := self.grace.left):
+            return {"t": "stop"}
+        return {"t": "stop", "signal": self.grace.signal, "grace": left}
+
+    @property
+    def warned(self) -> bool:
+        """Whether its program was told that it will be stopped, wherever it still ran."""
+        own = self.nodes
+        return any(n.warned for n in own) and all(n.warned or n.phase in ("ending", "ended") for n in own)
 
     @property
     def leads(self) -> bool:
@@ -190,6 +214,7 @@ class Component:
             refused=self.refused,
             missing=self.output.missing,
             over=self.program_over,
+            warned=self.warned,
             pending=self.pending if waits else "",
             starting=self.starting if waits else 0.0,
         )
@@ -218,6 +243,7 @@ class Component:
         if node.result is not None:
             return
         node.result, node.phase = result, "ended"
+        node.warned |= bool(result.get("warned"))
         if result["infrastructure"]:
             self.fail(result["error"])
         if self.exit_code is None:

@@ -33,6 +33,7 @@ MAX_SUBMIT_TRIES = 5
 SUBMIT_PAUSE = 0.2
 """Seconds; each further pause between two tries is twice as long."""
 SETTLE_CHECK_INTERVAL = 0.5
+GRACE_CHECK_INTERVAL = 0.5
 STOP_TIMEOUT = 5.0
 """Seconds that runners have to end by themselves before the resource manager is asked to end them."""
 LAST_OUTPUT_TIMEOUT = 60.0
@@ -90,11 +91,11 @@ class LrmJobs:
         """Have a component end: its runners if there are any, else its job."""
         if component.ended:
             return
-        component.send({"t": "stop"})
+        component.send(component.stopping)
         if component.lrm_job is not None and component.name not in self._cancelling:
             self._cancelling.add(component.name)
             # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
-            started = any(node.phase for node in component.nodes)
+            started = component.grace_left > 0 or any(node.phase for node in component.nodes)
             self._spawn(self._cancel(component, STOP_TIMEOUT if started else 0.0))
 
     def forget(self, component: Component) -> None:
@@ -283,6 +284,8 @@ class LrmJobs:
         """Ask the resource manager, and again until the component has ended."""
         try:
             await self._opened.wait()
+            while left := component.grace_left:  # it may be told to stop at once meanwhile
+                await asyncio.sleep(min(left, GRACE_CHECK_INTERVAL))
             await asyncio.sleep(timeout)
             # What its runners had not handed over when they were told to end is not to be lost.
             longest = time.monotonic() + LAST_OUTPUT_TIMEOUT

@@ -36,6 +36,8 @@ class Here(RunnerMessage):
     lrm_job: Name = ""
     start: Bytes = 0
     """Where its output begins."""
+    warned: bool = False
+    """Whether its program was told that it will be stopped."""
 
 
 class OldHello(RunnerMessage):
@@ -51,6 +53,7 @@ class OldHello(RunnerMessage):
     lrm_job: Name = ""
     start: Bytes = 0
     """Where its output begins."""
+    warned: bool = False
 
 
 class Out(RunnerMessage):
@@ -61,6 +64,12 @@ class Out(RunnerMessage):
 
 class Running(RunnerMessage):
     t: Literal["running"]
+
+
+class Warned(RunnerMessage):
+    """Its program was told that it will be stopped."""
+
+    t: Literal["warned"]
 
 
 class Ending(RunnerMessage):
@@ -81,6 +90,7 @@ class Exit(RunnerMessage):
     """May name files, whose names are any bytes."""
     infrastructure: bool
     stopped: bool
+    warned: bool = False
 
 
 class RunnerResult(RunnerMessage):
@@ -90,6 +100,7 @@ class RunnerResult(RunnerMessage):
     error: Annotated[TruncatedText, BeforeValidator(lambda text: encodable(text) if isinstance(text, str) else text)]
     infrastructure: bool
     stopped: bool
+    warned: bool = False
     host: Host | Literal[""]
     """Empty where it never was known."""
     name: Name
@@ -98,7 +109,7 @@ class RunnerResult(RunnerMessage):
 
 _result: TypeAdapter[RunnerResult] = TypeAdapter(RunnerResult)
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(
-    Annotated[Here | Out | Running | Ending | Relay | Exit, Field(discriminator="t")]
+    Annotated[Here | Out | Running | Warned | Ending | Relay | Exit, Field(discriminator="t")]
 )
 _hello: TypeAdapter[Hello | OldHello] = TypeAdapter(Hello | OldHello)
 

@@ -14,6 +14,7 @@ from koalapy.api.fields import Input, Output
 from koalapy.model.field import Bounds, Described, Length, described, split
 from koalapy.model.job import Coallocation, Duration, Pattern, PolicyOptions
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand
+from koalapy.model.warning import StopWarning
 
 NO_ELEMENTS: Mapping[str, Any] = {}
 
@@ -77,6 +78,7 @@ FORMS = {
     ),
     Duration: Form(fields.Seconds, None, float),
     Pattern: Form(fields.Pattern, None, str),
+    StopWarning: Form(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.warning_of),
     Bundle: Form(
         fields.Name,
         Annotated[str, BeforeValidator(lambda bundle: bundle.id if isinstance(bundle, Bundle) else bundle)],

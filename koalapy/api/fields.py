@@ -1,6 +1,7 @@
 """The kinds of fields that go over the wire: what each takes, and how OpenAPI tells it."""
 
 import re
+import signal
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from koalapy.model.request import (
     MAX_PATH_LENGTH,
     MAX_WORDS,
 )
+from koalapy.model.warning import StopWarning, WarningSignal
 
 MAX_ID = 2**63 - 1
 MAX_EXACT_INTEGER = 2**53
@@ -72,6 +74,39 @@ Seconds = Annotated[
     ),
 ]
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
+
+USUAL_GRACE = 60
+"""Seconds, where only the signal is said, as Slurm has it."""
+
+
+def warning_of(value: str) -> StopWarning:
+    """``TERM@30``: a signal by its name, with or without ``SIG``, or its number, and the grace as any duration."""
+    name, at, grace = value.strip().partition("@")
+    if ":" in name:
+        raise PydanticCustomError("warning_scope", "says which processes to signal")
+    try:
+        known = signal.Signals(int(name)).name if name.isascii() and name.isdigit() else name.upper()
+        told = WarningSignal(known.removeprefix("SIG"))
+    except ValueError:
+        raise PydanticCustomError("warning_signal", "names no signal that a program can catch") from None
+    try:
+        return StopWarning(told, float(str(seconds(grace))) if at else USUAL_GRACE)
+    except ValueError:
+        raise PydanticCustomError("warning_grace", "has no duration after its @") from None
+
+
+StopWarningText = Annotated[
+    Text,
+    AfterValidator(lambda text: str(warning_of(text))),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": f"^({'|'.join(WarningSignal)})@[1-9][0-9]{{0,1}}$",
+            "description": "SIGNAL@SECONDS: what a program is told, and how long before it is stopped",
+            "examples": ["TERM@30", "USR1@2m"],
+        }
+    ),
+]
 
 MAX_INTEGER = 2**31 - 1
 """The largest whole number that databases hold in a column of a usual kind."""

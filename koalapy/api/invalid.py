@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from koalapy.api import submission
+from koalapy.model.warning import WarningSignal
 from koalapy.model.wording import known_names
 
 REQUESTS: dict[str, type[BaseModel]] = {
@@ -32,6 +33,9 @@ WANTED = {
     "nul": ("with a NUL in it", "leave it out"),
     "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
     "duration": ("no duration", "give seconds, 90m, 1h30m or 1:30:00"),
+    "warning_scope": ("with a colon", "leave out what is before it: all processes of the program get the signal"),
+    "warning_signal": ("with no signal that a program can catch", f"use {', '.join(WarningSignal)}, as TERM@30"),
+    "warning_grace": ("with no duration after its @", "give seconds, as TERM@30, or USR1@2m"),
 }
 BOUNDS = {
     "less_than_equal": ("le", "at most"),

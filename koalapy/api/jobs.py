@@ -107,6 +107,8 @@ class AttemptComponentView(_StageView, _PlacedView):
     infrastructure: bool
     submitted_at: Moment | None
     claimed_at: Moment | None
+    warned_at: Moment | None
+    """When its program was told by the signal of ``warning`` that it will be stopped."""
     ended_at: Moment | None
     file_site: str | None
     transfer_time: float

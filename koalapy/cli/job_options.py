@@ -12,6 +12,7 @@ from koalapy.cli.errors import CliError, Exit
 from koalapy.model.field import described, split
 from koalapy.model.job import Coallocation, Duration, JobSpec, PolicyOptions
 from koalapy.model.request import Bundle, Environment, Inputs
+from koalapy.model.warning import StopWarning
 
 Json = dict[str, Any]
 INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
@@ -114,6 +115,7 @@ FORMS = {
     PolicyOptions: Form(list[str], policy_options_of, pairs),
     Coallocation: Form(str, coallocation_of, texts),
     Duration: Form(str, str, texts),
+    StopWarning: Form(str, str, texts),
     Inputs: Form(list[str], inputs_of, input_texts),
     Bundle: Form(list[str], list, texts),
 }

@@ -25,6 +25,7 @@ from koalapy.model.request import (
     Positive,
     Request,
 )
+from koalapy.model.warning import StopWarning
 
 JobId = int
 Token = str
@@ -145,6 +146,8 @@ class Component:
     """When the cluster was last heard of, while it is out of reach."""
     submitted_at: float | None = None
     claimed_at: float | None = None
+    warned_at: float | None = None
+    """When its program was told by its signal that it will be stopped."""
     ended_at: float | None = None
     sources: tuple[ClusterName, ...] = ()
     """The file site of each of its inputs, in their order."""
@@ -278,6 +281,8 @@ class JobSpec:
     launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
     walltime: Annotated[Duration | None, Field("seconds, 90m, 1:30:00")] = None
     """Seconds."""
+    warning: Annotated[StopWarning | None, Field("SIGNAL@SECONDS before it is stopped, as TERM@30", "--signal")] = None
+    """What its program is told before it is stopped at its walltime, or to make room for others."""
     output: Annotated[FileName | None, Field("file for the output, on the execution site")] = None
     workdir: Annotated[FileName | None, Field("where to run; default: here", "--chdir")] = None
     workdir_optional: bool = False

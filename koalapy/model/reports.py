@@ -64,6 +64,8 @@ class ComponentStatus:
     """Whether its program has ended, be its exit code on the way or told: that comes after the output."""
     pending: TruncatedText = ""
     """Of one whose nodes have not all reported: what its resource manager says that it waits for."""
+    warned: bool = False
+    """Whether its program was told by its signal that it will be stopped; agents of before there was this say nothing."""
     starting: Seconds = 0.0
     """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
     type: Literal["status"] = field(default="status", kw_only=True)

@@ -267,6 +267,14 @@ class PlanContext(TypedDict):
     nodes: Annotated[list[Nodes], Field(max_length=MAX_NODES)]
 
 
+class PlanWarning(TypedDict):
+    """What the program is told so many seconds after its start, and the seconds that are left then."""
+
+    signal: Name
+    after: Seconds
+    grace: Seconds
+
+
 class Open(Command):
     """The barrier is open: start. The plan is the same for all; ``head`` names the component whose node 0 leads."""
 
@@ -277,6 +285,8 @@ class Open(Command):
     head: Name
     nodes: Annotated[list[PlanNode], Field(max_length=MAX_NODES)]
     contexts: list[PlanContext]
+    warning: PlanWarning | None = None
+    """Of the end of its walltime."""
 
     def plan(self) -> dict[str, Any]:
         """What the runners are told; the lists are not copied."""
@@ -284,10 +294,17 @@ class Open(Command):
 
 
 class Stop(Command):
-    """End a component, whatever it is doing; for one never submitted, make sure that it never will be."""
+    """End a component, whatever it is doing; for one never submitted, make sure that it never will be.
+
+    With a ``signal`` its program is told that first, and has ``grace`` seconds to end by itself, unless another stop
+    has none; agents of before there was this stop it at once.
+    """
 
     type: Literal["stop"] = "stop"
     reason: TruncatedText
+    signal: Name = ""
+    """Its name without ``SIG``."""
+    grace: Seconds = 0.0
 
 
 class Forget(Command):

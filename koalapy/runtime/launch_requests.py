@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from koalapy.runtime.link import Loop
 
+LAUNCH_SHELL, LAUNCH_SCRIPT = "/bin/sh", "koala-launch"
 LAUNCH_AGENT = """\
 trap 'exit 0' TERM
 host=$1; shift; folder=${0%/*}
@@ -15,6 +16,11 @@ host=$1; shift; folder=${0%/*}
 [ "$code" = 0 ] || echo "$message" >&2
 exit "$code"
 """
+
+
+def is_launch_agent(words: list[str]) -> bool:
+    """Whether a command is that of a launch agent of ours, for whomever."""
+    return words[:1] == [LAUNCH_SHELL] and words[1:2] != [] and words[1].endswith(f"/{LAUNCH_SCRIPT}")
 
 
 class LaunchRequests:
@@ -26,7 +32,7 @@ class LaunchRequests:
 
     def __init__(self, loop: Loop, folder: str, hosts: list[str], asked: Callable[[str, str], None]) -> None:
         self._loop, self._folder, self._asked = loop, folder, asked
-        with open(f"{folder}/launch", "w", encoding="ascii") as file:
+        with open(f"{folder}/{LAUNCH_SCRIPT}", "w", encoding="ascii") as file:
             file.write(LAUNCH_AGENT)
         self._requests = self._pipe("requests")
         self._answers = {host: self._pipe(f"{host}.answer") for host in hosts}
@@ -35,7 +41,7 @@ class LaunchRequests:
 
     @property
     def agent(self) -> str:
-        return f"/bin/sh {self._folder}/launch"
+        return f"{LAUNCH_SHELL} {self._folder}/{LAUNCH_SCRIPT}"
 
     def answer(self, host: str, error: str = "") -> None:
         """What was asked for that host has ended, or could not be started."""

@@ -7,13 +7,13 @@ import signal
 import socket
 
 from koalapy.runtime.installation import NAMING, Installation
-from koalapy.runtime.launch_requests import LaunchRequests
+from koalapy.runtime.launch_requests import LaunchRequests, is_launch_agent
 from koalapy.runtime.output_filter import OutputFilter
 from koalapy.runtime.parameters import before_rank, prepare
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import Preflight, Prober
 from koalapy.runtime.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
-from koalapy.runtime.processes import allow_files, find_program
+from koalapy.runtime.processes import allow_files, command_of, find_program
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
@@ -28,6 +28,7 @@ NOTICE_TIMEOUT = 60.0
 """Seconds in which mpirun must have noticed that one of its daemons has failed."""
 CONNECTION_LOST = (0, 205)
 """Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
+STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
 MAX_REASON_LENGTH = 1000
 OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
 """Open files that the head node needs beside one for each node: those of the pre-flight, and its own."""
@@ -62,6 +63,12 @@ def own_daemon(node: Node, plan: Plan, found: Installation, command: str, namesa
     if not found.can_name():
         raise Failure(f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {found.prefix}")
     return found.daemon_command(command, node.environment, plan.me["host"])
+
+
+def is_open_mpis(pid: int) -> bool:
+    """Whether a process is Open MPI's own: mpirun, an MPI daemon, or a launch agent that waits for one."""
+    name, *words = command_of(pid) or [""]
+    return name in STARTER_NAMES or is_launch_agent(words)
 
 
 def how_it_ended(code: int) -> str:
@@ -117,6 +124,9 @@ class Follower:
         if is_lost(code):
             error = f"the MPI daemon on {self._runner.settings.name} {how_it_ended(code)}"
             self._runner.conclude(None, error, infrastructure=True)
+
+    def is_starter(self, pid: int) -> bool:
+        return pid == self._pid or is_open_mpis(pid)
 
     def filter_output(self, output: bytes) -> bytes:
         return output
@@ -247,6 +257,9 @@ class Head:
             self._code = code
             self._runner.loop.after("daemons", self._runner.settings.lease, self._conclude)
             self._conclude_when_all_ended()
+
+    def is_starter(self, pid: int) -> bool:
+        return pid in (self._mpirun, self._local) or is_open_mpis(pid)
 
     def filter_output(self, output: bytes) -> bytes:
         return self._filter.apply(output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from koalapy.runtime.settings import Failure
 
@@ -65,11 +66,27 @@ class Processes:
             if number == signal.SIGTERM and pid in self._told:
                 continue
             self._told.add(pid)
-            try:
-                os.kill(pid, number)
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue
+            tell(pid, number)
+
+    def warn(self, number: int, is_starter: Callable[[int], bool]) -> None:
+        """Tell every descendant but those that start the program, and whatever is above one of these."""
+        parents = parents_below(os.getpid())
+        spared: set[int] = set()
+        for pid in filter(is_starter, parents):
+            while pid in parents and pid not in spared:
+                spared.add(pid)
+                pid = parents[pid]
+        for pid in parents.keys() - spared:
+            tell(pid, number)
+
+
+def tell(pid: int, number: int) -> None:
+    """Signal a process, also one that was stopped; nothing if it is gone."""
+    try:
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
 
 
 def _start(argv: list[str], environment: dict[str, str], output: int) -> int:
@@ -106,7 +123,12 @@ def allow_files(wanted: int, node: str) -> None:
 
 def descendants(root: int) -> list[int]:
     """All processes below one, from /proc; those that come or go meanwhile may be missed."""
-    found: list[int] = []
+    return list(parents_below(root))
+
+
+def parents_below(root: int) -> dict[int, int]:
+    """The parent of each process below one, those above before those below them."""
+    found: dict[int, int] = {}
     unseen = [root]
     while unseen:
         parent = unseen.pop()
@@ -114,10 +136,20 @@ def descendants(root: int) -> list[int]:
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
                     unseen += (children := [int(pid) for pid in file.read().split()])
-                found += children
+                found.update(dict.fromkeys(children, parent))
         except OSError:
             continue
     return found
+
+
+def command_of(pid: int) -> list[str]:
+    """A process's program, by the name of its file, and the words that it was started with; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
+            words = file.read().split("\0")[:-1]
+        return [os.path.basename(os.readlink(f"/proc/{pid}/exe")).split(" ")[0], *words]
+    except OSError:
+        return []
 
 
 def find_program(name: str, environment: dict[str, str]) -> str | None:

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
         def child_ended(self, pid: int, code: int) -> None: ...
 
+        def is_starter(self, pid: int) -> bool:
+            """Whether a process is not the program's, but one that starts it."""
+            ...
+
         def filter_output(self, output: bytes) -> bytes:
             """What the user is to see of what came from the program."""
             ...
@@ -70,6 +74,10 @@ class Single:
     def child_ended(self, pid: int, code: int) -> None:
         if pid == self._pid:
             self._runner.conclude(code if code >= 0 else 128 - code)
+
+    def is_starter(self, pid: int) -> bool:
+        """Everything here is the program."""
+        return False
 
     def filter_output(self, output: bytes) -> bytes:
         return output

@@ -65,7 +65,11 @@ class Runner:
         self._early_size = 0
         self._result: dict[str, Any] | None = None
         self._exit_sent = False
+        self._warning: dict[str, Any] | None = None
+        """Of its walltime: the signal, how long after its start, and the grace in seconds that is left then."""
         self._kill_at = 0.0
+        self._warned, self._grace_over = False, 0.0
+        """Whether the program was told that it will be stopped, and until when it may end by itself all the same."""
         self._delivery_timeout = settings.lease
         self._status: int | None = None
         self._link = Link(self.loop, settings, self._hello)
@@ -123,6 +127,9 @@ class Runner:
         if self._phase == "opened":
             self._phase = "running"
             self._link.send({"t": "running"})
+            if warning := self._warning:
+                after, name, grace = warning["after"], warning["signal"], warning["grace"]
+                self.loop.after("warning", after, lambda: self._warn(name, grace))
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
         self._link.send({"t": "relay", "token": token, "node": node, "payload": payload})
@@ -134,19 +141,45 @@ class Runner:
         if self._result is not None:
             return
         self._result = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
+        self._result["warned"] = self._warned
         self._phase = "ending"
         if self._link.welcomed:  # else the hello says it
             self._link.send({"t": "ending"})
         if self._role is not None:
             self._role.close()
-        self._kill_at = self.loop.time() + (STOP_GRACE if stopped else PROGRAM_GRACE)
+        if stopped or infrastructure:
+            self._grace_over = 0.0
+        self._kill_at = max(self.loop.time(), self._grace_over) + (STOP_GRACE if stopped else PROGRAM_GRACE)
         self._sweep()
+
+    def _stop(self, message: dict[str, Any]) -> None:
+        """End the program, once its grace is over where it is to be warned."""
+        if "signal" in message and self._phase == "running":
+            self._warn(message["signal"], message["grace"])
+        left = min(self._grace_over - self.loop.time(), message.get("grace", 0.0))
+        if left > 0:
+            self.loop.after("grace", left, self._stop_now)
+        else:
+            self._stop_now()
+
+    def _stop_now(self) -> None:
+        self._grace_over, self._kill_at = 0.0, min(self._kill_at, self.loop.time() + STOP_GRACE)
+        self.conclude(None, stopped=True)
+
+    def _warn(self, name: str, grace: float) -> None:
+        """Tell the program, once, that it will be stopped; not with a signal that this node does not know."""
+        number = getattr(signal, f"SIG{name}", None)
+        if number is None or self._warned or self._role is None or self._phase != "running":
+            return
+        self._warned, self._grace_over = True, self.loop.time() + grace
+        self._processes.warn(number, self._role.is_starter)
+        self._link.send({"t": "warned"})
 
     def _hello(self) -> dict[str, Any]:
         s = self.settings
         s.host = s.host or self._link.address
         own = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._life, "pid": os.getpid()}
-        return {**own, "phase": self._phase, "start": self._output.start}
+        return {**own, "phase": self._phase, "start": self._output.start, "warned": self._warned}
 
     def _renew_lease(self) -> None:
         """The agent is there: now it may be silent for as long as before."""
@@ -179,7 +212,7 @@ class Runner:
         elif kind == "refused" and self._phase == "waiting":
             self._status = 1  # another has our place: nothing that is its own may be touched
         elif kind in ("stop", "refused"):
-            self.conclude(None, stopped=True)
+            self._stop(message)
         elif kind == "exit_ack" and self._phase == "ended":
             self._status = 0
 
@@ -204,7 +237,7 @@ class Runner:
 
     def _open(self, message: dict[str, Any]) -> None:
         plan = Plan(message, self.settings.token, self.settings.node)
-        self._phase = "opened"
+        self._phase, self._warning = "opened", message.get("warning")
         self.environment = plan.environment(self.settings)
         if message["launcher"] == "processes":
             self._role = Single(self, plan)
@@ -305,7 +338,7 @@ class Runner:
     def _signalled(self, numbers: bytes) -> None:
         if any(number in numbers for number in END_SIGNALS):
             self._delivery_timeout = STOP_GRACE
-            self.conclude(None, stopped=True)
+            self._stop_now()
         if self._phase == "ending":
             self._sweep()
         else:
@@ -326,7 +359,9 @@ class Runner:
         if not self._reap():
             self._finish()
             return
-        self._processes.signal_all(signal.SIGTERM if self.loop.time() < self._kill_at else signal.SIGKILL)
+        now = self.loop.time()
+        if now >= self._grace_over:
+            self._processes.signal_all(signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
         self.loop.after("sweep", 0.05, self._sweep)
 
     def _finish(self) -> None:

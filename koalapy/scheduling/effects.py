@@ -7,6 +7,7 @@ from koalapy.model.advice import Advised
 from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
+from koalapy.model.warning import StopWarning
 
 MAX_STRAYS = 10_000
 """Of a cluster, to be told to end at a time: what an agent makes up fills no database."""
@@ -37,6 +38,8 @@ class StopComponent:
     reason: str
     stray: bool = False
     """Whether it is of no live attempt: when there are very many of those, it is told when it is heard of again."""
+    warning: StopWarning | None = None
+    """What its program is told before, and the grace that it has then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,8 @@ class Queries:
     def limits(self) -> Limits:
         """What submissions are held against."""
         clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
-        return Limits(clusters, self.policies, self.rules.max_components_per_job, self.accounts)
+        rules = self.rules
+        return Limits(clusters, self.policies, rules.max_components_per_job, rules.warning_max, self.accounts)
 
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""

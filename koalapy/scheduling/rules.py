@@ -95,6 +95,8 @@ class Rules:
     """After so many claims in vain a job fails, unless it says otherwise itself."""
     preemption: Preemption = "placement"
     """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
+    warning_max: Annotated[Seconds, FINITE] = 600.0
+    """The longest grace that a job may ask for between its warning and its stop."""
     assumed_bandwidth: Annotated[float, Requirement("greater than 0", lambda value: value > 0)] = 100e6
     """Bytes per second that a transfer is estimated by where the link has not been measured."""
     aging: bool = True

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from koalapy.model.job import Component, Job, JobId, parse_token
+from koalapy.model.job import Component, Job, JobId, JobSpec, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile
@@ -49,7 +49,7 @@ class CommandMessages:
         own: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
         match command:
             case StopComponent():
-                return Stop(**own, reason=command.reason).model_dump()
+                return _stop(command, own).model_dump()
             case ForgetComponent():
                 return Forget(**own).model_dump()
             case UnstageComponent():
@@ -154,7 +154,21 @@ def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str,
         "head": job.token(attempt.head.index),
         "nodes": nodes,
         "contexts": contexts,
+        **_warning_of_walltime(job.spec),
     }
+
+
+def _stop(command: StopComponent, own: dict[str, Any]) -> Stop:
+    if command.warning is None:
+        return Stop(**own, reason=command.reason)
+    return Stop(**own, reason=command.reason, signal=command.warning.signal, grace=command.warning.grace)
+
+
+def _warning_of_walltime(spec: JobSpec) -> dict[str, Any]:
+    if spec.warning is None or spec.walltime is None:
+        return {}
+    after = max(0.0, spec.walltime - spec.warning.grace)
+    return {"warning": {"signal": spec.warning.signal.value, "after": after, "grace": spec.warning.grace}}
 
 
 def _context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:

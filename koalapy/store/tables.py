@@ -161,6 +161,7 @@ components = Table(
     Column("stage_size", Whole(), nullable=False, server_default="0"),
     Column("staged", Whole(), nullable=False, server_default="0"),
     Column("staged_at", Float),
+    Column("warned_at", Float),
     Index(None, "cluster", "job_id"),
     Index(None, "ended_at"),
 )

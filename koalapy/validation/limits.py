@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, ClusterName
 from koalapy.model.users import Accounts
+from koalapy.model.warning import MAX_GRACE
 from koalapy.placement.registry import Registry
 
 
@@ -21,9 +22,11 @@ class ClusterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The clusters, the policies, how many components a job may have, and where its owner has an account."""
+    """The clusters, the policies, how many components and seconds of grace a job may have, and where its owner has an
+    account."""
 
     clusters: Sequence[ClusterLimits]
     policies: Registry
     max_components: int = MAX_COMPONENTS
+    max_grace: float = MAX_GRACE
     accounts: Accounts = field(default_factory=Accounts)

@@ -26,6 +26,19 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
             reject("command", [], f"is empty, and component {index} has none of its own", "give the program to run")
 
 
+def check_warning(spec: JobSpec, limits: Limits) -> None:
+    """A program is warned while it runs, and keeps nobody waiting for longer than is allowed."""
+    if spec.warning is None:
+        return
+    grace, said = spec.warning.grace, str(spec.warning)
+    if grace > limits.max_grace:
+        problem = f"is {said}, and no job may have more than {limits.max_grace:g} s between its warning and its stop"
+        reject("warning", said, problem, f"give at most {spec.warning.signal}@{limits.max_grace:g}")
+    if spec.walltime is not None and grace >= spec.walltime:
+        problem = f"is {said}, but the walltime is {spec.walltime:g} s: it would be warned before it has begun"
+        reject("warning", said, problem, "give fewer seconds, or a longer walltime")
+
+
 def _check_command(field: str, command: Sequence[str]) -> None:
     if command and not command[0]:
         reject(f"{field}[0]", "", "is empty", "begin with the program to run")

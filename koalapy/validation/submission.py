@@ -11,7 +11,7 @@ from koalapy.validation.combination import check_combination
 from koalapy.validation.fields import check_fields
 from koalapy.validation.fitting import check_fits, check_fits_one_series
 from koalapy.validation.limits import Limits
-from koalapy.validation.program import check_program
+from koalapy.validation.program import check_program, check_warning
 from koalapy.validation.request import check_components, check_flexible
 from koalapy.validation.site import check_accounts, check_folders, check_mpi_series
 from koalapy.validation.size import check_size
@@ -26,6 +26,7 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_size,
     check_fields,
     check_program,
+    check_warning,
     check_components,
     check_flexible,
     check_accounts,

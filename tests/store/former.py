@@ -34,6 +34,7 @@ from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.notification import MailType
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.store import tables
 from koalapy.store.migrate import alembic_config
@@ -45,10 +46,10 @@ REVISIONS = Path(__file__).parent / "revisions"
 SINCE = {
     "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9},
     "JobSpec": {"inputs": 3, "bundle": 3, "collect": 3, "application": 3, "communication": 3, "internal": 8}
-    | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14},
+    | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14, "warning": 15},
     "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
     "Component": {"submitted_at": 2, "transfer_time": 2, "replaces": 2, "superseded": 2, "sources": 3}
-    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3},
+    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15},
     "InputFile": {"distribution": 3, "part": 3, "target": 3},
     "ClusterRecord": {"trials": 2, "drained": 2},
     "Measurement": {"back": 10},
@@ -116,6 +117,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         workdir_optional=True,
         output="{scratch}/out",
         walltime=3600.0,
+        warning=StopWarning(WarningSignal.USR1, 90.0),
         max_restarts=2,
         max_placement_tries=50,
         max_claiming_tries=5,

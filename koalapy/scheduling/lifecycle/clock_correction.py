@@ -42,6 +42,7 @@ def _component(component: Component, now: float) -> Component:
         unknown_since=_past(component.unknown_since, now),
         submitted_at=_past(component.submitted_at, now),
         claimed_at=_past(component.claimed_at, now),
+        warned_at=_past(component.warned_at, now),
         ended_at=_past(component.ended_at, now),
         staging_since=_past(component.staging_since, now),
         staged_at=_past(component.staged_at, now),
