@@ -284,7 +284,8 @@ class LrmJobs:
         """Ask the resource manager, and again until the component has ended."""
         try:
             await self._opened.wait()
-            while left := component.grace_left:  # it may be told to stop at once meanwhile
+            # It may be told to stop at once meanwhile.
+            while left := component.grace_left:  # noqa: ASYNC110
                 await asyncio.sleep(min(left, GRACE_CHECK_INTERVAL))
             await asyncio.sleep(timeout)
             # What its runners had not handed over when they were told to end is not to be lost.

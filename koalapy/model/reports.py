@@ -65,7 +65,7 @@ class ComponentStatus:
     pending: TruncatedText = ""
     """Of one whose nodes have not all reported: what its resource manager says that it waits for."""
     warned: bool = False
-    """Whether its program was told by its signal that it will be stopped; agents of before there was this say nothing."""
+    """Whether its program was told by its signal that it will be stopped."""
     starting: Seconds = 0.0
     """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
     type: Literal["status"] = field(default="status", kw_only=True)

@@ -34,4 +34,4 @@ class StopWarning:
     grace: Annotated[float, Bounds(above=0, most=MAX_GRACE, way_out=f"give more than 0 and up to {MAX_GRACE} seconds")]
 
     def __str__(self) -> str:
-        return f"{self.signal}@{self.grace:.15g}"
+        return f"{self.signal}@{int(self.grace) if self.grace == int(self.grace) else self.grace}"
