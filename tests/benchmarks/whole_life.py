@@ -66,7 +66,7 @@ def workload(jobs: int, several: float = 0.0, seed: int = 1) -> list[Arrival]:
 def new_scheduler() -> Scheduler:
     clusters = [ClusterStatus(name) for name in CLUSTERS]
     nonces = (f"{number:016x}" for number in count())
-    return Scheduler(SchedulerState(RULES, builtin(), clusters), lambda: next(nonces))
+    return Scheduler(SchedulerState(RULES, builtin(), clusters), lambda: next(nonces), keeps_effects=False)
 
 
 def submission(ident: JobId, arrival: Arrival) -> JobSubmitted:
