@@ -98,13 +98,14 @@ class Timers:
             self._stale = 0
 
     def next_at(self) -> float | None:
-        while self._heap and (self._heap[0].job, self._heap[0].generation) in self._over:
-            heapq.heappop(self._heap)
+        heap = self._heap
+        while heap and self._stale and (heap[0].job, heap[0].generation) in self._over:
+            heapq.heappop(heap)
             self._stale -= 1
-        return self._heap[0].at if self._heap else None
+        return heap[0].at if heap else None
 
     def due(self, now: float) -> Iterator[Timer]:
-        while (at := self.next_at()) is not None and at <= now:
+        while self._heap and self._heap[0].at <= now and (at := self.next_at()) is not None and at <= now:
             timer = heapq.heappop(self._heap)
             attempt = timer.job, timer.generation
             self._of[attempt] -= 1

@@ -56,8 +56,7 @@ class Attempts:
 
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
         """Start the program once every component is claimed, their clusters in sight, and the transfers are over."""
-        attempt = live(job)
-        if attempt.barrier_at is not None or job.state is not JobState.CLAIMING:
+        if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in attempt.gang):
             return job

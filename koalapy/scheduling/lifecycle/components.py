@@ -121,7 +121,7 @@ class Components:
             changes["unknown_since"] = None
         if changes:
             job = self._ledger.update_component(job, component.index, **changes)
-        return self._follow(job, now, f"{component.cluster} is back")
+        return self._follow(job, now, f"{component.cluster} is back") if job.state is JobState.UNKNOWN else job
 
     def _follow(self, job: Job, now: float, reason: str) -> Job:
         """Bring the job's state in line with its components when one went out of sight or came back."""

@@ -20,6 +20,9 @@ class LrmWait:
     """When nodes that were started first would have been up at the latest: others in their place get no more time."""
 
 
+NONE_KNOWN = LrmWait()
+
+
 class LrmWaits:
     """Why each component waits, and until when that is nobody's fault."""
 
@@ -31,7 +34,9 @@ class LrmWaits:
         if status.state not in (ComponentState.SUBMITTED, ComponentState.WAITING):
             self.forget(status.token)
             return
-        before = self._waits.get(status.token, LrmWait())
+        before = self._waits.get(status.token, NONE_KNOWN)
+        if not (status.starting or before.starting) and status.pending == before.reason:
+            return
         up_by, first_up_by = before.up_by, before.first_up_by
         if status.starting and not before.starting:
             up_by = first_up_by = first_up_by or now + status.starting
@@ -47,8 +52,8 @@ class LrmWaits:
 
     def reason(self, token: Token) -> str:
         """Why it waits, in its resource manager's words; empty when that was not said."""
-        return self._waits.get(token, LrmWait()).reason
+        return self._waits.get(token, NONE_KNOWN).reason
 
     def up_by(self, token: Token) -> float | None:
         """Since when its nodes have been up, or when they will be at the latest; None where none had to be started."""
-        return self._waits.get(token, LrmWait()).up_by
+        return self._waits.get(token, NONE_KNOWN).up_by
