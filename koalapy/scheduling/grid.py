@@ -25,8 +25,10 @@ class GridStatus:
         self._replicas = ReplicaSites()
         self.files_gone = 0
         """How many files were said to be nowhere since such files were last forgotten."""
-        self.capacity_gained = False
-        """Whether a link or a replica became known that may open a way for a job."""
+        self._link_learned = False
+        """Whether a link became known that may open a way for a job."""
+        self._files_learned: set[str] = set()
+        """Files of which a replica became known."""
         self._touches: list[ClusterName] = []
         self._forgotten = 0
         """How many entries of ``_touches`` there were before the first of those that are kept."""
@@ -65,22 +67,31 @@ class GridStatus:
             return self._clusters.values(), last
         return [self._clusters[name] for name in dict.fromkeys(self._touches[first:])], last
 
-    def take_capacity_gained(self) -> bool:
-        """Whether there may be more room anywhere than when this was last asked."""
+    def take_gains(self) -> list[ClusterName]:
+        """The clusters where there may be more room than when this was last asked."""
         touched, self._gains_taken = self.touched_since(self._gains_taken)
         grown = [cluster for cluster in touched if cluster.capacity_gained]
         for cluster in grown:
             cluster.capacity_gained = False
-        learned, self.capacity_gained = self.capacity_gained, False
-        return bool(grown) or learned
+        return [cluster.name for cluster in grown]
 
-    def take_departures(self) -> bool:
-        """Whether there may be more room soon than was expected when this was last asked."""
+    def take_departures(self) -> list[ClusterName]:
+        """The clusters where there may be more room soon than was expected when this was last asked."""
         touched, self._departures_taken = self.touched_since(self._departures_taken)
         departing = [cluster for cluster in touched if cluster.departs]
         for cluster in departing:
             cluster.departs = False
-        return bool(departing)
+        return [cluster.name for cluster in departing]
+
+    def take_link_learned(self) -> bool:
+        """Whether there may be a way between clusters that was not known when this was last asked."""
+        learned, self._link_learned = self._link_learned, False
+        return learned
+
+    def take_files_learned(self) -> set[str]:
+        """The files of which there may be replicas that were not known when this was last asked."""
+        learned, self._files_learned = self._files_learned, set()
+        return learned
 
     # How it is seen
 
@@ -110,7 +121,7 @@ class GridStatus:
     def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
         """Take in a measurement of one way; what it does not say stays as it was, but of an unreachable link nothing
         does, either way."""
-        self.capacity_gained = True
+        self._link_learned = True
         if link.unreachable:
             self._links = self._links | {(one, other): link, (other, one): link}
             return
@@ -125,7 +136,7 @@ class GridStatus:
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
         self._replicas = self._replicas.changed(sites)
-        self.capacity_gained |= any(sites.values())
+        self._files_learned |= {name for name, where in sites.items() if where}
         self.files_gone += sum(not each for each in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:

@@ -57,6 +57,8 @@ class Rules:
     """Between two regular scans."""
     event_driven: bool = True
     """Scan also when nodes become free, a job arrives or a cluster comes back."""
+    step_budget: Annotated[Seconds, FINITE] = 0.05
+    """How long jobs are placed in one go, before messages and requests have their turn again."""
     placement_queue_limit: Count = 100_000
     """Jobs that may wait; beyond it submissions are refused for the time being."""
     max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000

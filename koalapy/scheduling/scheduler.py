@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain
 from koalapy.model.errors import ConflictError, NotFoundError
 from koalapy.model.job import Component, ComponentState, Job, JobState, Priority
@@ -34,6 +33,7 @@ from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.contact import Contact
 from koalapy.scheduling.lifecycle.failures import Failures
 from koalapy.scheduling.queries import Queries
+from koalapy.scheduling.queueing.budget import Clock
 from koalapy.scheduling.queueing.eligibility import Eligibility
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
@@ -48,9 +48,13 @@ MAX_FILES_GONE = 1000
 class Scheduler:
     """One grid's scheduler: the parts that change its state, and the order in which they do."""
 
-    def __init__(self, state: SchedulerState, nonces: Nonces, *, keeps_effects: bool = True) -> None:
-        """``keeps_effects``: whether its world keeps what it is told of unfinished jobs beyond the next step, as one
-        that writes it down does; jobs are copied for that."""
+    def __init__(
+        self, state: SchedulerState, nonces: Nonces, clock: Clock | None = None, *, keeps_effects: bool = True
+    ) -> None:
+        """``clock`` measures for how long a step has placed jobs: what is left after ``step_budget`` seconds goes into
+        the next step, which is wanted at once; None for no such limit. ``keeps_effects``: whether its world keeps what
+        it is told of unfinished jobs beyond the next step, as one that writes it down does; jobs are copied for that.
+        """
         self._keeps_effects = keeps_effects
         self._state, self._grid, self._ledger, self._timers = state, state.grid, state.ledger, state.timers
         eligibility = Eligibility({cluster.name: cluster.profile for cluster in state.grid.clusters()}, state.accounts)
@@ -69,7 +73,7 @@ class Scheduler:
         self._contact = Contact(state, self._confirmations, self._components, self._health)
         self._deadlines = AttemptDeadlines(state, self._confirmations, self._attempts, self._claiming, failures)
         self._endings = AttemptEndings(state, self._attempts, self._health, self._queues)
-        self._scanner = Scanner(state, self._queues, evaluator, preemption, self._claiming, self._endings)
+        self._scanner = Scanner(state, self._queues, evaluator, preemption, self._claiming, self._endings, clock)
         self.queries = Queries(state, self._queues, self._scanner, evaluator)
 
     # What a world does with it
@@ -107,7 +111,7 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When ``step`` must be called at the latest, even if nothing happens."""
-        return self._timers.next_at()
+        return self._state.now if self._scanner.is_unfinished else self._timers.next_at()
 
     # Events
 
@@ -160,7 +164,7 @@ class Scheduler:
             case ev.LinkMeasured():
                 self._grid.set_link(event.one, event.other, event.link)
             case ev.PeriodicScan():
-                self._scanner.scan_periodically(now)
+                self._scanner.scan_periodically()
             case _:
                 assert_never(event)
 
@@ -282,9 +286,7 @@ class Scheduler:
     def _regroup_first_seen(self) -> None:
         """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""
         if first_seen := self._state.experience.take_first_seen():
-            policies, jobs = self._state.policies, self._ledger.jobs.values()
-            learning = [job for job in jobs if job.waits and policies.capabilities(job.spec.policy).learns]
-            self._queues.regroup(job for job in learning if application_of(job.spec) in first_seen)
+            self._queues.regroup(first_seen)
 
     def _restore_nodes(self, now: float) -> None:
         """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""

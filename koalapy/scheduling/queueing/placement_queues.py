@@ -3,16 +3,20 @@
 ``docs/scheduling.md`` has a table of a job's place in its queue: ``_enter`` and ``leave`` are that table.
 """
 
+import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduling.owner_use import Ask
 from koalapy.scheduling.queueing.eligibility import Eligibility
-from koalapy.scheduling.queueing.queue import ANY_CLUSTER, PlacementQueue, Shape
+from koalapy.scheduling.queueing.queue import Place, PlacementQueue, Shape
 from koalapy.scheduling.queueing.reservation import Reservation
 from koalapy.scheduling.queueing.try_limits import placement_limit
+from koalapy.scheduling.queueing.wakeup import NODES_ANYWHERE, Change, Wakeup
 from koalapy.scheduling.state import SchedulerState
 
 MAX_SHARED_REQUESTS = 10_000
@@ -31,10 +35,12 @@ class PlacementQueues:
         self._last_seq = 0
         self._pausing: set[JobId] = set()
         """Queued jobs that come back to their queues later."""
-        self.arrivals: list[JobId] = []
-        """Jobs at the tails of their queues that are to be tried out of turn."""
-        self.due: set[Priority] = set()
-        """Queues where somebody may be placed that could not be when they were scanned last."""
+        self._newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
+        """Heaps of jobs that are to be tried out of turn, some of which may have left."""
+        self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
+        """Jobs whose policies learn, by their applications, of which nothing is known yet."""
+        self.wakeups = {priority: Wakeup() for priority in Priority}
+        """Whom there is reason to try in a scan: who may be placed that could not be when it was tried last."""
         self.placing: JobId | None = None
         """The job that is being placed at the moment, if any."""
         self.bounced: set[JobId] = set()
@@ -49,7 +55,7 @@ class PlacementQueues:
 
     def shape(self, spec: JobSpec) -> Shape:
         """What a policy's answer to a job depends on, beside the grid."""
-        learned = self._state.experience.shape(spec) if self._state.policies.capabilities(spec.policy).learns else ()
+        learned = self._state.experience.shape(spec) if self._learns(spec) else ()
         own = ("internal",) if spec.internal else ()
         # Whom a limit keeps from being placed keeps nobody else from it.
         asked = () if (ask := self._use.ask(spec)) is None else (ask,)
@@ -61,12 +67,13 @@ class PlacementQueues:
 
     def requests(self) -> Iterator[Request]:
         """In the order of the queues, that of high priority first."""
-        return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue.in_order())
+        return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue)
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
         """Where a job that waits might be placed, as far as its request says."""
         named = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
-        return frozenset(cluster.name for cluster in self._state.grid.clusters()) if ANY_CLUSTER in named else named
+        anywhere = NODES_ANYWHERE.name in named
+        return frozenset(cluster.name for cluster in self._state.grid.clusters()) if anywhere else named
 
     def position(self, job: Job) -> int | None:
         """A queued job's place in its queue, counted from 1."""
@@ -78,7 +85,8 @@ class PlacementQueues:
         wanted = list(jobs)
         found: dict[JobId, int] = {}
         for priority, queue in self._queues.items():
-            found |= queue.positions(job.id for job in wanted if job.spec.priority is priority)
+            here = (job.id for job in wanted if job.spec.priority is priority and job.id in queue)
+            found |= {job: queue.position(job) + 1 for job in here}
         return found
 
     # Who comes and goes
@@ -122,16 +130,19 @@ class PlacementQueues:
             job, queue_seq=self._last_seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
         )
         self._push(job)
+        priority = job.spec.priority
         if anew:
-            self.arrivals.append(job.id)
+            heapq.heappush(self._newcomers[priority], self._queues[priority].place(job.id))
         elif job.id == self.placing:
             self.bounced.add(job.id)
         else:
-            self.due.add(job.spec.priority)
+            self.wakeups[priority].jobs.add(job.id)
 
     def _push(self, job: Job) -> None:
-        shape, ask = self.shape(job.spec), self._use.ask(job.spec)
-        self._queues[job.spec.priority].push(job.id, job.queue_seq, shape, job.spec.request, ask)
+        spec = job.spec
+        self._queues[spec.priority].push(job.id, job.queue_seq, self.shape(spec), spec, self._use.ask(spec))
+        if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
+            self._unknown[application].add(job.id)
         self.record_tries(job)
         if self.tries(job) >= self._rules.aging_tries:
             self.reservation.invalidate()
@@ -145,9 +156,28 @@ class PlacementQueues:
         if job.id == self.reservation.job:
             self.reservation.invalidate()
         if self._rules.queue != "scan" and job.id != self.placing:
-            self.due.add(priority)  # it may have stood in others' way
-        self._queues[priority].remove(job.id)
+            self.wakeups[priority].everybody = True  # it may have stood in others' way
+        self._pull(job)
         return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
+
+    def _pull(self, job: Job) -> None:
+        self._queues[job.spec.priority].remove(job.id)
+        if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
+            self._unknown[application].discard(job.id)
+            if not self._unknown[application]:
+                del self._unknown[application]
+
+    def _learns(self, spec: JobSpec) -> bool:
+        return self._state.policies.capabilities(spec.policy).learns
+
+    def next_newcomer(self, priority: Priority) -> Job | None:
+        """The first of those who came to their queue's tail and were not tried since; each is told of once."""
+        queue, newcomers = self._queues[priority], self._newcomers[priority]
+        while newcomers:
+            place = heapq.heappop(newcomers)
+            if (job := place[-1]) in queue and queue.place(job) == place:
+                return self._ledger.jobs[job]
+        return None
 
     def change_priority(self, job: Job, priority: Priority) -> Job:
         """A job that waits, or is held: if it is in a queue it goes to the other one, to where it would stand had it
@@ -159,14 +189,31 @@ class PlacementQueues:
         self._enter(job, anew=False)
         return self._ledger.jobs[job.id]
 
-    def regroup(self, jobs: Iterable[Job]) -> None:
-        """The shapes of these jobs have changed: they are not refused any more with those they were like before."""
-        for job in jobs:
-            queue = self._queues[job.spec.priority]
-            if job.id in queue:
-                queue.remove(job.id)
+    def regroup(self, known: Iterable[str]) -> None:
+        """Something is known of these applications: their jobs are not refused any more with those of unknown ones."""
+        for application in known:
+            for ident in self._unknown.pop(application, ()):
+                job = self._ledger.jobs[ident]
+                self._queues[job.spec.priority].remove(ident)
                 self._push(job)
-                self.due.add(job.spec.priority)
+                self.wakeups[job.spec.priority].jobs.add(ident)
+
+    # Who may have got a chance
+
+    def wake(self, *changes: Change, priorities: Iterable[Priority] = Priority) -> None:
+        """Something happened that those who wait for it may be placed by."""
+        for priority in priorities:
+            self.wakeups[priority].changes.update(changes)
+
+    def wake_everybody(self, priorities: Iterable[Priority] = Priority) -> None:
+        """Anybody may be placed now."""
+        for priority in priorities:
+            self.wakeups[priority].everybody = True
+
+    def take_wakeup(self, priority: Priority) -> Wakeup:
+        """Whom there is reason to try, and nobody from now on."""
+        taken, self.wakeups[priority] = self.wakeups[priority], Wakeup()
+        return taken
 
     # Tries
 

@@ -1,6 +1,8 @@
 """Scans of the placement queues: the grid is offered to those who wait, and whom its policy places is claimed for."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from koalapy.model.advice import advised
@@ -11,13 +13,24 @@ from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
-from koalapy.scheduling.queueing.feasibility import Needs, needs_of
+from koalapy.scheduling.queueing.budget import Budget, Clock
+from koalapy.scheduling.queueing.feasibility import Needs
 from koalapy.scheduling.queueing.offer import Offer, Offers
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
-from koalapy.scheduling.queueing.queue import Shape
+from koalapy.scheduling.queueing.queue import Group, Shape
 from koalapy.scheduling.queueing.try_limits import placement_limit
+from koalapy.scheduling.queueing.wakeup import LIMITS, Change, Wakeup, nodes_of
 from koalapy.scheduling.state import SchedulerState
+
+
+@dataclass(slots=True)
+class Scan:
+    """One pass through a queue, which goes on in the next step if this one's budget is spent before its end."""
+
+    wakeup: Wakeup
+    """Who may have got a chance when it began."""
+    tries: Iterator[tuple[JobId, Offer]]
 
 
 class Scanner:
@@ -31,12 +44,25 @@ class Scanner:
         preemption: Preemption,
         claiming: Claiming,
         endings: AttemptEndings,
+        clock: Clock | None,
     ) -> None:
+        """``clock`` is what the budget of a step is measured by; None for no budget."""
         self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
         self._owner_use, self._state = state.owner_use, state
         self._queues, self._evaluator = queues, evaluator
-        self._offers = Offers(state, queues.reservation, preemption)
+        self._all_offers = offers = Offers(state, queues.reservation, preemption)
+        self._offers = {priority: offers.of(priority) for priority in Priority}
+        self._everything = {priority: offers.of(priority, everything=True) for priority in Priority}
         self._claiming, self._endings = claiming, endings
+        self._budget = Budget(state.rules.step_budget, clock)
+        self._scans: dict[Priority, Scan] = {}
+        """Those that are under way."""
+        self._periodic: deque[Iterator[None]] = deque()
+        self._scanned: Collection[Priority] = ()
+        """The queues that the periodic scan goes through which is under way, if one is."""
+        self._refused_newcomers: set[Group] = set()
+        self.is_unfinished = False
+        """Whether there are jobs left to be tried, for the next step."""
         self._high_scans = 0
         """Periodic scans of the high queue since the last one of the low queue."""
         self._refusals: dict[Shape, str] = {}
@@ -46,68 +72,128 @@ class Scanner:
         """Reasons that were worked out may no longer hold."""
         self._refusals.clear()
 
-    # What is scanned, and when
+    def view_with_preemption(self) -> GridView:
+        """The grid as it would be if low-priority jobs made room for one of high priority."""
+        return self._all_offers.view_with_preemption()
+
+    # What is tried, and when
 
     def place(self, now: float) -> None:
-        """Try whoever may have got a chance since this was last called, and each newcomer once."""
+        """Try whoever may have got a chance since this was last called, and each newcomer once, as far as the budget of
+        a step goes."""
         self._queues.bounced.clear()
-        capacity_gained, departures = self._grid.take_capacity_gained(), self._grid.take_departures()
-        if self._ledger.changed_clusters:
-            self._queues.reservation.invalidate()
-        if capacity_gained or self._ledger.changed_clusters or self._owner_use.take_freed():
-            self._queues.due.update(Priority)
-        elif departures:
-            self._queues.due.add(Priority.HIGH)  # which may be placed on nodes that are about to be free
-        self._update_reservation()
-        while True:
-            if self._rules.event_driven:
-                self._scan_due(Priority, now)
-            if not self._queues.arrivals:
+        self._refused_newcomers.clear()
+        self._wake()
+        if any(self._queues.wakeups[priority] for priority in self._scans if self._may_scan(priority)):
+            self._budget.double()
+        self._budget.begin()
+        self.is_unfinished = True
+        while self._try_next(now):
+            if self._budget.is_spent:
                 return
-            self._try_arrivals(now)
+        self.is_unfinished = False
+        self._budget.reset()
 
-    def scan_periodically(self, now: float) -> None:
-        """The high queue S times for each time of the low one; each is a failed try of those that stay."""
+    def scan_periodically(self) -> None:
+        """The high queue S times for each time of the low one; each is a failed try of those that stay.
+
+        One that comes while another is left over from an earlier step is the same as that.
+        """
+        if self.is_unfinished and self._periodic:
+            return
         scanned = [Priority.HIGH]
         self._high_scans += 1
         if self._high_scans >= self._rules.high_scans_per_low:
             self._high_scans = 0
             scanned.append(Priority.LOW)
+        self._periodic.append(self._periodic_scan(scanned))
+
+    def _periodic_scan(self, scanned: Collection[Priority]) -> Iterator[None]:
+        """It goes on when there is nobody left to be tried."""
+        self._scanned = scanned
         self._queues.bounced.clear()
         self._update_reservation()
-        self._queues.due.update(scanned)
-        self._scan_due(scanned, now)
+        self._queues.wake_everybody(scanned)
+        yield
         for priority in scanned:
-            self._count_scan(priority, now)
+            for job in self._count_scan(priority):
+                self._give_up(self._ledger.jobs[job], self._state.now)
+                if self._budget.is_spent:
+                    yield
         self._queues.reservation.invalidate()
         self._update_reservation()
-        self._scan_due(scanned, now)
+        yield
+        self._scanned = ()
+
+    def _wake(self) -> None:
+        """Find out what has changed since the last step, and who may be placed by that."""
+        grid, queues = self._grid, self._queues
+        if self._ledger.changed_clusters:
+            queues.reservation.invalidate()
+        if grid.take_link_learned() or self._ledger.changed_clusters:
+            queues.wake_everybody()
+        for cluster in grid.take_gains():
+            queues.wake(*nodes_of(cluster))
+        for cluster in grid.take_departures():
+            queues.wake(
+                *nodes_of(cluster), priorities=[Priority.HIGH]
+            )  # which may be placed on what is about to be free
+        queues.wake(*(Change("file", name) for name in grid.take_files_learned()))
+        if self._owner_use.take_freed():
+            queues.wake(LIMITS)
+        self._update_reservation()
 
     def _update_reservation(self) -> None:
         """For whom nodes are kept, if that may have changed: it is offered these, and others what is not kept now."""
         if self._queues.reservation.update(self._evaluator.evaluate):
-            self._queues.due.update(Priority)
+            self._queues.wake_everybody()
 
-    def _scan_due(self, priorities: Iterable[Priority], now: float) -> None:
-        while due := [priority for priority in priorities if priority in self._queues.due]:
-            self._queues.due.remove(due[0])
-            self._scan(due[0], now)
+    def _may_scan(self, priority: Priority) -> bool:
+        return self._rules.event_driven or priority in self._scanned
+
+    def _try_next(self, now: float) -> bool:
+        """Try one more job; False when there is nobody left."""
+        for priority in Priority:
+            if self._may_scan(priority) and (found := self._next_of_scan(priority)) is not None:
+                self._place(*found, now)
+                return True
+            if (newcomer := self._queues.next_newcomer(priority)) is not None:
+                self._try_newcomer(newcomer, now)
+                return True
+        while self._periodic:
+            for _ in self._periodic[0]:
+                return True
+            self._periodic.popleft()
+        return False
 
     # One scan
 
-    def view_with_preemption(self) -> GridView:
-        """The grid as it would be if low-priority jobs made room for one of high priority."""
-        return self._offers.view_with_preemption()
+    def _next_of_scan(self, priority: Priority) -> tuple[JobId, Offer] | None:
+        """Who is to be tried next, and what it is offered. A scan begins anew with whoever has got a chance since it
+        began: nobody is passed over by those behind it."""
+        if self._queues.wakeups[priority]:
+            wakeup, scan = self._queues.take_wakeup(priority), self._scans.get(priority)
+            if scan is not None:
+                wakeup.add(scan.wakeup)
+            self._scans[priority] = Scan(wakeup, self._scan(priority, wakeup))
+        if (scan := self._scans.get(priority)) is None:
+            return None
+        found = next(scan.tries, None)
+        if found is None:
+            del self._scans[priority]
+        return found
 
-    def _scan(self, priority: Priority, now: float) -> None:
-        queue = self._queues[priority]
-        if not len(queue):
-            return
-        while (reserved := self._queues.reservation.job) is not None and reserved in queue:
-            if not self._place(reserved, self._offers.of(priority, everything=True), now):
+    def _scan(self, priority: Priority, wakeup: Wakeup) -> Iterator[tuple[JobId, Offer]]:
+        """Those who are to be tried, from head to tail; first of all the one that nodes are kept for."""
+        queue, reservation = self._queues[priority], self._queues.reservation
+        everything, offer = self._everything[priority], self._offers[priority]
+        while (reserved := reservation.job) is not None and reserved in queue:
+            yield reserved, everything
+            if reserved in queue:
                 break
-        offer, barred = self._offers.of(priority), queue.barred
-        queue.scan(lambda job: self._place(job, offer, now), self._rules.queue, partial(self._may_fit, offer))
+        barred = queue.barred
+        for job in queue.scan(self._rules.queue, partial(self._may_fit, offer), wakeup):
+            yield job, offer
         if queue.barred > barred:
             self._ledger.count_refusals(RefusalKind.LIMIT, queue.barred - barred)
 
@@ -117,20 +203,16 @@ class Scanner:
             self._ledger.count_refusals(RefusalKind.NODES)
         return may
 
-    def _try_arrivals(self, now: float) -> None:
-        """Each newcomer once, in the order of the queues; shapes refused once are refused for all of a queue."""
-        arrivals, self._queues.arrivals = self._queues.arrivals, []
-        offers = {priority: self._offers.of(priority) for priority in Priority}
-        for priority, offer in offers.items():
-            queue, refused = self._queues[priority], set[Shape]()
-            for job_id in sorted({job for job in arrivals if job in queue}, key=queue.key):
-                if self._rules.queue == "fcfs" and queue.head() != job_id:
-                    continue
-                job = self._ledger.jobs[job_id]
-                shape, needs = self._queues.shape(job.spec), needs_of(job.spec.request)
-                if shape in refused or not self._may_fit(offer, needs) or not self._place(job_id, offer, now):
-                    refused.add(shape)
-                    self._count_try(job, now)
+    def _try_newcomer(self, job: Job, now: float) -> None:
+        """Once, out of turn; shapes refused once in a step are refused for all newcomers of a queue."""
+        queue, offer = self._queues[job.spec.priority], self._offers[job.spec.priority]
+        if self._rules.queue == "fcfs" and queue.head() != job.id:
+            return
+        group = queue.group_of(job.id)
+        is_hopeless = group in self._refused_newcomers or not self._may_fit(offer, group.needs)
+        if is_hopeless or not self._place(job.id, offer, now):
+            self._refused_newcomers.add(group)
+            self._count_try(job, now)
 
     def _place(self, job_id: JobId, offer: Offer, now: float) -> bool:
         """Take a job out of its queue and start to claim for it, if it can be placed."""
@@ -157,16 +239,17 @@ class Scanner:
 
     # Tries
 
-    def _count_scan(self, priority: Priority, now: float) -> None:
+    def _count_scan(self, priority: Priority) -> Iterator[JobId]:
+        """All that are still there have failed once more; those of them whose tries are used up."""
         queue = self._queues[priority]
         if self._rules.queue != "scan":
             # A scan that ends at the first refusal has tried nobody behind it.
             if (head := queue.head()) is not None:
-                self._count_try(self._ledger.jobs[head], now)
+                self._count_try(self._ledger.jobs[head], self._state.now)
         elif len(queue):
-            for job in queue.count_scan():
-                self._give_up(self._ledger.jobs[job], now)
+            used_up = queue.count_scan()
             self._ledger.scanned(priority, queue.scans)
+            yield from (job for job in used_up if job in queue)
 
     def _count_try(self, job: Job, now: float) -> None:
         """A try that failed: on arrival, and where only the head is tried in each scan."""
