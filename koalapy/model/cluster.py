@@ -13,6 +13,9 @@ from koalapy.model.wording import known_names
 
 T = TypeVar("T")
 
+MAX_LASTING = 256
+"""So many results that do not depend on idle nodes are kept at most."""
+
 ClusterPair = tuple[ClusterName, ClusterName]
 """Two clusters, or one and itself: in order of their names, unless it says from which to which."""
 
@@ -119,16 +122,27 @@ class GridView:
 
     def once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
         """What ``work`` makes of the grid, done once for all requests of a scan; nobody else uses the same key."""
-        return _once(self._results, key, work, self)
+        try:
+            return self._results[key]  # type: ignore[return-value]
+        except KeyError:
+            result = self._results[key] = work(self)
+            return result
 
     @cached_property
     def _lasting_results(self) -> dict[Hashable, object]:
         return {}
 
-    def once_for_links(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
-        """The same of what depends on the names of the clusters and the links between them only: it outlasts this
-        view, while clusters change and links do not."""
-        return _once(self._lasting_results, key, work, self)
+    def lasting(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
+        """The same of what depends on no cluster's nodes, idle or not, but on their names, states and speeds, the links
+        and the files: it outlasts this view, while none of these changes. Those asked for last are kept."""
+        results = self._lasting_results
+        result = results.pop(key, None)
+        if result is None:
+            result = work(self)
+            if len(results) >= MAX_LASTING:
+                del results[next(iter(results))]
+        results[key] = result
+        return result  # type: ignore[return-value]
 
     def only(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
@@ -140,7 +154,7 @@ class GridView:
         """The grid with these clusters in the place of those of their names.
 
         What was worked out of this one is carried over as far as it can be: the orders, in which only they are moved,
-        and what depends on the links.
+        and what lasts.
         """
         if not clusters:
             return self
@@ -150,13 +164,22 @@ class GridView:
             whole[places[after.name]] = after
         view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off)
         known, carried = self.__dict__, view.__dict__
-        carried["_places"], carried["_lasting_results"] = places, self._lasting_results
+        carried["_places"] = places
+        if all(after.state is before.state and after.speed == before.speed for before, after in moves):
+            carried["_lasting_results"] = self._lasting_results
         if "by_idle" in known:
             carried["by_idle"] = _reordered(self.by_idle, moves, _fullest_last)
         if "by_speed" in known:
             carried["by_speed"] = _reordered(self.by_speed, moves, _slowest_last)
         if "usable_idle" in known:
             carried["usable_idle"] = self.usable_idle + sum(a.usable_idle - b.usable_idle for b, a in moves)
+        return view
+
+    def beside(self, waiting: tuple[Request, ...]) -> "GridView":
+        """The grid with these requests of others who wait."""
+        view = GridView(self.clusters, self.links, waiting, self.replicas, self.cut_off)
+        view.__dict__.update(by_idle=self.by_idle, by_speed=self.by_speed, usable_idle=self.usable_idle)
+        view.__dict__.update(_places=self._places, _lasting_results=self._lasting_results)
         return view
 
     @cached_property
@@ -178,14 +201,6 @@ class GridView:
 
 Moves = Sequence[tuple[ClusterView, ClusterView]]
 """What clusters were, and what they have become."""
-
-
-def _once(results: dict[Hashable, object], key: Hashable, work: Callable[[GridView], T], grid: GridView) -> T:
-    try:
-        return results[key]  # type: ignore[return-value]
-    except KeyError:
-        result = results[key] = work(grid)
-        return result
 
 
 def _fullest_last(cluster: ClusterView) -> tuple[float, ClusterName]:

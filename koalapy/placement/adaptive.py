@@ -1,6 +1,7 @@
 """Adaptive (huang-2007 4 and 6): room for others or speed, whichever starts more of the waiting jobs."""
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from koalapy.model.cluster import GridView
@@ -54,44 +55,72 @@ class Adaptive:
         return self._split if isinstance(request, FlexibleRequest) else self._single
 
 
-Idle = dict[ClusterName, int]
+def _left(grid: GridView, placement: Placement) -> dict[ClusterName, int]:
+    left = {cluster.name: cluster.idle for cluster in grid.by_idle}
+    for component in placement.components:
+        left[component.cluster] -= component.size
+    return left
 
 
-def _left(grid: GridView, placement: Placement) -> Idle:
-    return {cluster.name: cluster.idle - placement.nodes_on(cluster.name) for cluster in grid.by_idle}
-
-
-def startable(waiting: Sequence[Request], idle: Idle) -> int:
+def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> int:
     """How many of the requests could start at once, taken in their order, each beside those before it.
 
     Flexible ones count where one cluster holds them, the fullest that does; components of non-fixed ones, the larger
     first, go where most nodes are idle; those of fixed ones where they must.
     """
-    started = 0
-    for request in waiting:
-        after = _started(request, idle)
-        if after is not None:
-            idle, started = after, started + 1
-    return started
+    # One cluster that has nodes for all of them has room for each, whatever the others got.
+    free_to_go = not any(isinstance(request, FixedRequest) for request in waiting)
+    if free_to_go and sum(request.total_size for request in waiting) <= max(idle.values(), default=-1):
+        return len(waiting)
+    room = _Room(idle)
+    return sum(room.start(request) for request in waiting)
 
 
-def _started(request: Request, idle: Idle) -> Idle | None:
-    """What is idle once the request has started; None when it cannot."""
-    if request.total_size > sum(idle.values()):
-        return None
-    after = dict(idle)
-    if isinstance(request, FlexibleRequest):
-        enough = [(count, name) for name, count in idle.items() if count >= request.total_size]
-        if not enough:
-            return None
-        after[min(enough)[1]] -= request.total_size
-        return after
-    components = [(component.size, component.cluster or "") for component in request.components]
-    if isinstance(request, NonFixedRequest):
-        components.sort(reverse=True)
-    for size, named in components:
-        name = named or min(after, key=lambda name: (-after[name], name), default="")
-        if after.get(name, -1) < size:
-            return None
-        after[name] -= size
-    return after
+class _Room:
+    """Idle nodes, of which requests take some."""
+
+    def __init__(self, idle: Mapping[ClusterName, int]) -> None:
+        self._idle = dict(idle)
+        self._order = sorted((count, name) for name, count in idle.items())
+        """The fullest cluster first."""
+        self._total = sum(idle.values())
+
+    def start(self, request: Request) -> bool:
+        """Whether there is room, which is taken then."""
+        size = request.total_size
+        if size > self._total:
+            return False
+        if isinstance(request, FlexibleRequest):
+            name = self._fullest_with(size)
+            return name is not None and self._take(size, name)
+        components = [(component.size, component.cluster or "") for component in request.components]
+        if isinstance(request, NonFixedRequest):
+            components.sort(reverse=True)
+        taken: list[tuple[int, ClusterName]] = []
+        for size, named in components:
+            name = named or self._emptiest()
+            if not self._take(size, name):
+                for given, back in taken:
+                    self._take(-given, back)
+                return False
+            taken.append((size, name))
+        return True
+
+    def _fullest_with(self, size: int) -> ClusterName | None:
+        place = bisect_left(self._order, (size, ""))
+        return self._order[place][1] if place < len(self._order) else None
+
+    def _emptiest(self) -> ClusterName:
+        """Of those with most idle nodes the first by name."""
+        return self._order[bisect_left(self._order, (self._order[-1][0], ""))][1] if self._order else ""
+
+    def _take(self, size: int, name: ClusterName) -> bool:
+        """Nodes of a cluster, if it has so many; below 0 they are given back."""
+        idle = self._idle.get(name, -1)
+        if idle < max(0, size):
+            return False
+        del self._order[bisect_left(self._order, (idle, name))]
+        insort(self._order, (idle - size, name))
+        self._idle[name] = idle - size
+        self._total -= size
+        return True

@@ -21,6 +21,7 @@ from koalapy.placement.worst_fit import WorstFit
 
 Choosing = FlexibleRequest | NonFixedRequest
 """The requests with something to choose."""
+Files = tuple[InputFile, ...]
 
 ASSUMED_BANDWIDTH = 100e6
 """Bytes per second of a link that was not measured."""
@@ -61,20 +62,19 @@ class Alternative:
 def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
     """On the one cluster where it is over soonest; ties: the nearest nodes, then the fewest left idle."""
     total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
-    own = network_of(grid, BY_LATENCY).own if grid.links else {}
-    best: tuple[tuple[float, float, int, ClusterName], ClusterView, float] | None = None
-    for cluster in grid.by_idle:
-        if cluster.idle < total:
+    best: tuple[ClusterView, float] | None = None
+    for equals in _soonest(wanted, nominal, grid):
+        for name, seconds in equals:
+            cluster = grid.get(name)
+            if cluster is None or cluster.idle < total:
+                continue
+            if best is None or (cluster.idle, name) < (best[0].idle, best[0].name):
+                best = cluster, seconds
+        if best is not None:
             break
-        transfer = _longest(cluster.name, wanted, grid)
-        if transfer is None:
-            continue
-        key = (transfer + nominal / cluster.speed, own.get(cluster.name, inf), cluster.idle, cluster.name)
-        if best is None or key < best[0]:
-            best = key, cluster, transfer
     if best is None:
         return None
-    _, cluster, transfer = best
+    cluster, transfer = best
     placed = _components(request, grid, cluster)
     if placed is None:
         return None
@@ -82,6 +82,28 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Altern
     return replace(
         alternative, placement=Placement(placed, f"{cluster.name} alone holds it ({total} of {cluster.idle})")
     )
+
+
+Equals = list[tuple[ClusterName, float]]
+"""Clusters between which only their idle nodes decide, with the seconds of the transfers to them."""
+
+
+def _soonest(wanted: Sequence[Files], nominal: float, grid: GridView) -> list[Equals]:
+    """The usable clusters that inputs can be brought to, those where a job is over soonest first; ties: the nearest
+    nodes."""
+    own = network_of(grid, BY_LATENCY).own if grid.links else {}
+
+    def ordered(grid: GridView) -> list[Equals]:
+        ranks: dict[tuple[float, float], Equals] = {}
+        for cluster in grid.by_idle:
+            transfer = _longest(cluster.name, wanted, grid)
+            if transfer is not None:
+                rank = transfer + nominal / cluster.speed, own.get(cluster.name, inf)
+                ranks.setdefault(rank, []).append((cluster.name, transfer))
+        return [ranks[rank] for rank in sorted(ranks)]
+
+    # Without transfers the order is the same for all run times.
+    return grid.lasting(("soonest", *wanted, nominal if wanted else 0.0), ordered)
 
 
 def _alone(
@@ -213,19 +235,25 @@ def _near(grid: GridView) -> list[list[ClusterView]]:
     if not _has_links(grid):
         return []
 
-    def sets(grid: GridView) -> list[list[ClusterView]]:
+    def sets(grid: GridView) -> list[list[ClusterName]]:
         network = network_of(grid, BY_LATENCY)
-        ordered = network.together(grid.by_idle)
-        names = [cluster.name for cluster in ordered]
+        names = [cluster.name for cluster in network.together(grid)]
         near_sets = dict.fromkeys(frozenset(near_to_all([name, *names], network.near)) for name in names)
-        return [[cluster for cluster in ordered if cluster.name in inside] for inside in near_sets]
+        return [[name for name in names if name in inside] for inside in near_sets]
 
-    return grid.once(("near ones",), sets)
+    def with_idle_nodes(grid: GridView) -> list[list[ClusterView]]:
+        found = grid.lasting(("near ones",), sets)
+        return [[cluster for name in names if (cluster := grid.get(name)) is not None] for names in found]
+
+    return grid.once(("near ones",), with_idle_nodes)
 
 
 def _has_links(grid: GridView) -> bool:
     """Whether anything is known of the latencies between clusters."""
-    return any(one != other and link.latency is not None for (one, other), link in grid.links.items())
+    return grid.lasting(
+        ("has links",),
+        lambda grid: any(one != other and link.latency is not None for (one, other), link in grid.links.items()),
+    )
 
 
 def _least(total: int, by_idle: Sequence[ClusterView]) -> int:
@@ -260,8 +288,6 @@ def _mostly_on_one(alternative: Alternative) -> bool:
 
 
 # Inputs
-
-Files = tuple[InputFile, ...]
 
 
 def _wanted(request: Choosing, knowledge: Knowledge) -> list[Files]:

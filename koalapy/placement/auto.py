@@ -1,6 +1,7 @@
 """The advisor (semantics 9): whether a job is co-allocated at all, from what is known of its application."""
 
 from dataclasses import replace
+from itertools import takewhile
 
 from koalapy.model.advice import Advice, Option
 from koalapy.model.cluster import ClusterView, GridView
@@ -91,8 +92,10 @@ class Auto:
 
     def _alone_or_faster(self, alone: Alternative, request: Choosing, grid: GridView) -> Placement:
         """One cluster, unless its run time is known, and faster ones together are predicted to be done before it."""
-        faster = [cluster for cluster in grid.by_idle if cluster.speed > alone.speed]
-        if alone.option.run is None or sum(cluster.idle for cluster in faster) < request.total_size:
+        if alone.option.run is None:
+            return self._take(alone, (alone,))
+        faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))
+        if sum(cluster.idle for cluster in faster) < request.total_size:
             return self._take(alone, (alone,))
         together = together_now(request, grid.only(frozenset(cluster.name for cluster in faster)), self._known)
         if isinstance(together, Refusal) or together[0].cost >= alone.cost:

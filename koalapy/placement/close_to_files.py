@@ -1,8 +1,7 @@
 """Close-to-Files (mohamed-2005 2.6): where the input of a component is soonest."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
@@ -15,14 +14,14 @@ from koalapy.model.request import (
     Request,
     RequestType,
 )
-from koalapy.model.transfer import Transfer, transfer_to
+from koalapy.model.transfer import NONE, Transfer, transfer_to
 from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, idle_that_suffices, nothing_usable, reason_for, with_idle
 
-Reach = Sequence[tuple[ClusterView, Transfer]]
-"""Usable clusters that can get a file, by increasing transfer time; ties by decreasing idle nodes, then by name."""
+Reach = Sequence[Sequence[tuple[ClusterName, Transfer]]]
+"""Usable clusters that can get some files: those that get them in the same time together, the soonest first."""
 
 
 class CloseToFiles:
@@ -65,35 +64,41 @@ def closest_site(
     Ties go to the most idle nodes, then to the first name. For placing one component anew while it is being claimed.
     Links of unknown bandwidth count as ``assumed`` bytes per second, or not at all.
     """
-    closest = _closest(size, _reached(tuple(files), grid, assumed), {})
+    closest = _closest(size, _reached(tuple(files), grid, assumed), grid, {})
     if closest is None or (within is not None and closest[1].seconds > within):
         return None
     return closest[0].name, closest[1]
 
 
-def _reach(files: tuple[InputFile, ...], grid: GridView) -> Reach:
-    return grid.once(("reach", files), lambda grid: _reached(files, grid))
+def _reach(files: tuple[InputFile, ...], grid: GridView, taken: Collection[ClusterName] = ()) -> Reach:
+    """``taken``: clusters some of whose nodes do not count."""
+    if not files:
+        # Among so many of those with most idle nodes is one of which nothing is taken: no later one has more left.
+        return [[(cluster.name, NONE) for cluster in grid.by_idle[: len(taken) + 1]]]
+    return grid.lasting(("reach", files), lambda grid: _reached(files, grid))
 
 
 def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
-    transfers = [(cluster, transfer_to(cluster.name, files, grid, assumed)) for cluster in grid.by_idle]
-    reach = [(cluster, transfer) for cluster, transfer in transfers if transfer is not None]
-    return sorted(reach, key=lambda pair: pair[1].seconds)
+    times: dict[float, list[tuple[ClusterName, Transfer]]] = {}
+    for cluster in grid.by_idle:
+        transfer = transfer_to(cluster.name, files, grid, assumed)
+        if transfer is not None:
+            times.setdefault(transfer.seconds, []).append((cluster.name, transfer))
+    return [times[seconds] for seconds in sorted(times)]
 
 
-def _closest(size: int, reach: Reach, taken: dict[ClusterName, int]) -> tuple[ClusterView, Transfer] | None:
+def _closest(
+    size: int, reach: Reach, grid: GridView, taken: Mapping[ClusterName, int]
+) -> tuple[ClusterView, Transfer] | None:
     """The first by transfer time with enough left of its idle nodes; among equals the one with most left."""
-    best: tuple[ClusterView, Transfer] | None = None
-    most, soonest = -1, inf
-    for pair in reach:
-        cluster, transfer = pair
-        if best is not None and (transfer.seconds > soonest or cluster.idle < most):
-            break  # nor can a later one have more left than it has idle
-        left = cluster.idle - taken.get(cluster.name, 0)
-        if left < size or (best is not None and (-left, cluster.name) > (-most, best[0].name)):
-            continue
-        best, most, soonest = pair, left, transfer.seconds
-    return best
+    for equals in reach:
+        clusters = ((cluster, transfer) for name, transfer in equals if (cluster := grid.get(name)) is not None)
+        left = ((cluster.idle - taken.get(cluster.name, 0), cluster, transfer) for cluster, transfer in clusters)
+        enough = (each for each in left if each[0] >= size)
+        best = min(enough, key=lambda each: (-each[0], each[1].name), default=None)
+        if best is not None:
+            return best[1:]
+    return None
 
 
 def _place_in_turn(
@@ -107,7 +112,7 @@ def _place_in_turn(
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in sorted(range(len(components)), key=lambda index: -components[index].size):
         size = components[index].size
-        closest = _closest(size, _reach(components[index].inputs, grid), taken)
+        closest = _closest(size, _reach(components[index].inputs, grid, taken), grid, taken)
         if closest is None:
             return index
         cluster, transfer = closest
@@ -167,7 +172,7 @@ def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView)
         return f"component {stuck}: {_unreached(files, grid)} to any usable cluster ({idle_nodes(grid)})"
     left = " left" if max(component.size for component in components) > size else ""
     names = listed([file.name for file in files])
-    which = f" that {names} can be brought to" if files and len(reach) < len(grid.by_idle) else ""
+    which = f" that {names} can be brought to" if files and sum(map(len, reach)) < len(grid.by_idle) else ""
     return f"no cluster{which} has {nodes(size, 'idle')}{left} for component {stuck} ({idle_nodes(grid)})"
 
 

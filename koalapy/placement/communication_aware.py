@@ -10,7 +10,7 @@ from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, known_names, listed, nodes
 from koalapy.placement.flexible import needs_of, placement_of, whole_on_first, why_not
-from koalapy.placement.network import Network, Weighing, combination, near_to_all, network_of
+from koalapy.placement.network import Network, Weighing, combination, near_sets, network_of
 from koalapy.placement.policy import does_not_serve
 from koalapy.placement.reasons import idle_nodes, idle_that_suffices, reason_for, with_idle
 from koalapy.placement.splitting import Filled, explain_options, fill_in_turn, most_components, place_options, suffice
@@ -69,8 +69,7 @@ class CommunicationAware:
         if request.total_size > grid.usable_idle:
             return None
         if request.total_size <= grid.by_idle[0].idle:
-            alone = grid.once(("alone", self._weighing), lambda grid: network.alone(grid.by_idle))
-            return whole_on_first(request, alone)
+            return whole_on_first(request, network.alone(grid))
         for level in range(len(network.levels)):
             filled = self._fill_together(request, grid, network, level)
             if filled is not None:
@@ -88,13 +87,28 @@ class CommunicationAware:
                     return filled
         if network.groups or len(sets) < 2:
             return None
-        ordered = network.together([cluster for cluster in grid.by_idle if cluster.idle >= least])
+        ordered = network.together(grid, least)
         most = most_components(request)
         near = combination(ordered, network.levels[level], lambda clusters: suffice(clusters, most, total))
         return fill_in_turn(request, near) if near else None
 
     def _sets(self, least: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
-        return grid.once(("sets", self._weighing, least, level), lambda grid: _sets(grid, network, least, level))
+        return grid.once(
+            ("sets", self._weighing, least, level), lambda grid: self._sets_anew(least, grid, network, level)
+        )
+
+    def _sets_anew(self, least: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
+        """The clusters to combine, set by set as they are tried, each in the order in which it is filled.
+
+        Groups go by the number of their clusters that may serve. Without groups all of a set may be combined.
+        """
+        ordered = network.together(grid, least)
+        if network.groups:
+            groups = [[cluster for cluster in ordered if cluster.name in group] for group in network.groups]
+            return sorted(filter(None, groups), key=len)
+        names, near = tuple(cluster.name for cluster in ordered), network.levels[level]
+        sets = grid.lasting(("near sets", self._weighing, level, names), lambda _: near_sets(names, near))
+        return [[cluster for cluster in ordered if cluster.name in inside] for inside in sets]
 
     def _why(self, filled: Filled, network: Network) -> str:
         what = "bandwidth" if self._weighing.bandwidth else "latency"
@@ -155,27 +169,6 @@ def _unmeasured(filled: Filled, network: Network) -> str:
     return (
         f"; not measured is the link between {listed(unmeasured[:MAX_LISTED], len(unmeasured))}" if unmeasured else ""
     )
-
-
-def _sets(grid: GridView, network: Network, least: int, level: int) -> list[list[ClusterView]]:
-    """The clusters to combine, set by set as they are tried, each in the order in which it is filled.
-
-    Groups go by the number of their clusters that may serve. Without groups the first set begins with the first
-    cluster, and each other one with the first that is in none before it; all in one may be combined.
-    """
-    ordered = network.together([cluster for cluster in grid.by_idle if cluster.idle >= least])
-    if network.groups:
-        groups = [[cluster for cluster in ordered if cluster.name in group] for group in network.groups]
-        return sorted(filter(None, groups), key=len)
-    by_name = {cluster.name: cluster for cluster in ordered}
-    sets: list[list[ClusterView]] = []
-    left = list(by_name)
-    while left:
-        names = near_to_all([left[0], *by_name], network.levels[level])
-        left = [name for name in left if name not in names]
-        inside = frozenset(names)
-        sets.append([cluster for cluster in ordered if cluster.name in inside])
-    return sets
 
 
 def _bound(text: str | None) -> float | None:

@@ -4,7 +4,7 @@ Whether a request can be split does not depend on the order in which clusters ar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
@@ -84,7 +84,7 @@ class FasterFirst(FilledInTurn):
         return taken_in_turn(filled, f"the highest speed that serves, {filled[0][0].speed:g}")
 
 
-def whole_on_first(request: FlexibleRequest, order: Sequence[ClusterView]) -> Filled | None:
+def whole_on_first(request: FlexibleRequest, order: Iterable[ClusterView]) -> Filled | None:
     """The whole request on the first cluster in order that has the idle nodes."""
     total = request.total_size
     if total < request.min_component_size:

@@ -1,10 +1,10 @@
 """The grid's links as the communication-aware policy weighs them: which cluster is near to which (sonmez-2010 IV-C)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.request import ClusterName
 
 Near = Mapping[ClusterName, frozenset[ClusterName]]
@@ -32,6 +32,9 @@ class Network:
     reachable: Near
     """The other clusters that each may be combined with where measured links do not suffice; all but those that were
     found unreachable, or with a bound those of its group."""
+    by_own: tuple[ClusterName, ...]
+    by_average: tuple[ClusterName, ...]
+    """All, the lowest costs first; ties by name."""
     groups: tuple[frozenset[ClusterName], ...]
     """Those with low latencies between all of them, in order of their first cluster; empty without a bound."""
 
@@ -40,17 +43,22 @@ class Network:
         """Which clusters may be combined, as long as there are enough; then which ones if there are not."""
         return (self.near,) if self.groups or self.near == self.reachable else (self.near, self.reachable)
 
-    def alone(self, clusters: Sequence[ClusterView]) -> list[ClusterView]:
-        """In the order in which the whole of a job is tried on one."""
-        return sorted(clusters, key=lambda c: (self.own[c.name], c.name))
+    def alone(self, grid: GridView) -> Iterator[ClusterView]:
+        """The usable clusters in the order in which the whole of a job is tried on one."""
+        return _usable(self.by_own, grid)
 
-    def together(self, clusters: Sequence[ClusterView]) -> list[ClusterView]:
-        """In the order in which clusters are combined."""
-        return sorted(clusters, key=lambda c: (self.average[c.name], c.name))
+    def together(self, grid: GridView, least: int = 0) -> list[ClusterView]:
+        """Those with at least so many idle nodes, in the order in which clusters are combined."""
+        return [cluster for cluster in _usable(self.by_average, grid) if cluster.idle >= least]
+
+
+def _usable(names: Iterable[ClusterName], grid: GridView) -> Iterator[ClusterView]:
+    clusters = (grid.get(name) for name in names)
+    return (c for c in clusters if c is not None and c.state is ClusterState.USABLE)
 
 
 def network_of(grid: GridView, weighing: Weighing) -> Network:
-    return grid.once(("network", weighing), lambda grid: _network(grid, weighing))
+    return grid.lasting(("network", weighing), lambda grid: _network(grid, weighing))
 
 
 def _network(grid: GridView, weighing: Weighing) -> Network:
@@ -75,12 +83,15 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
             near[other].add(one)
     average = {name: sum(each.values()) / len(each) if each else inf for name, each in costs.items()}
     own = {name: costs[name].get(name, inf) for name in names}
+    by_own = tuple(sorted(names, key=lambda name: (own[name], name)))
+    by_average = tuple(sorted(names, key=lambda name: (average[name], name)))
     known = {name: frozenset(others) for name, others in near.items()}
     if weighing.bound is None:
-        return Network(own, average, known, {name: frozenset(others) for name, others in reachable.items()}, ())
-    groups = _groups(sorted(names, key=lambda name: (average[name], name)), known)
+        open_to = {name: frozenset(others) for name, others in reachable.items()}
+        return Network(own, average, known, open_to, by_own, by_average, ())
+    groups = _groups(by_average, known)
     inside = {name: group - {name} for group in groups for name in group}
-    return Network(own, average, inside, inside, groups)
+    return Network(own, average, inside, inside, by_own, by_average, groups)
 
 
 def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[ClusterName], ...]:
@@ -91,6 +102,17 @@ def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[Cluster
         groups.append(frozenset(group))
         left = [name for name in left if name not in groups[-1]]
     return tuple(groups)
+
+
+def near_sets(names: tuple[ClusterName, ...], near: Near) -> list[frozenset[ClusterName]]:
+    """All that are near to each other, set by set: the first begins with the first cluster in order, and each other one
+    with the first that is in none before it."""
+    sets: list[frozenset[ClusterName]] = []
+    left: Sequence[ClusterName] = names
+    while left:
+        sets.append(frozenset(near_to_all([left[0], *names], near)))
+        left = [name for name in left if name not in sets[-1]]
+    return sets
 
 
 def combination(

@@ -68,5 +68,4 @@ def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least:
 
 def with_idle(grid: GridView, cluster: ClusterView, idle: int) -> GridView:
     """The grid as it would be if a cluster had so many idle nodes."""
-    clusters = tuple(replace(c, idle=idle) if c.name == cluster.name else c for c in grid)
-    return replace(grid, clusters=clusters)
+    return grid.changed([replace(cluster, idle=idle)])

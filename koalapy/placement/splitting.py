@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
+from itertools import islice
 
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
@@ -51,8 +52,11 @@ def suffice(clusters: Sequence[ClusterView], most: int, wanted: int) -> bool:
     """Whether some ``most`` of the clusters have so many idle nodes; the first ones are looked at first."""
     if most < 1:
         return False
-    if sum(cluster.idle for cluster in clusters[:most]) >= wanted:
-        return True
+    left = wanted
+    for cluster in islice(clusters, most):
+        left -= cluster.idle
+        if left <= 0:
+            return True
     return most < len(clusters) and sum(nlargest(most, (cluster.idle for cluster in clusters))) >= wanted
 
 

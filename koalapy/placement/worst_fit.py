@@ -57,7 +57,7 @@ class WorstFit:
         fit = fit_in_turn(sizes, grid.by_idle)
         if not isinstance(fit, Unplaced):
             return ()
-        left = {name: -idle for idle, name in fit.left}
+        left = {c.name: c.idle for c in grid.by_idle} | {name: -idle for idle, name in fit.left}
         reasons = []
         for cluster in sorted(grid, key=lambda c: c.name):
             taken = cluster.usable_idle - left.get(cluster.name, 0)
@@ -79,12 +79,14 @@ class Unplaced:
     index: int
     placed: int
     left: Heap
+    """Of those clusters that were considered: as many as there are sizes, with the most idle nodes before."""
 
 
 def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tuple[ClusterName, int]] | Unplaced:
     """For each size its site and the idle nodes that site had left before it; larger sizes choose first."""
     order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    heap = [(-cluster.idle, cluster.name) for cluster in by_idle]
+    # Until all are placed there is one left of these from which nothing was taken: no later one has more.
+    heap = [(-cluster.idle, cluster.name) for cluster in by_idle[: len(sizes)]]
     sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
     for placed, index in enumerate(order):
         if not heap or -heap[0][0] < sizes[index]:

@@ -10,7 +10,7 @@ from math import inf
 from koalapy.model.advice import size_of
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobSpec, Token, parse_token
+from koalapy.model.job import Job, JobSpec, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.placement.knowledge import SURE, Capacity, Knowledge, Release
 from koalapy.scheduling.advisor.experience import Experience
@@ -41,24 +41,31 @@ class WaitWithRoom:
 
 
 class Capacities(Mapping[ClusterName, Capacity]):
-    """The capacities of a view, each worked out when somebody asks for it: a job that fits now does not."""
+    """The capacities of all clusters, each worked out when somebody asks for it: a job that fits now does not."""
 
     def __init__(self, grid: GridStatus, capacity_of: Callable[[ClusterStatus], Capacity]) -> None:
-        self._clusters = {cluster.name: cluster for cluster in grid.clusters()}
-        self._capacity_of = capacity_of
+        self._grid, self._capacity_of = grid, capacity_of
         self._known: dict[ClusterName, Capacity] = {}
+        self._moment = 0
+
+    def forget(self) -> None:
+        """Times have passed, and jobs may stand differently."""
+        self._known.clear()
 
     def __getitem__(self, name: ClusterName) -> Capacity:
+        touched, self._moment = self._grid.touched_since(self._moment)
+        for cluster in touched:
+            self._known.pop(cluster.name, None)
         capacity = self._known.get(name)
         if capacity is None:
-            capacity = self._known[name] = self._capacity_of(self._clusters[name])
+            capacity = self._known[name] = self._capacity_of(self._grid[name])
         return capacity
 
     def __iter__(self) -> Iterator[ClusterName]:
-        return iter(self._clusters)
+        return (cluster.name for cluster in self._grid.clusters())
 
     def __len__(self) -> int:
-        return len(self._clusters)
+        return len(self._grid.clusters())
 
 
 class KnowledgeBuilder:
@@ -68,12 +75,11 @@ class KnowledgeBuilder:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._queues = queues
         self._waits: OrderedDict[int, WaitWithRoom] = OrderedDict()
-        self._capacities: dict[ClusterName, tuple[dict[Token, int], int, Capacity]] = {}
-        """As worked out since something last happened, with the components there then, and what of them was leaving."""
+        self._capacities = Capacities(state.grid, self._capacity)
 
     def invalidate(self) -> None:
         """Times have passed, and jobs may stand differently."""
-        self._capacities.clear()
+        self._capacities.forget()
 
     def build(self, spec: JobSpec, view: GridView) -> Knowledge:
         """Of one job, as far as it bears on its placement on a view."""
@@ -87,7 +93,7 @@ class KnowledgeBuilder:
             slowdowns,
             spec.communication,
             spec.inputs,
-            view.once(("capacities",), lambda view: Capacities(self._grid, self._capacity)),
+            self._capacities,
             loaded,
             self._waited(spec, view),
             self._state.now,
@@ -137,25 +143,20 @@ class KnowledgeBuilder:
                 self._waits.popitem(last=False)
         if wait.had_room:
             wait.seconds += min(now - wait.asked, MAX_GAP_SECONDS)
-        idle = sum(cluster.available for cluster in self._grid.clusters() if cluster.is_open)
-        wait.asked, wait.had_room = now, spec.request.total_size <= min(idle, view.usable_idle)
+        idle = min(self._grid.view().usable_idle, view.usable_idle)
+        wait.asked, wait.had_room = now, spec.request.total_size <= idle
         self._waits.move_to_end(id(spec))
         return wait.seconds
 
     def _capacity(self, cluster: ClusterStatus) -> Capacity:
-        """Of one cluster; worked out again only if components came or left: a scan that places many jobs asks often."""
-        known = self._capacities.get(cluster.name)
-        if known is not None and known[:2] == (cluster.live, cluster.leaving):
-            return known[2]
+        """Of one cluster, by its components."""
         now, releases = self._state.now, []
         for token, size in cluster.live.items():
             job = self._ledger.get(parse_token(token).job)
             left, age = (None, 0.0) if job is None else self._left(job, now)
             releases.append(Release(left, size, age))
         releases.sort(key=_rank)
-        capacity = Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
-        self._capacities[cluster.name] = dict(cluster.live), cluster.leaving, capacity
-        return capacity
+        return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
 
     def _left(self, job: Job, now: float) -> tuple[float | None, float]:
         """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""

@@ -75,7 +75,7 @@ class PolicyEvaluator:
             waiting = list(islice(self._queues.requests(), LOOK_AHEAD + 1))
             if spec.request in waiting:  # its own, or one that is as good
                 waiting.remove(spec.request)
-            return replace(view, waiting=tuple(waiting[:LOOK_AHEAD]))
+            return view.beside(tuple(waiting[:LOOK_AHEAD]))
 
         return view.once(("waiting beside", spec.request), ahead)
 
@@ -91,8 +91,7 @@ class PolicyEvaluator:
             if not crowded:
                 return answer
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
-            clusters = tuple(replace(c, idle=largest.get(c.name, c.idle)) for c in view)
-            view = replace(view, clusters=clusters, waiting=())
+            view = view.changed([replace(c, idle=largest[c.name]) for c in view if c.name in largest])
             another = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
                 return whole if self._grid.is_all_on_trial else another
