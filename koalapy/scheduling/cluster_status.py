@@ -140,6 +140,8 @@ class ClusterStatus:
     preemptible: int = 0
     """Nodes of components that make room for jobs of high priority."""
     _preemptible: dict[Token, int] = field(default_factory=dict)
+    about_to_end: set[Token] = field(default_factory=set)
+    """Those that would, and are counted on to leave by themselves."""
     _promised: int = 0
     _leaving: dict[Token, int] = field(default_factory=dict)
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
@@ -223,6 +225,14 @@ class ClusterStatus:
         if size := self._preemptible.pop(token, 0):
             self.preemptible -= size
             self.touched(self.name)
+        self.about_to_end.discard(token)
+
+    def await_end(self, token: Token) -> None:
+        """The component is about to end by itself: others are promised its nodes, and it need not make room."""
+        if token in self._preemptible:
+            self._leaving[token] = self._preemptible[token]
+            self.keep(token)
+            self.about_to_end.add(token)
 
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
@@ -344,11 +354,19 @@ class ClusterStatus:
         """The nodes that a component was promised of others never came: nobody is promised them any more."""
         self.touched(self.name)
         for other in self._promised_of.pop(token, ()):
-            self._leaving.pop(other, None)
+            size = self._leaving.pop(other, 0)
+            if other in self.about_to_end:
+                self.about_to_end.remove(other)
+                self._preemptible[other] = size
+                self.preemptible += size
+
+    def awaited_by(self, token: Token) -> list[Token]:
+        """Those that are about to end whose nodes a component was promised."""
+        return [other for other in self._promised_of.get(token, ()) if other in self.about_to_end]
 
     @property
     def preemptible_components(self) -> Mapping[Token, int]:
-        """Those that make room for jobs of high priority, with their nodes."""
+        """Those that make room for jobs of high priority, with their nodes, but for those that are about to end."""
         return self._preemptible
 
     @property

@@ -13,6 +13,7 @@ from koalapy.model.request import MAX_COMPONENTS
 QueueMode = Literal["scan", "head", "fcfs"]
 QueueOrder = Literal["fcfs", "narrowest-first"]
 Preemption = Literal["never", "claiming", "placement"]
+PreemptionOrder = Literal["least-harm", "jst"]
 
 MIN_SECONDS = 0.001
 """Far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
@@ -97,6 +98,9 @@ class Rules:
     """After so many claims in vain a job fails, unless it says otherwise itself."""
     preemption: Preemption = "placement"
     """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
+    preemption_order: PreemptionOrder = "least-harm"
+    """Which low jobs are preempted: those with which the least work is lost, or in descending order of their JST, as in
+    M05."""
     warning_max: Annotated[Seconds, FINITE] = 600.0
     """The longest grace that a job may ask for between its warning and its stop."""
     assumed_bandwidth: Annotated[float, Requirement("greater than 0", lambda value: value > 0)] = 100e6

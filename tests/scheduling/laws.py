@@ -184,12 +184,16 @@ def check_counts(world: "World") -> None:
         assert cluster.delivering == sending[cluster.name], (
             "the cluster's status and the jobs disagree on who still sends"
         )
-        assert cluster.preemptible_components == preemptible[cluster.name], "who makes room for others is another"
-        assert cluster.preemptible == sum(preemptible[cluster.name].values())
+        about_to_end = {token: cluster.live[token] for token in cluster.about_to_end}
+        assert not about_to_end.keys() & cluster.preemptible_components.keys()
+        making_room = {**cluster.preemptible_components, **about_to_end}
+        assert making_room == preemptible[cluster.name], "who makes room for others is another"
+        assert cluster.preemptible == sum(cluster.preemptible_components.values())
         if cluster.reported:
             counts = cluster.used + cluster.idle + cluster.background + cluster.down
             assert counts == cluster.total, "a node is two things, or nothing"
-        assert cluster.used - cluster.leaving <= world.sites[cluster.name].total, "a node is promised twice"
+        forgotten = sum(cluster.live.get(token, 0) for token in world.forgotten)
+        assert cluster.used - cluster.leaving - forgotten <= world.sites[cluster.name].total, "a node is promised twice"
         assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
 
 

@@ -266,17 +266,16 @@ def test_a_component_is_rather_re_placed_than_anybody_preempted() -> None:
 @given(lows=st.lists(st.integers(1, 4), max_size=6), idle=st.integers(0, 3), wanted=st.integers(1, 12))
 def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[int], idle: int, wanted: int) -> None:
     total = sum(lows) + idle
-    world = World({"north": total})
+    world = World({"north": total}, Rules(preemption_order="jst"))
     for size in lows:
         world.submit(flexible(size), lasts=500)
         world.advance(1)
     chooser = Preemption(world.scheduler._state)
-    victims = chooser.victims("north", wanted)
+    room = chooser.make_room({"north": wanted}, world.now)
+    freed = {victim.job.id: lows[victim.job.id - 1] for victim in room.victims}
     if wanted > total:
-        assert victims is None
+        assert not freed
         return
-    assert victims is not None
-    freed = {job.id: lows[job.id - 1] for job in victims}
     assert idle + sum(freed.values()) >= wanted
     assert all(idle + sum(freed.values()) - size < wanted for size in freed.values()), "one of them is not needed"
     taken = 0
@@ -320,3 +319,141 @@ def test_a_job_whose_program_is_done_is_not_preempted() -> None:
     world.take_over()
     world.advance(5)
     assert world.state(low) is JobState.SUCCEEDED
+
+
+# With which the least is lost
+
+
+def test_an_old_small_job_is_lost_rather_than_a_young_large_one() -> None:
+    world = World({"north": 9})
+    small = world.submit(fixed(north=1), lasts=500)
+    world.advance(20)
+    large = world.submit(fixed(north=8), lasts=500)
+    world.advance(4)
+    high = world.submit(fixed(north=1), priority=HIGH)
+    world.advance(1)
+    assert preempted(world) == [small], "24 node-seconds, and not 32"
+    assert world.reasons(small, "preempted") == [
+        f"preempted: north is needed for job {high} of high priority, and the least work is lost so: 24 node-seconds"
+    ]
+    assert world.state(large) is JobState.RUNNING
+
+
+def test_with_jst_the_youngest_goes_all_the_same() -> None:
+    world = World({"north": 9}, Rules(preemption_order="jst"))
+    running(world, fixed(north=1))
+    world.advance(20)
+    large = world.submit(fixed(north=8), lasts=500)
+    world.advance(4)
+    high = world.submit(fixed(north=1), priority=HIGH)
+    assert preempted(world) == [large]
+    assert world.reasons(large, "preempted") == [f"preempted: north is needed for job {high} of high priority"]
+
+
+def test_work_on_other_clusters_counts_as_well() -> None:
+    world = World({"north": 4, "south": 8})
+    wide, narrow = running(world, fixed(north=2, south=8), fixed(north=2))
+    world.advance(1)
+    world.submit(fixed(north=2), priority=HIGH)
+    assert preempted(world) == [narrow]
+    assert world.state(wide) is JobState.RUNNING
+
+
+def test_one_job_on_both_clusters_goes_rather_than_one_on_each() -> None:
+    world = World({"north": 6, "south": 6})
+    one, two, both = running(world, fixed(north=3), fixed(south=3), fixed(north=3, south=3))
+    high = world.submit(fixed(north=2, south=2), priority=HIGH)
+    world.advance(1)
+    assert preempted(world) == [both]
+    assert "north, south are needed" in world.reasons(both, "preempted")[0]
+    assert world.state(high) is JobState.RUNNING
+    assert [world.state(job) for job in (one, two)] == [JobState.RUNNING] * 2
+
+
+def test_who_has_not_begun_loses_nothing() -> None:
+    world = World({"north": 4}, manual=True)
+    world.deliver("north")
+    waiting = world.submit(fixed(north=4))
+    world.submit(fixed(north=4), priority=HIGH)
+    assert preempted(world) == [waiting]
+    assert world.reasons(waiting, "preempted")[0].endswith("and no work is lost so")
+
+
+# Who is about to end
+
+
+def nearly_over(lasts: float) -> tuple[World, int]:
+    """A job that has all nodes, and reaches its walltime of 100 s in 2 s; its program lasts so long."""
+    world = World({"north": 4})
+    low = world.submit(fixed(north=4), lasts=lasts, walltime=100)
+    world.advance(98.125)
+    return world, low
+
+
+def test_who_is_about_to_end_is_not_preempted() -> None:
+    world, low = nearly_over(lasts=99.5)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    assert world.state(high) is JobState.CLAIMING
+    assert world.reasons(high, "awaits") == [f"job {low}, about to end: nobody is preempted for those nodes"]
+    world.advance(4)
+    assert (world.state(low), world.state(high)) == (JobState.SUCCEEDED, JobState.RUNNING)
+    assert preempted(world) == []
+    check_quiet(world)
+
+
+def test_nor_is_anybody_else_for_a_second_job_that_counts_on_the_same_nodes() -> None:
+    world, low = nearly_over(lasts=99.5)
+    high = [world.submit(fixed(north=2), priority=HIGH) for _ in range(2)]
+    third = world.submit(fixed(north=2), priority=HIGH)
+    assert [world.state(job) for job in (*high, third)] == [JobState.CLAIMING] * 2 + [JobState.QUEUED]
+    world.advance(4)
+    assert [world.state(job) for job in (low, *high)] == [JobState.SUCCEEDED, *[JobState.RUNNING] * 2]
+
+
+def test_who_reaches_its_walltime_meanwhile_makes_room_by_that() -> None:
+    world, low = nearly_over(lasts=500)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.advance(4)
+    assert (world.state(low), world.state(high), preempted(world)) == (JobState.FAILED, JobState.RUNNING, [])
+
+
+def late(world: World) -> int:
+    """A job whose program has ended, as was told, while its output and so its nodes are late."""
+    low = world.submit(fixed(north=4), lasts=500)
+    world.advance(10)
+    world.queries.grid["north"].over.add(world.tokens(low)[0])
+    return low
+
+
+def test_who_does_not_end_as_was_expected_is_preempted_after_all() -> None:
+    world = World({"north": 4}, Rules(claim_grace=5))
+    low = late(world)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.advance(4)
+    assert (world.state(low), world.state(high), preempted(world)) == (JobState.RUNNING, JobState.CLAIMING, [])
+    world.advance(3)
+    assert (world.state(low), world.state(high)) == (JobState.QUEUED, JobState.RUNNING)
+    assert world.reasons(low, "preempted")[0].endswith("and it has not ended by itself as was expected")
+    assert world.job(high).claiming_tries == 1
+
+
+def test_nobody_counts_on_nodes_any_more_whose_job_was_cancelled() -> None:
+    world = World({"north": 4}, Rules(claim_grace=5))
+    low = late(world)
+    first = world.submit(fixed(north=4), priority=HIGH)
+    world.cancel(first)
+    world.advance(20)
+    assert (world.state(low), preempted(world)) == (JobState.RUNNING, [])
+    second = world.submit(fixed(north=3), priority=HIGH)
+    world.advance(10)
+    assert (world.state(low), world.state(second)) == (JobState.QUEUED, JobState.RUNNING)
+
+
+def test_with_a_restart_in_between_it_makes_room_as_any_other() -> None:
+    world = World({"north": 4}, Rules(claim_grace=5))
+    low = late(world)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    world.restart()
+    world.connect("north")
+    world.advance(30)
+    assert (world.state(high), preempted(world)) == (JobState.SUCCEEDED, [low])

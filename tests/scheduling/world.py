@@ -112,6 +112,8 @@ class World:
         self.away_since = dict.fromkeys(sizes, now)
         self.lost: set[Token] = set()
         """Components whose clusters were away for longer than ``lost_after``."""
+        self.forgotten: set[Token] = set()
+        """Components that were about to end, their nodes promised to others, when the daemon died."""
         self._ready: set[str] = set()
         self._unasked: set[str] = set()
         """Clusters that are to be asked whether they have told all, once they can be."""
@@ -254,6 +256,7 @@ class World:
         clusters = []
         for name, site in self.sites.items():
             self._goes_away(site)
+            self.forgotten |= self.queries.grid[name].about_to_end
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.transfer import transfer_to
+from koalapy.model.wording import listed
 from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.claim_try import ClaimTry
 from koalapy.scheduling.claiming.preemption import Preemption
@@ -200,11 +201,28 @@ class Claiming:
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
         """Make room for all components that are about to start on a cluster."""
-        for cluster, needed in this.preempted_nodes().items():
-            for victim in self._preemption.victims(cluster, needed) or ():
-                reason = f"{PREEMPTED}: {cluster} is needed for job {job.id} of high priority"
-                self._ledger.note(victim, now, PREEMPTED, reason)
-                self._attempts.end(victim, JobState.QUEUED, reason, now)
+        room = self._preemption.make_room(this.preempted_nodes(), now)
+        if room.awaited:
+            jobs = listed([f"job {other.id}" for other in room.awaited])
+            self._ledger.note(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
+        for other in room.awaited:
+            for component in live(other).components:
+                self._state.grid[component.cluster].await_end(other.token(component.index))
+        for victim, where, why in room.victims:
+            self._preempt_one(victim, where, job, why, now)
+
+    def insist(self, job: Job, component: Component, now: float) -> None:
+        """Nodes that a component was promised of jobs that were about to end are late: these make room after all."""
+        cluster = self._state.grid[component.cluster]
+        for token in cluster.awaited_by(job.token(component.index)):
+            if (found := self._ledger.find(token)) is not None:
+                why = ", and it has not ended by itself as was expected"
+                self._preempt_one(found[0], cluster.name, job, why, now)
+
+    def _preempt_one(self, victim: Job, where: str, job: Job, why: str, now: float) -> None:
+        reason = f"{PREEMPTED}: {where} {'are' if ',' in where else 'is'} needed for job {job.id} of high priority"
+        self._ledger.note(victim, now, PREEMPTED, reason + why)
+        self._attempts.end(victim, JobState.QUEUED, reason, now)
 
     def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))

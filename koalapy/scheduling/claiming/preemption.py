@@ -1,61 +1,152 @@
-"""Which low-priority jobs make room for a job of high priority (semantics 5, step 3 of a claiming try)."""
+"""Which low-priority jobs make room for a job of high priority (docs/scheduling.md; step 3 of a claiming try)."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from koalapy.model.job import Job, JobId, Priority, parse_token
+from koalapy.model.job import Job, JobId, Priority
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import listed, three_digits
+from koalapy.scheduling.advisor.knowledge import expected_end
+from koalapy.scheduling.claiming.least_harm import Candidate, Harm, harm_of, least_harm
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.lifecycle.attempt_facts import is_program_over
 from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.state import SchedulerState
+
+HOUR = 3600
+STOPPING_TAKES = 5.0
+"""Seconds from the order to stop a job until its resource managers have its nodes back: a program has two of them
+between the signals, and its runner and the resource manager need a moment, too."""
+
+Held = Mapping[JobId, Counter[ClusterName]]
+"""Nodes of jobs, by cluster."""
+
+
+class Victim(NamedTuple):
+    """A job that makes room."""
+
+    job: Job
+    where: str
+    """The clusters where it does."""
+    why: str
+    """Why this one and no other, after a reason; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What makes room for components that are about to start."""
+
+    victims: tuple[Victim, ...] = ()
+    awaited: tuple[Job, ...] = ()
+    """Jobs that need not be stopped: their nodes will be there as soon by themselves."""
+
+
+def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
+    """Whether the live attempt of a job makes room for jobs of high priority, as long as it does not end anyway."""
+    return job.spec.priority is Priority.LOW and job.ending is None and not is_promised(job, rules, now)
 
 
 class Preemption:
     """Chooses victims; to end them is the claiming's business."""
 
     def __init__(self, state: SchedulerState) -> None:
-        self._ledger, self._grid = state.ledger, state.grid
+        self._ledger, self._grid, self._experience = state.ledger, state.grid, state.experience
+        self._order = state.rules.preemption_order
 
     def available(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
         available = cluster.expected + cluster.preemptible
         return available if cluster.limit is None else min(available, cluster.limit.size - 1)
 
-    def victims(self, cluster: ClusterName, size: int) -> list[Job] | None:
-        """The low-priority jobs to preempt for ``size`` nodes; none when nodes are about to be free, None if too few.
+    def make_room(self, needed: Mapping[ClusterName, int], now: float) -> Room:
+        """For so many nodes in all on each cluster; nobody makes room where nodes are about to be free anyway, or
+        where all would not be enough."""
+        lacking = {name: size - self._grid[name].expected for name, size in needed.items()}
+        lacking = {name: count for name, count in lacking.items() if count > 0}
+        if not lacking:
+            return Room()
+        held = self._held(lacking)
+        return self._youngest(held, lacking) if self._order == "jst" else self._least_harm(held, lacking, now)
 
-        In descending order of their JST, and no more than needed: those that turn out to be superfluous once the
-        others are chosen are spared, the one that has run longest first.
-        """
-        status = self._grid[cluster]
-        lacking = size - status.expected
-        if lacking <= 0:
+    def _held(self, clusters: Mapping[ClusterName, int]) -> defaultdict[JobId, Counter[ClusterName]]:
+        """The nodes of each low-priority job there that is not ending anyway."""
+        held = defaultdict[JobId, Counter[ClusterName]](Counter)
+        for name in clusters:
+            for token, size in self._grid[name].preemptible_components.items():
+                if (found := self._ledger.find(token)) is not None:
+                    held[found[0].id][name] += size
+        return held
+
+    # The order of M05
+
+    def _youngest(self, held: Held, lacking: Mapping[ClusterName, int]) -> Room:
+        """Cluster by cluster, in descending order of their JST, and no more than needed: those that turn out to be
+        superfluous once the others are chosen are spared, the one that has run longest first."""
+        chosen: dict[JobId, ClusterName] = {}
+        for name, count in lacking.items():
+            freed = sum(held[job][name] for job in chosen)
+            others = {job: nodes[name] for job, nodes in held.items() if nodes[name] and job not in chosen}
+            chosen |= dict.fromkeys(self._youngest_there(others, count - freed), name)
+        return Room(tuple(Victim(self._ledger.jobs[job], name, "") for job, name in chosen.items()))
+
+    def _youngest_there(self, held: Mapping[JobId, int], lacking: int) -> list[JobId]:
+        if sum(held.values()) < lacking:
             return []
-        held = self._held(status)
-        order = sorted(held, key=lambda job: (-(live(self._ledger.jobs[job]).start_estimate or 0.0), -job))
         chosen: list[JobId] = []
-        for job in order:
+        for job in sorted(held, key=lambda job: (-(live(self._ledger.jobs[job]).start_estimate or 0.0), -job)):
             if lacking <= 0:
                 break
             chosen.append(job)
             lacking -= held[job]
-        if lacking > 0:
-            return None
         for job in reversed(chosen):
             if lacking + held[job] <= 0:
                 chosen.remove(job)
                 lacking += held[job]
-        return [self._ledger.jobs[job] for job in chosen]
+        return chosen
 
-    def _held(self, cluster: ClusterStatus) -> Counter[JobId]:
-        """The nodes of each low-priority job there that is not ending anyway."""
-        held = Counter[JobId]()
-        for token, size in cluster.preemptible_components.items():
-            held[parse_token(token).job] += size
-        return held
+    # Least harm
+
+    def _least_harm(self, held: Held, lacking: Mapping[ClusterName, int], now: float) -> Room:
+        lacks, awaited = Counter(lacking), list[JobId]()
+        about_to_end = self._about_to_end(held, now)
+        for job in about_to_end:
+            if any(lacks[name] > 0 for name in held[job]):
+                awaited.append(job)
+                lacks.subtract(held[job])
+        others = [job for job in held if job not in about_to_end]
+        chosen = least_harm([Candidate(job, held[job], _harm(self._ledger.jobs[job], now)) for job in others], lacks)
+        if chosen is None:
+            return Room()
+        why = _why(chosen)
+        victims = (Victim(self._ledger.jobs[each.job], listed(sorted(each.frees)), why) for each in chosen)
+        return Room(tuple(victims), tuple(self._ledger.jobs[job] for job in awaited))
+
+    def _about_to_end(self, held: Held, now: float) -> list[JobId]:
+        """Those that end by themselves as soon, by all that is known, as if they were told to; the next first."""
+        ends: dict[JobId, float] = {}
+        for ident in held:
+            job = self._ledger.jobs[ident]
+            end = now if is_program_over(job, self._grid) else expected_end(job, self._experience, now)
+            if live(job).barrier_at is not None and end is not None and end <= now + STOPPING_TAKES:
+                ends[ident] = end
+        return sorted(ends, key=lambda ident: (ends[ident], ident))
 
 
-def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
-    """Whether the live attempt of a job makes room for jobs of high priority, as long as it does not end anyway."""
-    return job.spec.priority is Priority.LOW and job.ending is None and not is_promised(job, rules, now)
+def _why(chosen: Sequence[Candidate]) -> str:
+    work, jobs = harm_of(chosen).work, f" of {len(chosen)} jobs" if len(chosen) > 1 else ""
+    if not work:
+        return ", and no work is lost so"
+    amount = f"{work} node-seconds" if work < HOUR else f"{three_digits(work / HOUR)} node-hours"
+    return f", and the least work is lost so: {amount}{jobs}"
+
+
+def _harm(job: Job, now: float) -> Harm:
+    """What is lost if a job has to begin anew: all nodes have worked since the barrier opened."""
+    attempt = live(job)
+    lasted = 0.0 if attempt.barrier_at is None else max(0.0, now - attempt.barrier_at)
+    width = len({component.cluster for component in attempt.gang})
+    return Harm(round(lasted * sum(component.size for component in attempt.gang)), job.generation, width)

@@ -4,7 +4,7 @@ from koalapy.model.job import Component, ComponentState, Job, JobState
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.effects import AttemptFailure
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.attempt_facts import reporting_components
+from koalapy.scheduling.lifecycle.attempt_facts import is_program_over
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.failures import Failures
@@ -42,6 +42,8 @@ class AttemptDeadlines:
             return None
         postponed = self._postponed(timer, job, now)
         if postponed is not None:
+            if timer.kind is Deadline.CLAIM_GRACE:
+                self._claiming.insist(job, live(job).components[timer.component], now)
             self._timers.postpone(timer, postponed)
             return None
         attempt, rules = live(job), self._rules
@@ -74,7 +76,7 @@ class AttemptDeadlines:
         match timer.kind:
             case Deadline.CLAIM_GRACE if not self._is_claim_timed_out(job, timer, now):
                 return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
-            case Deadline.WALLTIME if self._is_program_over(job):
+            case Deadline.WALLTIME if is_program_over(job, self._state.grid):
                 return now + RESULT_PAUSE
             case Deadline.BARRIER if _only_files_are_missing(job):
                 return at_barrier
@@ -91,13 +93,6 @@ class AttemptDeadlines:
         last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
         starting = (self._state.lrm_waits.up_by(token) or 0.0) > now
         return not starting and not cluster.holds(token) and (last or not cluster.still_to_leave(token))
-
-    def _is_program_over(self, job: Job) -> bool:
-        """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
-        grid = self._state.grid
-        return all(
-            c.exit_code is not None or job.token(c.index) in grid[c.cluster].over for c in reporting_components(job)
-        )
 
     def _started_nodes_are_due(self, job: Job) -> float:
         """When the nodes of a gang that had to be started first should have reported: as long after they are up as

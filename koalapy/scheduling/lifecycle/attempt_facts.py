@@ -1,6 +1,7 @@
 """What follows from the components of a job's live attempt; nothing is changed here."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Launcher
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import live
 
 
@@ -21,6 +22,11 @@ def program_result(job: Job) -> int | None:
 
 def is_launched(job: Job) -> bool:
     return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in reporting_components(job))
+
+
+def is_program_over(job: Job, grid: GridStatus) -> bool:
+    """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
+    return all(c.exit_code is not None or job.token(c.index) in grid[c.cluster].over for c in reporting_components(job))
 
 
 def unclaimed(job: Job) -> list[Component]:
