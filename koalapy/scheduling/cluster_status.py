@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from math import inf
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain
 from koalapy.model.disk import Disk
@@ -140,8 +141,8 @@ class ClusterStatus:
     preemptible: int = 0
     """Nodes of components that make room for jobs of high priority."""
     _preemptible: dict[Token, int] = field(default_factory=dict)
-    about_to_end: set[Token] = field(default_factory=set)
-    """Those that would, and are counted on to leave by themselves."""
+    about_to_end: dict[Token, float] = field(default_factory=dict)
+    """Those that would, and are expected to end by themselves before; and when."""
     _promised: int = 0
     _leaving: dict[Token, int] = field(default_factory=dict)
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
@@ -225,14 +226,14 @@ class ClusterStatus:
         if size := self._preemptible.pop(token, 0):
             self.preemptible -= size
             self.touched(self.name)
-        self.about_to_end.discard(token)
+        self.about_to_end.pop(token, None)
 
-    def await_end(self, token: Token) -> None:
-        """The component is about to end by itself: others are promised its nodes, and it need not make room."""
+    def await_end(self, token: Token, until: float) -> None:
+        """The component ends by itself until then: others are promised its nodes, and it need not make room."""
         if token in self._preemptible:
             self._leaving[token] = self._preemptible[token]
             self.keep(token)
-            self.about_to_end.add(token)
+            self.about_to_end[token] = until
 
     def leave(self, token: Token) -> None:
         """The component was told to end: its nodes will be free soon."""
@@ -356,13 +357,13 @@ class ClusterStatus:
         for other in self._promised_of.pop(token, ()):
             size = self._leaving.pop(other, 0)
             if other in self.about_to_end:
-                self.about_to_end.remove(other)
+                del self.about_to_end[other]
                 self._preemptible[other] = size
                 self.preemptible += size
 
-    def awaited_by(self, token: Token) -> list[Token]:
-        """Those that are about to end whose nodes a component was promised."""
-        return [other for other in self._promised_of.get(token, ()) if other in self.about_to_end]
+    def overdue_for(self, token: Token, now: float) -> list[Token]:
+        """Those that should have ended by now whose nodes a component was promised."""
+        return [other for other in self._promised_of.get(token, ()) if self.about_to_end.get(other, inf) <= now]
 
     @property
     def preemptible_components(self) -> Mapping[Token, int]:

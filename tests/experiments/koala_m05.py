@@ -28,6 +28,7 @@ RULES = {
     "claim_epsilon": "0.05",
     "claim_grace": "1",
     "low_patience": "null",
+    "preemption_order": "jst",
     "placement_queue_limit": str(QUEUE_LIMIT),
     "max_restarts": "null",
     "restart_pause": "0",

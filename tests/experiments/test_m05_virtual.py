@@ -27,6 +27,7 @@ RULES = Rules(
     claim_epsilon=0.2,
     claim_grace=0.5,
     low_patience=None,
+    preemption_order="jst",
     max_restarts=None,
     restart_pause=0,
     placement_queue_limit=QUEUE_LIMIT,

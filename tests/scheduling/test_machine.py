@@ -92,6 +92,7 @@ class Grid(RuleBasedStateMachine):
         threshold=st.sampled_from([None, 0.0, 0.5, 1.0]),
         factor=st.sampled_from([0.75, 0.3]),
         preemption=st.sampled_from(["placement", "placement", "claiming", "never"]),
+        preemption_order=st.sampled_from(["least-harm", "least-harm", "jst"]),
         aging_tries=st.sampled_from([1, 3, 1000]),
         probation=st.booleans(),
     )
@@ -107,6 +108,7 @@ class Grid(RuleBasedStateMachine):
         threshold: float | None,
         factor: float,
         preemption: Any,
+        preemption_order: Any,
         aging_tries: int,
         probation: bool,
     ) -> None:
@@ -121,6 +123,7 @@ class Grid(RuleBasedStateMachine):
             claim_threshold=threshold or 0.0,
             claim_factor=factor,
             preemption=preemption,
+            preemption_order=preemption_order,
             aging_tries=aging_tries,
             probation=probation,
             probation_pause=20,

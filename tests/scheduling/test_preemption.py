@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest
+from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
@@ -415,6 +416,18 @@ def test_who_reaches_its_walltime_meanwhile_makes_room_by_that() -> None:
     high = world.submit(fixed(north=4), priority=HIGH)
     world.advance(4)
     assert (world.state(low), world.state(high), preempted(world)) == (JobState.FAILED, JobState.RUNNING, [])
+
+
+def test_a_warning_makes_it_longer_to_stop_a_job_and_so_longer_to_wait_for_its_end() -> None:
+    world = World({"north": 8})
+    warned = world.submit(fixed(north=4), lasts=500, walltime=100, warning=StopWarning(WarningSignal.TERM, 60))
+    plain = world.submit(fixed(north=4), lasts=500, walltime=100)
+    world.advance(80)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    assert world.reasons(high, "awaits")[0].startswith(f"job {warned}, about to end")
+    assert preempted(world) == []
+    world.submit(fixed(north=2), priority=HIGH)
+    assert preempted(world) == [plain]
 
 
 def late(world: World) -> int:

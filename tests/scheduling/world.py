@@ -256,7 +256,7 @@ class World:
         clusters = []
         for name, site in self.sites.items():
             self._goes_away(site)
-            self.forgotten |= self.queries.grid[name].about_to_end
+            self.forgotten |= self.queries.grid[name].about_to_end.keys()
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()

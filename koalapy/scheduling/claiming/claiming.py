@@ -203,18 +203,18 @@ class Claiming:
         """Make room for all components that are about to start on a cluster."""
         room = self._preemption.make_room(this.preempted_nodes(), now)
         if room.awaited:
-            jobs = listed([f"job {other.id}" for other in room.awaited])
+            jobs = listed([f"job {other.id}" for other, _ in room.awaited])
             self._ledger.note(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
-        for other in room.awaited:
+        for other, until in room.awaited:
             for component in live(other).components:
-                self._state.grid[component.cluster].await_end(other.token(component.index))
+                self._state.grid[component.cluster].await_end(other.token(component.index), until)
         for victim, where, why in room.victims:
             self._preempt_one(victim, where, job, why, now)
 
     def insist(self, job: Job, component: Component, now: float) -> None:
         """Nodes that a component was promised of jobs that were about to end are late: these make room after all."""
         cluster = self._state.grid[component.cluster]
-        for token in cluster.awaited_by(job.token(component.index)):
+        for token in cluster.overdue_for(job.token(component.index), now):
             if (found := self._ledger.find(token)) is not None:
                 why = ", and it has not ended by itself as was expected"
                 self._preempt_one(found[0], cluster.name, job, why, now)

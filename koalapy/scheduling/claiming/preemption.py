@@ -41,8 +41,8 @@ class Room:
     """What makes room for components that are about to start."""
 
     victims: tuple[Victim, ...] = ()
-    awaited: tuple[Job, ...] = ()
-    """Jobs that need not be stopped: their nodes will be there as soon by themselves."""
+    awaited: tuple[tuple[Job, float], ...] = ()
+    """Jobs that need not be stopped, for their nodes will be there as soon by themselves; and when."""
 
 
 def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
@@ -123,17 +123,21 @@ class Preemption:
             return Room()
         why = _why(chosen)
         victims = (Victim(self._ledger.jobs[each.job], listed(sorted(each.frees)), why) for each in chosen)
-        return Room(tuple(victims), tuple(self._ledger.jobs[job] for job in awaited))
+        return Room(tuple(victims), tuple((self._ledger.jobs[job], about_to_end[job]) for job in awaited))
 
-    def _about_to_end(self, held: Held, now: float) -> list[JobId]:
+    def _about_to_end(self, held: Held, now: float) -> dict[JobId, float]:
         """Those that end by themselves as soon, by all that is known, as if they were told to; the next first."""
         ends: dict[JobId, float] = {}
         for ident in held:
             job = self._ledger.jobs[ident]
             end = now if is_program_over(job, self._grid) else expected_end(job, self._experience, now)
-            if live(job).barrier_at is not None and end is not None and end <= now + STOPPING_TAKES:
+            if live(job).barrier_at is not None and end is not None and end <= now + _stopping_takes(job):
                 ends[ident] = end
-        return sorted(ends, key=lambda ident: (ends[ident], ident))
+        return dict(sorted(ends.items(), key=lambda each: (each[1], each[0])))
+
+
+def _stopping_takes(job: Job) -> float:
+    return STOPPING_TAKES + (job.spec.warning.grace if job.spec.warning is not None else 0.0)
 
 
 def _why(chosen: Sequence[Candidate]) -> str:
