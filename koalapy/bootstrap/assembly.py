@@ -198,7 +198,7 @@ def _scheduler(
     # A file of which nothing is left in the catalogue is to be known as such.
     names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
     state.grid.set_replicas({name: catalogue.sites(name) for name in names})
-    scheduler = Scheduler(state, _nonce)
+    scheduler = Scheduler(state, _nonce, time.monotonic)
     scheduler.restore(saved.jobs, time.time(), saved.scans)
     return scheduler
 

@@ -111,7 +111,12 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When ``step`` must be called at the latest, even if nothing happens."""
-        return self._state.now if self._scanner.is_unfinished else self._timers.next_at()
+        return self._state.now if self.is_unfinished else self._timers.next_at()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the last step had no time left for some who are to be tried."""
+        return self._scanner.is_unfinished
 
     # Events
 

@@ -36,6 +36,8 @@ log = structlog.get_logger()
 
 MIN_DELAY = 0.002
 """Seconds to wait for company once something has happened."""
+BREATH = 0.01
+"""Seconds that everybody else in the daemon has between two steps, as long as there are jobs left to be placed."""
 RETRY_PAUSE = 0.5
 """Seconds before a transaction that the database did not take is tried again."""
 WRITER = "engine"
@@ -217,7 +219,10 @@ class Engine:
                 changed.set()
 
     def stop(self) -> None:
-        """End the loop after what has been submitted is written; ``StoreUnavailable`` when it cannot be."""
+        """End the loop after what has been submitted is written; ``StoreUnavailable`` when it cannot be.
+
+        Jobs that are left to be placed wait for the next daemon.
+        """
         self._stopping = True
         self._wake.set()
 
@@ -232,6 +237,10 @@ class Engine:
             self.round_began = None
 
     async def _wait(self) -> None:
+        if self._scheduler.is_unfinished:
+            await asyncio.sleep(BREATH)
+            self._wake.clear()
+            return
         wakeup = self._scheduler.next_wakeup()
         timeout = None if wakeup is None else max(0.0, wakeup - self.clock())
         if not self._items and not self._stopping:

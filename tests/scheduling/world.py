@@ -80,11 +80,12 @@ class World:
         accounts: Accounts | None = None,
         limits: Limits | None = None,
         keeps_effects: bool = True,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """``nonces`` are empty by default, which keeps tokens short."""
+        """``nonces`` are empty by default, which keeps tokens short; ``clock`` is what steps are measured by."""
         self.keeps_effects = keeps_effects
         self.now = now
-        self.nonces = nonces
+        self.nonces, self.clock = nonces, clock
         self.rules = rules or Rules()
         self.policies = policies or builtin()
         self.manual = manual
@@ -96,7 +97,7 @@ class World:
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
         self.accounts, self.limits = accounts, limits
-        self.scheduler = Scheduler(self._state(clusters), nonces, keeps_effects=keeps_effects)
+        self.scheduler = Scheduler(self._state(clusters), nonces, clock, keeps_effects=keeps_effects)
         self.jobs: dict[JobId, Job] = {}
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
@@ -226,9 +227,14 @@ class World:
         self._ask_to_confirm()
         if self.strict:
             laws.check_counts(self)
-            if self.rules.event_driven:
+            if self.rules.event_driven and not self.scheduler.is_unfinished:
                 laws.check_waiting(self)
         return effects
+
+    def finish(self) -> None:
+        """Have everybody tried whom the last step had no time for."""
+        while self.scheduler.is_unfinished:
+            self.step()
 
     def _send(self, command: Command) -> None:
         self.sent.append(command)
@@ -260,7 +266,7 @@ class World:
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
-        self.scheduler = Scheduler(self._state(clusters), self.nonces, keeps_effects=self.keeps_effects)
+        self.scheduler = Scheduler(self._state(clusters), self.nonces, self.clock, keeps_effects=self.keeps_effects)
         self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
         self.step()
 
