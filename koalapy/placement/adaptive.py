@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from koalapy.model.cluster import GridView
 from koalapy.model.placement import ClusterReason, Placement, Refusal
@@ -69,8 +70,8 @@ def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> in
     first, go where most nodes are idle; those of fixed ones where they must.
     """
     # One cluster that has nodes for all of them has room for each, whatever the others got.
-    free_to_go = not any(isinstance(request, FixedRequest) for request in waiting)
-    if free_to_go and sum(request.total_size for request in waiting) <= max(idle.values(), default=-1):
+    may_go_there = not any(isinstance(request, FixedRequest) for request in waiting)
+    if may_go_there and sum(request.total_size for request in waiting) <= max(idle.values(), default=-1):
         return len(waiting)
     room = _Room(idle)
     return sum(room.start(request) for request in waiting)
@@ -82,7 +83,7 @@ class _Room:
     def __init__(self, idle: Mapping[ClusterName, int]) -> None:
         self._idle = dict(idle)
         self._order = sorted((count, name) for name, count in idle.items())
-        """The fullest cluster first."""
+        """The clusters with the fewest idle nodes first."""
         self._total = sum(idle.values())
 
     def start(self, request: Request) -> bool:
@@ -91,35 +92,27 @@ class _Room:
         if size > self._total:
             return False
         if isinstance(request, FlexibleRequest):
-            name = self._fullest_with(size)
-            return name is not None and self._take(size, name)
-        components = [(component.size, component.cluster or "") for component in request.components]
+            return self._take(size, bisect_left(self._order, (size, "")))
+        components = [(component.size, component.cluster) for component in request.components]
         if isinstance(request, NonFixedRequest):
-            components.sort(reverse=True)
-        taken: list[tuple[int, ClusterName]] = []
-        for size, named in components:
-            name = named or self._emptiest()
-            if not self._take(size, name):
-                for given, back in taken:
-                    self._take(-given, back)
-                return False
-            taken.append((size, name))
-        return True
+            components.sort(reverse=True, key=itemgetter(0))
+        before = self._idle.copy(), self._order.copy(), self._total
+        if all(self._take(size, self._place(cluster)) for size, cluster in components):
+            return True
+        self._idle, self._order, self._total = before
+        return False
 
-    def _fullest_with(self, size: int) -> ClusterName | None:
-        place = bisect_left(self._order, (size, ""))
-        return self._order[place][1] if place < len(self._order) else None
+    def _place(self, cluster: ClusterName | None) -> int:
+        """In the order: of a cluster, or of the first by name of those with most idle nodes."""
+        if cluster is None:
+            return bisect_left(self._order, (self._order[-1][0], "")) if self._order else 0
+        return bisect_left(self._order, (self._idle[cluster], cluster)) if cluster in self._idle else len(self._order)
 
-    def _emptiest(self) -> ClusterName:
-        """Of those with most idle nodes the first by name."""
-        return self._order[bisect_left(self._order, (self._order[-1][0], ""))][1] if self._order else ""
-
-    def _take(self, size: int, name: ClusterName) -> bool:
-        """Nodes of a cluster, if it has so many; below 0 they are given back."""
-        idle = self._idle.get(name, -1)
-        if idle < max(0, size):
+    def _take(self, size: int, place: int) -> bool:
+        """Nodes of the cluster in a place of the order, if it has so many."""
+        if place >= len(self._order) or self._order[place][0] < size:
             return False
-        del self._order[bisect_left(self._order, (idle, name))]
+        idle, name = self._order.pop(place)
         insort(self._order, (idle - size, name))
         self._idle[name] = idle - size
         self._total -= size
