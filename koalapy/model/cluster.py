@@ -158,14 +158,16 @@ class GridView:
         """
         if not clusters:
             return self
-        places, whole = self._places, list(self.clusters)
-        moves = [(whole[places[after.name]], after) for after in clusters]
-        for _, after in moves:
+        places, whole, moves, lasts = self._places, list(self.clusters), [], True
+        for after in clusters:
+            before = whole[places[after.name]]
             whole[places[after.name]] = after
+            moves.append((before, after))
+            lasts = lasts and after.state is before.state and after.speed == before.speed
         view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off)
         known, carried = self.__dict__, view.__dict__
         carried["_places"] = places
-        if all(after.state is before.state and after.speed == before.speed for before, after in moves):
+        if lasts:
             carried["_lasting_results"] = self._lasting_results
         if "by_idle" in known:
             carried["by_idle"] = _reordered(self.by_idle, moves, _fullest_last)

@@ -15,6 +15,9 @@ IdleOf = Callable[[ClusterStatus], int]
 MAX_TOUCHES = 1000
 """So many entries of clusters that were touched are kept: who looks more seldom looks at all clusters."""
 
+NONE_OF_THEM: ClusterName = ""
+"""Is touched where something changes that is of no cluster."""
+
 
 class GridStatus:
     """All clusters by name, and the links between them."""
@@ -29,9 +32,10 @@ class GridStatus:
         """Whether a link became known that may open a way for a job."""
         self._files_learned: set[str] = set()
         """Files of which a replica became known."""
+        self.moment = 1
+        """Another one with each change of what is known."""
         self._touches: list[ClusterName] = []
-        self._forgotten = 0
-        """How many entries of ``_touches`` there were before the first of those that are kept."""
+        """The clusters that were changed in the last moments before this one."""
         for cluster in self._clusters.values():
             cluster.touched = self.touch
         self._gains_taken = self._departures_taken = 0
@@ -56,29 +60,30 @@ class GridStatus:
     def touch(self, name: ClusterName) -> None:
         """Something of a cluster has changed, or of what those have who are there."""
         if len(self._touches) >= MAX_TOUCHES:
-            self._forgotten += len(self._touches)
             self._touches.clear()
         self._touches.append(name)
+        self.moment += 1
 
-    def touched_since(self, moment: int) -> tuple[Collection[ClusterStatus], int]:
-        """The clusters that were touched since a moment, and what moment it is now; the first one is 0."""
-        first, last = moment - self._forgotten, self._forgotten + len(self._touches)
-        if first < 0 or moment == 0:
-            return self._clusters.values(), last
-        return [self._clusters[name] for name in dict.fromkeys(self._touches[first:])], last
+    def touched_since(self, moment: int) -> Collection[ClusterStatus]:
+        """The clusters that were touched since a moment; since 0 they all were."""
+        ago = self.moment - moment
+        if ago > len(self._touches) or not moment:
+            return self._clusters.values()
+        names = dict.fromkeys(self._touches[len(self._touches) - ago :])
+        return [self._clusters[name] for name in names if name != NONE_OF_THEM]
 
     def take_gains(self) -> list[ClusterName]:
         """The clusters where there may be more room than when this was last asked."""
-        touched, self._gains_taken = self.touched_since(self._gains_taken)
-        grown = [cluster for cluster in touched if cluster.capacity_gained]
+        grown = [cluster for cluster in self.touched_since(self._gains_taken) if cluster.capacity_gained]
+        self._gains_taken = self.moment
         for cluster in grown:
             cluster.capacity_gained = False
         return [cluster.name for cluster in grown]
 
     def take_departures(self) -> list[ClusterName]:
         """The clusters where there may be more room soon than was expected when this was last asked."""
-        touched, self._departures_taken = self.touched_since(self._departures_taken)
-        departing = [cluster for cluster in touched if cluster.departs]
+        departing = [cluster for cluster in self.touched_since(self._departures_taken) if cluster.departs]
+        self._departures_taken = self.moment
         for cluster in departing:
             cluster.departs = False
         return [cluster.name for cluster in departing]
@@ -122,6 +127,7 @@ class GridStatus:
         """Take in a measurement of one way; what it does not say stays as it was, but of an unreachable link nothing
         does, either way."""
         self._link_learned = True
+        self.touch(NONE_OF_THEM)
         if link.unreachable:
             self._links = self._links | {(one, other): link, (other, one): link}
             return
@@ -136,6 +142,7 @@ class GridStatus:
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
         self._replicas = self._replicas.changed(sites)
+        self.touch(NONE_OF_THEM)
         self._files_learned |= {name for name, where in sites.items() if where}
         self.files_gone += sum(not each for each in sites.values())
 
@@ -143,6 +150,7 @@ class GridStatus:
         """Files that are nowhere, but those that somebody wants, who is to know that."""
         self.files_gone = 0
         self._replicas = self._replicas.without_gone(wanted)
+        self.touch(NONE_OF_THEM)
 
 
 class Lens:
@@ -155,11 +163,11 @@ class Lens:
 
     def view(self) -> GridView:
         """The same object as before while nothing has changed."""
-        touched, moment = self._grid.touched_since(self._moment)
-        if touched:
-            self._view = self._anew(touched) if not self._view.clusters else self._with(touched)
-        self._moment = moment
-        self._view = self._grid.with_what_is_known(self._view)
+        grid = self._grid
+        if self._moment != grid.moment:
+            touched, self._moment = grid.touched_since(self._moment), grid.moment
+            view = self._with(touched) if self._view.clusters else self._anew(touched)
+            self._view = grid.with_what_is_known(view)
         return self._view
 
     def _anew(self, clusters: Collection[ClusterStatus]) -> GridView:

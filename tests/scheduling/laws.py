@@ -224,6 +224,8 @@ def check_views(queries: Queries) -> None:
         (queries.view_with_preemption(), grid.view(with_preemption)),
     ):
         assert view == anew
+        assert view.links is anew.links
+        assert view.replicas is anew.replicas
         assert view.by_idle == anew.by_idle
         assert view.by_speed == anew.by_speed
         assert view.usable_idle == anew.usable_idle

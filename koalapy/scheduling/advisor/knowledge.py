@@ -53,9 +53,10 @@ class Capacities(Mapping[ClusterName, Capacity]):
         self._known.clear()
 
     def __getitem__(self, name: ClusterName) -> Capacity:
-        touched, self._moment = self._grid.touched_since(self._moment)
-        for cluster in touched:
-            self._known.pop(cluster.name, None)
+        if self._moment != self._grid.moment:
+            for cluster in self._grid.touched_since(self._moment):
+                self._known.pop(cluster.name, None)
+            self._moment = self._grid.moment
         capacity = self._known.get(name)
         if capacity is None:
             capacity = self._known[name] = self._capacity_of(self._grid[name])

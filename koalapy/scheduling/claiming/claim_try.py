@@ -1,6 +1,5 @@
 """What one claiming try has to go by: which components could start now, on nodes of which clusters."""
 
-from collections import Counter
 from dataclasses import replace
 
 from koalapy.model.cluster import GridView
@@ -17,7 +16,8 @@ class ClaimTry:
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
         """``preemption`` is None for a job that may preempt nobody."""
-        self._grid, self._taken = state.grid, Counter[ClusterName]()
+        self._grid = state.grid
+        self._taken: dict[ClusterName, int] = {}
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
@@ -50,7 +50,7 @@ class ClaimTry:
 
         On probation one component may be tried at a time, unless no cluster is trusted.
         """
-        status, taken = self._grid[cluster], self._taken[cluster]
+        status, taken = self._grid[cluster], self._taken.get(cluster, 0)
         if not status.is_open or (taken and status.health.probation and not self._grid.is_all_on_trial):
             return None
         return status.available - taken
@@ -77,7 +77,7 @@ class ClaimTry:
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
     def _take(self, component: Component) -> None:
-        self._taken[component.cluster] += component.size
+        self._taken[component.cluster] = self._taken.get(component.cluster, 0) + component.size
         self.startable.append(component)
 
 

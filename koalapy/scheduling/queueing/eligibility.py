@@ -236,8 +236,7 @@ def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
 
     Any component may be placed on any cluster, so that what one of them needs counts for all.
     """
-    files = spec.all_inputs
-    if not files or not view.cut_off:
+    if not view.cut_off or not (files := spec.all_inputs):
         return {}
     found = {cluster.name: immovable(cluster.name, files, view) for cluster in view}
     return {name: why for name, why in found.items() if why}

@@ -84,6 +84,8 @@ class PolicyEvaluator:
 
         If that leaves no way, and no cluster is trusted, a job may bring all its components as one trial.
         """
+        if len({component.cluster for component in answer.components}) == len(answer.components):
+            return answer
         whole = answer
         for narrow in (True, False):
             count = Counter(component.cluster for component in answer.components)
