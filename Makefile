@@ -15,7 +15,7 @@ EXTRAS := drmaa mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos fuzz check format bench bench-core bench-advisor bench-dashboard screenshots experiment experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots experiment experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -58,6 +58,9 @@ chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite an
 
 fuzz: $(STAMP)  ## hostile agents, daemons, runners and users, always others: ten minutes, or make fuzz MINUTES=60
 	KOALA_FUZZ_SECONDS=$$(( $(MINUTES) * 60 / 4 )) $(BIN)/python -m pytest tests/fuzz --timeout 0 -p no:cacheprovider
+
+machine: $(STAMP)  ## 100,000 random steps of everything that can happen to the scheduler, with all its laws: about five minutes
+	$(BIN)/python -m tests.scheduling.histories --steps 100000
 
 testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up

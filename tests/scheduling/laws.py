@@ -55,6 +55,8 @@ def check_effects(world: "World", effects: Effects) -> None:
         if entry.event == "error" and entry.reason.startswith("not heard of for"):
             # Its agent may be back already: but nothing that it told has arrived.
             world.lost.add(_token(world, effects, entry))
+        if entry.event == "preempted":
+            assert makes_room(world, world.jobs[entry.job]), "it was promised that nobody preempts it"
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
     submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
@@ -161,7 +163,7 @@ def check_counts(world: "World") -> None:
     active = {job.id: job for job in queries.jobs()}
     unfinished = {ident for ident, job in world.jobs.items() if not job.state.is_final}
     assert active.keys() == unfinished
-    assert all(world.jobs[ident] is job for ident, job in active.items()), "a change was not handed out"
+    assert all(world.jobs[ident] == job for ident, job in active.items()), "a change was not handed out"
     assert queries.queued == sum(job.state is JobState.QUEUED for job in active.values())
     check_views(queries)
     wakeup = world.scheduler.next_wakeup()
@@ -265,7 +267,7 @@ def check_waiting(world: "World") -> None:
     refused: set[object] = set()
     for job in _whose_turn_it_is(world):
         high, kept = job.spec.priority is Priority.HIGH, queries.reservation == job.id
-        if (high, kept, job.spec.request) in refused or queries.policies.capabilities(job.spec.policy).learns:
+        if (high, kept, _shape(job)) in refused or queries.policies.capabilities(job.spec.policy).learns:
             continue
         views = [queries.grid.view() if kept else queries.view(job.spec.priority)]
         if high and rules.preemption == "placement":
@@ -273,7 +275,12 @@ def check_waiting(world: "World") -> None:
         for view in views:
             answer = queries.evaluate(job.spec, view)
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
-        refused.add((high, kept, job.spec.request))
+        refused.add((high, kept, _shape(job)))
+
+
+def _shape(job: Job) -> tuple[object, ...]:
+    """What the answers to jobs depend on."""
+    return job.spec.policy, job.spec.request, job.spec.owner
 
 
 def _whose_turn_it_is(world: "World") -> Iterator[Job]:
@@ -291,10 +298,38 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
                 yield job
 
 
+def check_nobody_passed(world: "World", effects: Effects) -> None:
+    """After a step that left something to the next: whoever was placed in it has passed nobody who would be placed."""
+    if world.rules.queue != "scan" or not world.rules.event_driven:
+        return
+    queries = world.queries
+    concerned = {entry.job for entry in effects.timeline}
+    placed = [effects.jobs[entry.job] for entry in effects.timeline if entry.event == "placed"]
+    refused: set[object] = set()
+    for priority in Priority:
+        last = max((_place(world, job) for job in placed if job.spec.priority is priority), default=(0, 0))
+        view = queries.view(priority)
+        for job in queries.jobs():
+            passed = job.waits and job.spec.priority is priority and _place(world, job) < last
+            if not passed or job.id in concerned or (priority, _shape(job)) in refused:
+                continue
+            if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
+                answer = queries.evaluate(job.spec, view)
+                assert isinstance(answer, Refusal), f"job {job.id} was passed, and would be placed: {answer}"
+                refused.add((priority, _shape(job)))
+
+
+def _place(world: "World", job: Job) -> tuple[int, int]:
+    return (job.spec.request.total_size if world.rules.queue_order == "narrowest-first" else 0, job.queue_seq)
+
+
 def check_reservation(world: "World") -> None:
     """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all, within
     what resource managers take of us now; or for one of those whose turn it was before that."""
     queries, rules = world.queries, world.rules
+    if not rules.aging:
+        assert queries.reservation is None
+        return
 
     def room(cluster: ClusterStatus) -> int:
         free = cluster.total - cluster.background - cluster.down - cluster.doubted
@@ -306,9 +341,13 @@ def check_reservation(world: "World") -> None:
         met: set[object] = set()
         is_oldest = True
         for job in sorted(waiting, key=lambda job: job.queue_seq):
-            if job.spec.request in met:
+            if _shape(job) in met:
                 continue  # an older one of its shape stands for it
-            met.add(job.spec.request)
+            met.add(_shape(job))
+            if queries.policies.capabilities(job.spec.policy).learns:
+                return  # predictions have changed since
+            if queries.over_limit(job.spec) is not None:
+                continue  # nodes that are kept would be of no use to it
             if queries.tries(job.id) < rules.aging_tries:
                 continue
             if isinstance(queries.evaluate(job.spec, empty), Placement):

@@ -49,6 +49,8 @@ class Runner:
     exit_code: int | None = None
     error: str = ""
     refused: str = ""
+    starting: float = 0.0
+    """Not 0 while its nodes have to boot: how long that takes at most."""
 
     @property
     def ended(self) -> bool:
@@ -65,6 +67,9 @@ class Site:
     def __init__(self, name: str, total: int, size_of: Callable[[Token], int], clock: Callable[[], float]) -> None:
         self.name = name
         self.total = total
+        self.down = 0
+        self.problem = ""
+        """Why nothing can be asked of its resource manager; what was known of its nodes is told again."""
         self.connected = False
         self.stream: deque[Told] = deque()
         self.inbox: deque[tuple[int, Command | Confirm]] = deque()
@@ -103,7 +108,7 @@ class Site:
 
     @property
     def idle(self) -> int:
-        return self.total - sum(self.held.values())
+        return self.total - self.down - sum(self.held.values())
 
     def local_user(self, size: int) -> str:
         """A local user goes straight to the resource manager; the answer is for ``local_user_leaves``."""
@@ -124,6 +129,23 @@ class Site:
     def grows(self, nodes: int) -> None:
         self.total += nodes
         self._allocate()
+
+    def breaks(self, nodes: int) -> None:
+        """So many idle nodes are down, beside those that are already."""
+        self.down += min(nodes, self.idle)
+        self._unseen = True
+
+    def repairs(self) -> None:
+        """No node is down any more."""
+        self.down = 0
+        self._allocate()
+
+    def lacks_now(self, *programs: str) -> None:
+        self.lacks, self._unseen = frozenset(programs), True
+
+    def has_problem(self, problem: str) -> None:
+        """Or none any more, with an empty text."""
+        self.problem, self._unseen = problem, True
 
     def _allocate(self) -> None:
         self._unseen = True
@@ -184,6 +206,18 @@ class Site:
         if not (self.delivers_long and self.runners[token].phase == "delivering"):
             self._enter(token, "ended")
         self._free(token)
+
+    def boots(self, token: Token, seconds: float) -> None:
+        """The nodes of a component, which are its own, are being started; with no seconds they are up."""
+        self.runners[token].starting = seconds
+        self.tell(token)
+
+    def lets_go(self) -> None:
+        """Of all nodes that it did not give back."""
+        stuck, self.stuck = self.stuck, set()
+        for token in stuck & self.runners.keys():
+            if self.runners[token].stopped:
+                self.ends(token)
 
     def delivered(self, token: Token) -> None:
         """The daemon has all of its output."""
@@ -262,7 +296,9 @@ class Site:
         """The cluster as it is now; what is told of it may arrive when it is no longer so."""
         ours = {name: size for name, size in self.held.items() if name in self.runners}
         background = sum(size for name, size in self.held.items() if name in self.locals)
-        return ClusterReport(self.total, self.idle, background, 0, frozenset(ours), lacks=self.lacks)
+        return ClusterReport(
+            self.total, self.idle, background, self.down, frozenset(ours), self.problem, lacks=self.lacks
+        )
 
     def report(self, seen: ClusterReport | None = None) -> None:
         """Tell what was seen, or what is to be seen now if that may be news."""
@@ -296,6 +332,7 @@ class Site:
             runner.error,
             bool(runner.error) and not runner.refused,
             runner.refused,
+            starting=runner.starting if runner.phase == "waiting" else 0.0,
         )
 
     def _say(self, message: Told) -> None:

@@ -42,8 +42,10 @@ from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
 from tests.scheduling import laws
+from tests.scheduling.given_out import GivenOut
 from tests.scheduling.sites import STAGE_SIZE, Ack, Confirm, Site
 
+MANY_STEPS = 2000
 START_DELAY = 0.125
 """Seconds from an allocation until all runners have reported."""
 
@@ -81,6 +83,7 @@ class World:
         limits: Limits | None = None,
         keeps_effects: bool = True,
         clock: Callable[[], float] | None = None,
+        first_job: JobId = 1,
     ) -> None:
         """``nonces`` are empty by default, which keeps tokens short; ``clock`` is what steps are measured by."""
         self.keeps_effects = keeps_effects
@@ -99,6 +102,8 @@ class World:
         self.accounts, self.limits = accounts, limits
         self.scheduler = Scheduler(self._state(clusters), nonces, clock, keeps_effects=keeps_effects)
         self.jobs: dict[JobId, Job] = {}
+        self.first_job = first_job
+        self.given = GivenOut()
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
         self.turns: set[JobId | None] = set()
@@ -153,10 +158,15 @@ class World:
 
     def submit_together(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[JobId]:
         """Submit jobs in one transaction; their programs do as told."""
-        jobs = [Job(ident, spec, self.now) for ident, spec in enumerate(specs, len(self.jobs) + 1)]
-        self.programs |= {job.id: program for job in jobs}
+        jobs = self.new_jobs(specs, program)
         self.step([JobSubmitted(job) for job in jobs])
         return [job.id for job in jobs]
+
+    def new_jobs(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[Job]:
+        """Jobs that are about to be submitted."""
+        jobs = [Job(ident, spec, self.now) for ident, spec in enumerate(specs, self.first_job + len(self.jobs))]
+        self.programs |= {job.id: program for job in jobs}
+        return jobs
 
     def cancel(self, job: JobId) -> None:
         self.step([JobCancelled(job)])
@@ -214,6 +224,7 @@ class World:
         """Write a step down, and only then send what it orders."""
         laws.check_effects(self, effects)
         self.jobs |= effects.jobs
+        self.given.note([*effects.jobs.values(), *(attempt for _, attempt in effects.attempts)])
         self.scans |= effects.scans
         self.timeline += effects.timeline
         self.warnings += effects.warnings
@@ -229,12 +240,17 @@ class World:
             laws.check_counts(self)
             if self.rules.event_driven and not self.scheduler.is_unfinished:
                 laws.check_waiting(self)
+            if self.scheduler.is_unfinished:
+                laws.check_nobody_passed(self, effects)
         return effects
 
     def finish(self) -> None:
         """Have everybody tried whom the last step had no time for."""
-        while self.scheduler.is_unfinished:
+        for _ in range(MANY_STEPS):
+            if not self.scheduler.is_unfinished:
+                return
             self.step()
+        raise AssertionError("steps have no end")
 
     def _send(self, command: Command) -> None:
         self.sent.append(command)
@@ -314,6 +330,21 @@ class World:
                 self._take_inventory(message)
             else:
                 self.step([message])
+
+    def deliver_all_together(self, most: int | None = None) -> None:
+        """The same of all clusters in one transaction, as far as nothing is told of all that a cluster holds."""
+        events: list[Event] = []
+        for site in self.sites.values():
+            while site.stream and (most is None or len(events) < most):
+                if isinstance(site.stream[0], InventoryReceived):
+                    break
+                message = site.stream.popleft()
+                if isinstance(message, Ack):
+                    self.outbox.pop(message.ident, None)
+                else:
+                    assert not isinstance(message, InventoryReceived)
+                    events.append(message)
+        self.step(events)
 
     def _take_inventory(self, inventory: InventoryReceived) -> None:
         name = inventory.cluster

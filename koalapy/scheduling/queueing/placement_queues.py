@@ -162,6 +162,7 @@ class PlacementQueues:
 
     def _pull(self, job: Job) -> None:
         self._queues[job.spec.priority].remove(job.id)
+        self.wakeups[job.spec.priority].jobs.discard(job.id)
         if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
             self._unknown[application].discard(job.id)
             if not self._unknown[application]:

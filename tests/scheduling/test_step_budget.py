@@ -1,0 +1,55 @@
+"""A step places jobs for a while only: what is left goes into the next, in the same order; nobody is passed over."""
+
+from functools import partial
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koalapy.model.job import JobSpec, Launcher, Priority
+from koalapy.scheduling.rules import Rules
+from tests.scheduling.requests import flexible, nonfixed
+from tests.scheduling.world import World
+
+SIZES = {"north": 6, "south": 4}
+requests = st.one_of(
+    st.builds(flexible, st.integers(1, 10)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda s: nonfixed(*s)),
+)
+specs = st.builds(
+    lambda request, priority: JobSpec(request, ("program",), priority=priority, launcher=Launcher.PROCESSES),
+    requests,
+    st.sampled_from(Priority),
+)
+
+
+def world(budget: float | None, **rules: object) -> World:
+    """Its clock goes on by one with every look."""
+    clock = partial(next, count(1.0)) if budget else None
+    return World(SIZES, Rules(step_budget=budget or 1.0, preemption="never", **rules), clock=clock)  # type: ignore[arg-type]
+
+
+@given(
+    some=st.lists(specs, max_size=15),
+    budget=st.sampled_from([0.001, 2.0, 3.0, 7.0]),
+    queue=st.sampled_from(["scan", "head", "fcfs"]),
+    order=st.sampled_from(["fcfs", "narrowest-first"]),
+)
+@settings(max_examples=60)
+def test_in_however_many_steps_the_same_jobs_are_placed_in_the_same_order(
+    some: list[JobSpec], budget: float, queue: str, order: str
+) -> None:
+    stories = []
+    for seconds in (None, budget):
+        grid = world(seconds, queue=queue, queue_order=order)
+        users = [grid.sites[name].local_user(size) for name, size in SIZES.items()]
+        grid.settle()
+        grid.submit_together(some)
+        grid.finish()
+        for site, user in zip(grid.sites.values(), users, strict=True):
+            site.local_user_leaves(user)
+            site.report()
+        grid.deliver_all_together()
+        grid.finish()
+        stories.append([(entry.job, entry.reason) for entry in grid.timeline if entry.event == "placed"])
+    assert stories[0] == stories[1]
