@@ -143,7 +143,10 @@ class ClusterStatus:
     _preemptible: dict[Token, int] = field(default_factory=dict)
     about_to_end: dict[Token, float] = field(default_factory=dict)
     """Those that would, and are expected to end by themselves before; and when."""
+    _awaiting: dict[Token, int] = field(default_factory=dict)
+    """Those of which the last report does not say that they have their nodes."""
     _promised: int = 0
+    """The nodes of these."""
     _leaving: dict[Token, int] = field(default_factory=dict)
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
@@ -183,12 +186,24 @@ class ClusterStatus:
         if self.doubt is not None and self._idle < self.doubt.nodes:
             # Somebody has taken some of them: these were there.
             self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
-        self._holding = holding = report.holding
-        self._promised = sum(size for token, size in self.live.items() if token not in holding)
-        for token in [token for token in self._leaving if token not in self.live and token not in holding]:
+        self._take_holding(report.holding)
+        for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
             del self._leaving[token]
         self.capacity_gained |= self.available > before
         self.departs |= self.expected > expected
+
+    def _take_holding(self, holding: frozenset[Token]) -> None:
+        """The components that it counts now; only those are looked at that it did not count before, or does no more."""
+        for token in self._holding - holding:
+            if token in self.live:
+                self._await_nodes(token, self.live[token])
+        for token in [token for token in self._awaiting if token in holding]:
+            self._promised -= self._awaiting.pop(token)
+        self._holding = holding
+
+    def _await_nodes(self, token: Token, size: int) -> None:
+        self._awaiting[token] = size
+        self._promised += size
 
     def promise(self, token: Token, size: int, *, preemptible: bool = False) -> None:
         """Nodes are given to a component; they stop being available now, not when the cluster says so.
@@ -203,7 +218,7 @@ class ClusterStatus:
             self._preemptible[token] = size
             self.preemptible += size
         if token not in self._holding:
-            self._promised += size
+            self._await_nodes(token, size)
         if self.health.probation:
             self._trials.add(token)
         if self.doubt is not None and self.doubt.is_tried:
@@ -262,8 +277,8 @@ class ClusterStatus:
         self._promised_of.pop(token, None)
         self.over.discard(token)
         self.keep(token)
+        self._promised -= self._awaiting.pop(token, 0)
         if token not in self._holding:
-            self._promised -= size
             self._leaving.pop(token, None)
         elif size:
             self._leaving[token] = size
@@ -338,8 +353,7 @@ class ClusterStatus:
     @property
     def said_for_new_claims(self) -> int:
         """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits."""
-        waiting = (size for t, size in self.live.items() if t not in self._holding and t not in self._leaving)
-        return self._idle - sum(waiting)
+        return self._idle - sum(size for token, size in self._awaiting.items() if token not in self._leaving)
 
     def largest_queued(self, token: Token, size: int) -> int:
         """The nodes of a component of ``size``, or of the largest that was promised some before it and has none: where

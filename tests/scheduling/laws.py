@@ -188,6 +188,8 @@ def check_counts(world: "World") -> None:
         assert cluster.delivering == sending[cluster.name], (
             "the cluster's status and the jobs disagree on who still sends"
         )
+        awaiting = sum(size for token, size in cluster.live.items() if not cluster.holds(token))
+        assert cluster.idle == max(0, cluster.reported_idle - awaiting), "who has its nodes, and who waits for them"
         about_to_end = {token: cluster.live[token] for token in cluster.about_to_end}
         assert not about_to_end.keys() & cluster.preemptible_components.keys()
         making_room = {**cluster.preemptible_components, **about_to_end}
