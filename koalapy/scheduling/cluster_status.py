@@ -6,7 +6,7 @@ from math import inf
 
 from koalapy.model.cluster import ClusterState, ClusterView, Drain
 from koalapy.model.disk import Disk
-from koalapy.model.job import Token
+from koalapy.model.job import JobId, Token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
@@ -150,6 +150,8 @@ class ClusterStatus:
     _leaving: dict[Token, int] = field(default_factory=dict)
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
+    _kept: dict[JobId, int] = field(default_factory=dict)
+    """Nodes that nobody else is given than these jobs, which were promised their turn."""
     _trials: set[Token] = field(default_factory=set)
     """Components that are tried here while it is on probation."""
 
@@ -313,6 +315,17 @@ class ClusterStatus:
         if self.doubt is not None:
             free -= self.doubted
         return max(0, self._within_limit(free))
+
+    def keep_for(self, job: JobId, nodes: int) -> None:
+        """Give so many nodes to nobody else than a job, in place of those that were kept for it before."""
+        self.touched(self.name)
+        self._kept[job] = nodes
+        if not nodes:
+            del self._kept[job]
+
+    def kept_from(self, job: JobId | None = None) -> int:
+        """Nodes that a job is not given, idle or not, since they are kept for others."""
+        return sum(nodes for other, nodes in self._kept.items() if other != job) if self._kept else 0
 
     @property
     def trusted_available(self) -> int:

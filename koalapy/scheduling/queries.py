@@ -115,9 +115,15 @@ class Queries:
         """The job that has failed so many scans that nodes are kept for it."""
         return self._queues.reservation.job
 
-    def kept(self, cluster: ClusterName) -> int:
-        """Nodes that are kept for that job there, and offered to none of low priority."""
-        return self._queues.reservation.kept(cluster)
+    @property
+    def kept_for(self) -> JobId | None:
+        """That job, or one that is placed and was promised its nodes until they are claimed."""
+        return self._queues.reservation.kept_for
+
+    def kept(self, cluster: ClusterName, priority: Priority) -> int:
+        """Nodes that are kept for that job there, and for those who were promised theirs, and not offered to jobs of a
+        priority."""
+        return self._queues.reservation.kept(cluster, priority)
 
     # What might be placed
 
@@ -130,6 +136,10 @@ class Queries:
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""
         return self._queues.reservation.view(priority)
+
+    def own_view(self) -> GridView:
+        """The grid as that job would be placed on it for which nodes are kept."""
+        return self._queues.reservation.own_view()
 
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from koalapy.model.cluster import GridView
 from koalapy.model.job import (
     TRANSITIONS,
     Attempt,
@@ -24,6 +25,7 @@ from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduling.queries import Queries
+from koalapy.scheduling.queueing.promise import is_promised
 
 if TYPE_CHECKING:
     from tests.scheduling.world import World
@@ -215,16 +217,21 @@ def check_views(queries: Queries) -> None:
     """Views that are made of the ones before are as if they were made anew."""
     grid = queries.grid
 
-    def left(cluster: ClusterStatus) -> int:
-        return cluster.available - queries.kept(cluster.name)
+    def left_to(priority: Priority) -> GridView:
+        return grid.view(lambda cluster: cluster.available - queries.kept(cluster.name, priority))
+
+    def own(cluster: ClusterStatus) -> int:
+        return cluster.available - cluster.kept_from(queries.reservation)
 
     def with_preemption(cluster: ClusterStatus) -> int:
-        room = cluster.expected + cluster.preemptible
+        room = cluster.expected + cluster.preemptible - cluster.kept_from()
         return room if cluster.limit is None else min(room, cluster.limit.size - 1)
 
     for view, anew in (
         (grid.view(), grid.view(lambda cluster: cluster.available)),
-        (queries.view(Priority.LOW), grid.view(left)),
+        (queries.view(Priority.LOW), left_to(Priority.LOW)),
+        (queries.view(Priority.HIGH), left_to(Priority.HIGH)),
+        (queries.own_view(), grid.view(own)),
         (queries.view_with_preemption(), grid.view(with_preemption)),
     ):
         assert view == anew
@@ -271,7 +278,7 @@ def check_waiting(world: "World") -> None:
         high, kept = job.spec.priority is Priority.HIGH, queries.reservation == job.id
         if (high, kept, _shape(job)) in refused or queries.policies.capabilities(job.spec.policy).learns:
             continue
-        views = [queries.grid.view() if kept else queries.view(job.spec.priority)]
+        views = [queries.own_view() if kept else queries.view(job.spec.priority)]
         if high and rules.preemption == "placement":
             views.append(queries.view_with_preemption())
         for view in views:
@@ -326,19 +333,24 @@ def _place(world: "World", job: Job) -> tuple[int, int]:
 
 
 def check_reservation(world: "World") -> None:
-    """After a scan nodes are kept for the oldest that has failed enough of them and could be placed at all, within
-    what resource managers take of us now; or for one of those whose turn it was before that."""
+    """After a scan nodes are kept for the oldest that was promised its turn or has failed enough scans, and could be
+    placed at all, within what resource managers take of us now; or for one of those whose turn it was before that."""
     queries, rules = world.queries, world.rules
-    if not rules.aging:
-        assert queries.reservation is None
-        return
 
     def room(cluster: ClusterStatus) -> int:
         free = cluster.total - cluster.background - cluster.down - cluster.doubted
         return min(free, cluster.limit.size - 1) if cluster.limit else free
 
     empty = queries.grid.view(room)
-    for priority in Priority:
+
+    def was_promised(job: Job) -> bool:
+        return is_promised(job, rules, world.now)
+
+    def has_aged(job: Job) -> bool:
+        return rules.aging and queries.tries(job.id) >= rules.aging_tries
+
+    kinds = [(Priority.LOW, was_promised), *((priority, has_aged) for priority in Priority)]
+    for priority, has_waited in kinds:
         waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
         met: set[object] = set()
         is_oldest = True
@@ -350,7 +362,7 @@ def check_reservation(world: "World") -> None:
                 return  # predictions have changed since
             if queries.over_limit(job.spec) is not None:
                 continue  # nodes that are kept would be of no use to it
-            if queries.tries(job.id) < rules.aging_tries:
+            if not has_waited(job):
                 continue
             if isinstance(queries.evaluate(job.spec, empty), Placement):
                 if queries.reservation == job.id:

@@ -98,7 +98,7 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         assert [queue.position(job) for job in expected] == list(range(len(expected)))
         assert queue.head() == next(iter(expected), None)
         oldest = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
-        assert [entry.job for entry in queue.oldest_of_each_shape(0)] == sorted(
+        assert [entry.job for entry in queue.oldest_of_each_shape(lambda _: True)] == sorted(
             oldest.values(), key=lambda job: seqs[job]
         )
 
@@ -122,7 +122,7 @@ def test_who_was_tried_often_enough_is_known_by_scans_and_tries_of_before(
             tried = {other: tries + 1 for other, tries in tried.items()}
     first = {size: job for job, (size, _, _) in reversed([*enumerate(jobs)])}
     expected = sorted(job for job in first.values() if tried[job] >= wanted)
-    assert [entry.job for entry in queue.oldest_of_each_shape(wanted)] == expected
+    assert [entry.job for entry in queue.oldest_of_each_shape(lambda entry: queue.tries(entry) >= wanted)] == expected
 
 
 CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)

@@ -16,7 +16,7 @@ class ClaimTry:
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
         """``preemption`` is None for a job that may preempt nobody."""
-        self._grid = state.grid
+        self._grid, self._job = state.grid, job.id
         self._taken: dict[ClusterName, int] = {}
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
@@ -29,7 +29,7 @@ class ClaimTry:
                 self._take(component)
             elif free is not None and preemption is not None:
                 cluster = state.grid[component.cluster]
-                if component.size + cluster.available - free <= preemption.available(cluster):
+                if component.size + self._taken.get(cluster.name, 0) <= preemption.available(cluster):
                     self.preempting.append(component)
                     self._take(component)
                 else:
@@ -53,13 +53,15 @@ class ClaimTry:
         status, taken = self._grid[cluster], self._taken.get(cluster, 0)
         if not status.is_open or (taken and status.health.probation and not self._grid.is_all_on_trial):
             return None
-        return status.available - taken
+        return max(0, status.available - status.kept_from(self._job)) - taken
 
     @property
     def view(self) -> GridView:
         """The grid as it is for another component."""
         view = self._grid.view()
-        taken = [cluster for name, nodes in self._taken.items() if nodes and (cluster := view.get(name)) is not None]
+        names = {name for name, nodes in self._taken.items() if nodes}
+        names |= {cluster.name for cluster in self._grid.clusters() if cluster.kept_from(self._job)}
+        taken = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
         return view.changed([replace(cluster, idle=max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:

@@ -58,14 +58,15 @@ class Preemption:
         self._order = state.rules.preemption_order
 
     def available(self, cluster: ClusterStatus) -> int:
-        """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs."""
-        available = cluster.expected + cluster.preemptible
+        """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs; as many
+        of all these are left as are kept for who was promised its turn."""
+        available = cluster.expected + cluster.preemptible - cluster.kept_from()
         return available if cluster.limit is None else min(available, cluster.limit.size - 1)
 
     def make_room(self, needed: Mapping[ClusterName, int], now: float) -> Room:
         """For so many nodes in all on each cluster; nobody makes room where nodes are about to be free anyway, or
         where all would not be enough."""
-        lacking = {name: size - self._grid[name].expected for name, size in needed.items()}
+        lacking = {name: size - _spare(self._grid[name]) for name, size in needed.items()}
         lacking = {name: count for name, count in lacking.items() if count > 0}
         if not lacking:
             return Room()
@@ -134,6 +135,11 @@ class Preemption:
             if live(job).barrier_at is not None and end is not None and end <= now + _stopping_takes(job):
                 ends[ident] = end
         return dict(sorted(ends.items(), key=lambda each: (each[1], each[0])))
+
+
+def _spare(cluster: ClusterStatus) -> int:
+    """Nodes that will be there without anybody's making room. Nobody makes room for whom nodes are kept for."""
+    return cluster.expected - min(cluster.kept_from(), max(0, cluster.expected))
 
 
 def _stopping_takes(job: Job) -> float:

@@ -27,7 +27,7 @@ class DryRun:
         """What a job of that priority is offered; nodes kept for the job itself are its own."""
         if priority not in self._views:
             queries = self.queries
-            self._views[priority] = queries.grid.view() if self._has_reservation else queries.view(priority)
+            self._views[priority] = queries.own_view() if self._has_reservation else queries.view(priority)
         return self._views[priority]
 
     @property
@@ -36,8 +36,7 @@ class DryRun:
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
         """Nodes that are not offered to such a job there, but kept for another."""
-        offered = priority is Priority.HIGH or self._has_reservation
-        return 0 if offered else self.queries.kept(cluster)
+        return 0 if self._has_reservation else self.queries.kept(cluster, priority)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""

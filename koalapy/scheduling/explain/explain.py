@@ -52,7 +52,7 @@ def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanati
     elif not tried:
         headline = f"would wait behind job {_head(queries, spec.priority)}"
     elif _is_reservation_in_the_way(dry_run, spec):
-        headline = f"nodes are kept for job {queries.reservation}, which has waited longer"
+        headline = f"nodes are kept for job {queries.kept_for}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
     position = 1 + sum(1 for _ in _queued(queries, spec.priority))
@@ -89,7 +89,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices = [*enough_idle(clusters), *_enough_if_usable(dry_run, spec)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
-        reserved = queries.reservation
+        reserved = queries.kept_for
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec.priority)) is not None:
         suffices.append(f"job {first} placed before it")
@@ -113,7 +113,7 @@ def _clusters(
     view = dry_run.view(spec.priority)
     refused = () if placement is not None else queries.reasons(spec, view)
     clusters = queries.grid.clusters()
-    kept = Kept(queries.reservation, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
+    kept = Kept(queries.kept_for, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
     findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
@@ -122,8 +122,9 @@ def _clusters(
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
     """Whether only the nodes kept for another job keep it from being placed."""
     queries, job = dry_run.queries, dry_run.job
-    reserved = queries.reservation
-    if reserved is None or spec.priority is not Priority.LOW or (job is not None and job.id == reserved):
+    if job is not None and job.id == queries.reservation:
+        return False
+    if not any(queries.kept(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
         return False
     return isinstance(dry_run.ask(spec, queries.grid.view()), Placement)
 

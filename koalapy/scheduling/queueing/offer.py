@@ -43,7 +43,7 @@ class Offers:
 
     def of(self, priority: Priority, *, everything: bool = False) -> Offer:
         """What jobs of a priority are offered; ``everything``: also the nodes that are kept for one of them."""
-        see = self._grid.view if everything else partial(self._reservation.view, priority)
+        see = self._reservation.own_view if everything else partial(self._reservation.view, priority)
         may_preempt = priority is Priority.HIGH and self._preempts
         return Offer(see, self.view_with_preemption if may_preempt else None)
 

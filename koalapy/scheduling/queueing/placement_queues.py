@@ -13,6 +13,7 @@ from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduling.owner_use import Ask
 from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.queueing.queue import Place, PlacementQueue, Shape
 from koalapy.scheduling.queueing.reservation import Reservation
 from koalapy.scheduling.queueing.try_limits import placement_limit
@@ -144,7 +145,7 @@ class PlacementQueues:
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
         self.record_tries(job)
-        if self.tries(job) >= self._rules.aging_tries:
+        if self.tries(job) >= self._rules.aging_tries or is_promised(job, self._rules, self._state.now):
             self.reservation.invalidate()
 
     def leave(self, job: Job) -> Job:

@@ -154,13 +154,16 @@ class PlacementQueue:
         jobs = self._last_scans.pop(self.scans, set())
         return sorted(jobs, key=self.place)
 
-    def oldest_of_each_shape(self, tries: int) -> list[Entry]:
-        """The job of each shape that has been here longest, if it was tried that often; the oldest first.
+    def tries(self, entry: Entry) -> int:
+        """How often a job here was tried."""
+        return self.scans - entry.tried_since
+
+    def oldest_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
+        """The job of each shape that has been here longest, if it has waited for long; the oldest first.
 
         None of an owner who may not have it just now: nodes that are kept for it would be of no use.
         """
-        latest = self.scans - tries
-        first = [group.entries[0] for group in self._groups.values() if group.entries[0].tried_since <= latest]
+        first = [group.entries[0] for group in self._groups.values() if has_waited(group.entries[0])]
         return sorted((entry for entry in first if not self._is_barred(entry.group)), key=lambda entry: entry.place[1])
 
     # Places

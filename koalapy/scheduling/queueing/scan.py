@@ -281,7 +281,7 @@ class Scanner:
             refusal = self._refusals[shape] = answer.summary if isinstance(answer, Refusal) else ""
         if refusal:
             return refusal
-        reserved = self._queues.reservation.job
-        if reserved not in (None, job.id) and job.spec.priority is Priority.LOW:
-            return f"nodes are kept for job {reserved}, which has waited longer"
+        reservation = self._queues.reservation
+        if reservation.kept_for != job.id and reservation.is_kept_from(job.spec.priority):
+            return f"nodes are kept for job {reservation.kept_for}, which has waited longer"
         return "fits, and waits for the next scan"
