@@ -18,6 +18,7 @@ from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.claiming.preemption import Preemption
+from koalapy.scheduling.claiming.prospects import Prospects
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -65,7 +66,8 @@ class Scheduler:
         self._health = ClusterHealth(state)
         self._doubtful_nodes = DoubtfulNodes(state)
         preemption = Preemption(state)
-        self._claiming = Claiming(state, self._attempts, preemption, Relocation(state, eligibility), nonces)
+        prospects = Prospects(state, self._queues)
+        self._claiming = Claiming(state, self._attempts, preemption, Relocation(state, eligibility), prospects, nonces)
         failures = Failures(state, self._attempts, self._claiming, self._health, self._doubtful_nodes)
         self._transfers = Transfers(state, self._attempts, self._claiming, failures)
         self._components = Components(state, self._attempts, failures, self._health, self._doubtful_nodes)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from koalapy.model.users import Accounts
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.claiming.evidence import LaterStarts
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus, Links
 from koalapy.scheduling.ledger import Ledger
@@ -35,6 +36,7 @@ class SchedulerState:
         self.ledger = Ledger(self.owner_use, self.grid.touch)
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
+        self.later_starts = LaterStarts()
         self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
         self.now = 0.0
         """The latest time that the scheduler was told."""

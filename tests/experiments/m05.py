@@ -62,10 +62,12 @@ class Workload:
     local_users: tuple[LocalUser, ...]
 
 
-def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: int = 2005) -> Workload:
+def workload(
+    jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, load: float = 1.0, seed: int = 2005
+) -> Workload:
     """Jobs arrive ``every`` so many seconds on average (Poisson), each cluster's local users every 5 s times ``scale``.
 
-    ``scale`` also multiplies how long everybody's programs run.
+    ``scale`` also multiplies how long everybody's programs run; ``load`` is how many times as many local users come.
     """
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES)
     files = _files(random.Random(f"{seed}/files"))
@@ -76,8 +78,9 @@ def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: i
     draws = random.Random(f"{seed}/local users")
     users: list[LocalUser] = []
     for cluster in CLUSTERS:
-        number = int(planned[-1].arrives / (5.0 * scale))
-        arrivals = _arrivals(draws, 5.0 * scale, number)
+        pause = 5.0 * scale / load
+        number = int(planned[-1].arrives / pause)
+        arrivals = _arrivals(draws, pause, number)
         users += [LocalUser(at, cluster, draws.randint(1, 6), scale * draws.uniform(2.0, 6.0)) for at in arrivals]
     return Workload(tuple(planned), tuple(sorted(users, key=lambda user: user.arrives)))
 
@@ -115,12 +118,17 @@ class Outcome:
 class Run:
     """One run of the workload; ``ours`` and ``local``: the fraction of all nodes that each had from begin to end."""
 
-    threshold: float
+    label: str
+    """What sets it apart from the others."""
     outcomes: Sequence[Outcome]
     ours: float
     local: float
     lasted: float
     wall: float
+    before_start: float
+    """Node-seconds for which nodes waited at barriers until their job started."""
+    without_start: float
+    """Node-seconds for which nodes waited at barriers, and were given back without a start."""
 
     def of(self, priority: Priority) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.priority is priority]
@@ -134,15 +142,16 @@ MEANS = ("placement_time", "start_delay", "wait_time", "response_time", "placeme
 
 def table(runs: Iterable[Run]) -> str:
     """One line per run and priority: means per job."""
-    heads = ["T", "priority", "jobs", "succeeded", *(name.replace("_", " ") for name in MEANS)]
-    heads += ["util. ours", "util. local", "lasted", "wall"]
+    heads = ["claiming", "priority", "jobs", "succeeded", *(name.replace("_", " ") for name in MEANS)]
+    heads += ["util. ours", "util. local", "lasted", "wall", "at barriers", "for nothing"]
     lines = [heads]
     for run in runs:
         for priority in Priority:
             jobs = run.of(priority)
             means = [f"{run.mean_of(priority, name):.2f}" if jobs else "-" for name in MEANS]
             whole = [f"{run.ours:.0%}", f"{run.local:.0%}", f"{run.lasted:.0f} s", f"{run.wall:.0f} s"]
+            whole += [f"{run.before_start + run.without_start:.0f}", f"{run.without_start:.0f}"]
             done = sum(job.succeeded for job in jobs)
-            lines.append([f"{run.threshold:g}", priority, str(len(jobs)), str(done), *means, *whole])
+            lines.append([run.label, priority, str(len(jobs)), str(done), *means, *whole])
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -1,153 +1,19 @@
-"""The workload of mohamed-2005 on clusters in memory, where 30 % of all components fail at their start."""
+"""The workload of mohamed-2005 on clusters in memory: all jobs come to their end, however they are claimed for."""
 
-import random
-import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
 
 import pytest
 
-from koalapy.model.cluster import Link
-from koalapy.model.errors import BusyError
-from koalapy.model.job import ClaimingMode, Job, JobState, Priority, Token
-from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.scheduling.rules import Rules
-from tests.experiments.m05 import BANDWIDTH, CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, table, workload
-from tests.scheduling.sites import Site
-from tests.scheduling.world import World
+from koalapy.model.job import ClaimingMode, Priority
+from tests.experiments.m05 import table
+from tests.experiments.m05_virtual import run, with_rules
 
-FAILING = 0.3
 JOBS = 200
-LONGEST = 10_000.0
-"""Virtual seconds until a run counts as stuck."""
-
-RULES = Rules(
-    claiming=ClaimingMode.INCREMENTAL,
-    scan_interval=4.0,
-    claim_epsilon=0.2,
-    claim_grace=0.5,
-    low_patience=None,
-    preemption_order="jst",
-    max_restarts=None,
-    restart_pause=0,
-    placement_queue_limit=QUEUE_LIMIT,
-    error_threshold=25,
-    probation_pause=2.0,
-    probation_pause_max=16.0,
-)
-"""Times are a sixtieth of the paper's. With three of ten starts failing, many errors in a row are mere chance: clusters
-are given up, and come back by probation."""
 
 
-class Experiment(World):
-    """A world in which components fail, and whose load is measured."""
-
-    def __init__(self, threshold: float, failing: float, seed: int) -> None:
-        rules = {name: getattr(RULES, name) for name in RULES.__slots__} | {"claim_threshold": threshold}
-        links = {("north", "south"): Link(bandwidth=BANDWIDTH)}
-        self._failing, self._draws = failing, random.Random(seed)
-        self._measured: tuple[float, int, int] = (0.0, 0, 0)
-        self._outside: deque[PlannedJob] = deque()
-        self.node_seconds = {"ours": 0.0, "local": 0.0}
-        super().__init__(CLUSTERS, Rules(**rules), links=links, strict=False)
-
-    def _reports(self, site: Site, token: Token) -> None:
-        if token not in site.startable():
-            return
-        if self._draws.random() < self._failing:
-            site.fails(token, "the start failed")
-            site.ends(token)
-        else:
-            super()._reports(site, token)
-
-    def _next(self) -> float:
-        since, ours, local = self._measured
-        self.node_seconds["ours"] += ours * (self.now - since)
-        self.node_seconds["local"] += local * (self.now - since)
-        held = [(name in site.locals, size) for site in self.sites.values() for name, size in site.held.items()]
-        locals_have = sum(size for is_local, size in held if is_local)
-        self._measured = (self.now, sum(size for _, size in held) - locals_have, locals_have)
-        return super()._next()
-
-    # The workload
-
-    def arrives(self, job: PlannedJob) -> None:
-        """Submit a job, when there is room in the placement queue and nobody waits to be let in."""
-        self._outside.append(job)
-        if len(self._outside) == 1:
-            self._let_in()
-
-    def _let_in(self) -> None:
-        while self._outside and self._submit_planned(self._outside[0]):
-            self._outside.popleft()
-        if self._outside:
-            self.later(0.5, self._let_in)
-
-    def _submit_planned(self, job: PlannedJob) -> bool:
-        components = tuple(ComponentRequest(size, inputs=(job.file,)) for size in job.sizes)
-        try:
-            self.submit(NonFixedRequest(components), lasts=job.lasts, priority=job.priority, policy="close-to-files")
-        except BusyError:
-            return False
-        return True
-
-    def comes(self, user: LocalUser) -> None:
-        site = self.sites[user.cluster]
-        name = site.local_user(user.nodes)
-
-        def leaves() -> None:
-            # Who had to wait for nodes uses them all the same.
-            if name in site.held:
-                site.local_user_leaves(name)
-            else:
-                self.later(user.lasts, leaves)
-
-        self.later(user.lasts, leaves)
-
-
-def run(threshold: float, *, jobs: int = 500, failing: float = FAILING, seed: int = 2005) -> tuple[Run, Experiment]:
-    world = Experiment(threshold, failing, seed)
-    plan = workload(jobs, seed=seed)
-    arrivals: list[tuple[float, Callable[[], None]]] = []
-    arrivals += [(job.arrives, lambda job=job: world.arrives(job)) for job in plan.jobs]  # type: ignore[misc]
-    arrivals += [(user.arrives, lambda user=user: world.comes(user)) for user in plan.local_users]  # type: ignore[misc]
-    for at, arrive in arrivals:
-        world.later(at, arrive)
-    began = time.monotonic()
-    while world.now < LONGEST and not _over(world, jobs):
-        world.advance(10.0)
-    assert _over(world, jobs), f"stuck: {Counter(str(job.state) for job in world.jobs.values())}"
-    lasted = max(job.ended_at or world.now for job in world.jobs.values())
-    offered = sum(CLUSTERS.values()) * lasted
-    ours, local = (world.node_seconds[who] / offered for who in ("ours", "local"))
-    outcomes = [_outcome(job) for job in world.jobs.values()]
-    return Run(threshold, outcomes, ours, local, lasted, time.monotonic() - began), world
-
-
-def _over(world: World, jobs: int) -> bool:
-    return len(world.jobs) == jobs and all(job.state.is_final for job in world.jobs.values())
-
-
-def _outcome(job: Job) -> Outcome:
-    assert job.attempt is not None
-    assert job.attempt.start_estimate is not None
-    assert job.first_start_estimate is not None
-    return Outcome(
-        job.spec.priority,
-        job.state is JobState.SUCCEEDED,
-        (job.placed_at or 0) - job.submitted_at,
-        job.attempt.start_estimate - job.first_start_estimate,
-        (job.started_at or 0) - job.submitted_at,
-        (job.ended_at or 0) - job.submitted_at,
-        job.placement_tries,
-        job.claiming_tries,
-        job.restarts,
-    )
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_every_job_succeeds_and_those_of_high_priority_sooner(threshold: float) -> None:
-    done, world = run(threshold, jobs=JOBS)
+@pytest.mark.parametrize("claiming", ClaimingMode)
+def test_every_job_succeeds_and_those_of_high_priority_sooner(claiming: ClaimingMode) -> None:
+    done, world = run(with_rules(claiming=claiming), jobs=JOBS)
     print(table([done]))
     assert len(done.outcomes) == JOBS
     assert all(outcome.succeeded for outcome in done.outcomes)
@@ -161,5 +27,5 @@ def test_every_job_succeeds_and_those_of_high_priority_sooner(threshold: float) 
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = (run(0.0, jobs=20)[0] for _ in range(2))
+    first, second = (run(with_rules(claiming=ClaimingMode.PRICED), jobs=20, pause=0.5)[0] for _ in range(2))
     assert first.outcomes == second.outcomes

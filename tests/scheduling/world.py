@@ -66,6 +66,8 @@ PROGRAM = Program()
 class World:
     """Everything outside the scheduler. ``manual``: nothing happens at a site that the test does not do itself."""
 
+    site_class: type[Site] = Site
+
     def __init__(
         self,
         sizes: Mapping[str, int],
@@ -93,7 +95,7 @@ class World:
         self.policies = policies or builtin()
         self.manual = manual
         self.strict = strict
-        self.sites = {name: Site(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()}
+        self.sites = {name: self.site_class(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()}
         self.profiles = profiles or {}
         self._clusters: dict[str, dict[str, Any]] = {}
         self.links = links

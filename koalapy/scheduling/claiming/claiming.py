@@ -2,11 +2,13 @@
 
 A placed job is claimed for at its JCT, and again until its JST: whatever components can start are started, if they are
 at least the fraction T of all, others are re-placed, and a job of high priority preempts low ones. ``atomic`` is T = 1.
+``priced`` holds nodes for what is not there yet only while that costs less than to let them go (``pricing.py``).
 A runner that stays queued in its LRM longer than ``claim_grace`` has lost its nodes to local users: that component's
 claim has failed, and another takes its place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
@@ -15,7 +17,9 @@ from koalapy.model.wording import listed
 from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.claim_try import ClaimTry
 from koalapy.scheduling.claiming.preemption import Preemption
+from koalapy.scheduling.claiming.prospects import Prospects
 from koalapy.scheduling.claiming.relocation import Relocation
+from koalapy.scheduling.claiming.watch import Watch
 from koalapy.scheduling.effects import ClaimFailure
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import unclaimed
@@ -26,19 +30,39 @@ from koalapy.scheduling.timers import Deadline
 
 CLAIM_FAILED = "claim-failed"
 PREEMPTED = "preempted"
+PRICED = "priced"
+HOLDING = (ComponentState.SUBMITTED, ComponentState.WAITING, ComponentState.CLAIMED)
+"""A component that has nodes, or asks for them, while the barrier is closed."""
 
 Nonces = Callable[[], Nonce]
 """Gives another nonce each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a job goes on that is not complete."""
+
+    next_try: float | None
+    """None: it queues again."""
+    holds: bool = True
+    """Whether it holds meanwhile what it can have."""
 
 
 class Claiming:
     """Decides when placed jobs are claimed for, and which of their components get nodes then."""
 
     def __init__(
-        self, state: SchedulerState, attempts: Attempts, preemption: Preemption, relocation: Relocation, nonces: Nonces
+        self,
+        state: SchedulerState,
+        attempts: Attempts,
+        preemption: Preemption,
+        relocation: Relocation,
+        prospects: Prospects,
+        nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._preemption, self._relocation, self._nonces = attempts, preemption, relocation, nonces
+        self._prospects, self._watch = prospects, Watch(state.grid)
 
     # The claiming queue
 
@@ -66,6 +90,7 @@ class Claiming:
         for component in components:
             staging.begin(self._ledger, job, component, now)
         if claim_at > now:
+            self._watch.placed(job, components, now)
             self._attempts.set_deadline(job, Deadline.CLAIM, claim_at)
             return job
         return self.claim(job, now)
@@ -120,6 +145,20 @@ class Claiming:
         end = staging.expected_end(live(job), now)
         return job if end is None else self._expect_files(job, end, now)
 
+    def files_go_on(self, job: Job, now: float) -> Job:
+        """More of a job's files is there; if they come later than was thought, what it holds has another price."""
+        before = live(job).start_estimate or now
+        job = self.estimate_start(job, now)
+        held = _held(job)
+        if not held or (live(job).start_estimate or now) <= before or self._mode(job) is not ClaimingMode.PRICED:
+            return job
+        if self._next_try(job, now) is None:
+            return job
+        job, terms = self._price(job, held, self._lacking(job), now)
+        if terms.holds or terms.next_try is None:
+            return job
+        return self._claim_at(self._let_go(job, "let go: its files come later"), terms.next_try)
+
     def files_are_there(self, job: Job, now: float) -> Job:
         """All transfers are over: there is nothing to wait for with the next claiming try.
 
@@ -149,28 +188,36 @@ class Claiming:
         job = self._ledger.change_attempt(job, claim_at=now)
         may_preempt = job.spec.priority is Priority.HIGH and self._rules.preemption != "never"
         this = ClaimTry(self._state, self._preemption if may_preempt else None, job)
+        self._watch.looked(job, this, now)
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
             self._ledger.note(job, now, "claim-try", f"{this}: fewer than wanted")
-            return self._try_again(job, this, now)
+            return self._try_again(job, this, Terms(self._next_try(job, now)), now)
         # 2. Components that cannot start where they are may go elsewhere.
         job = self._relocate(job, this, now)
+        job, terms = self._terms(job, this, now)
+        if not terms.holds:
+            return self._try_again(self._let_go(job, "let go"), this, terms, now)
         # 3. Where that is not enough, jobs of low priority make room for one of high priority.
         self._preempt(job, this, now)
         # 4. What can start is started, and waits at the barrier for the rest.
         job = self._submit(job, this, now)
         if this.blocked:
-            return self._try_again(job, this, now)
+            return self._try_again(job, this, terms, now)
         self._attempts.set_barrier_timeout(job, now)
         return job
 
+    def _mode(self, job: Job) -> ClaimingMode:
+        """A job that names a threshold and no mode wants it to be heeded."""
+        spec, rules = job.spec, self._rules
+        heeds = ClaimingMode.INCREMENTAL if rules.claiming is ClaimingMode.ATOMIC else rules.claiming
+        return spec.claiming or (heeds if spec.claim_threshold is not None else rules.claiming)
+
     def _threshold(self, job: Job) -> float:
         """The fraction T of the components that must be able to start."""
-        spec, rules = job.spec, self._rules
-        mode = spec.claiming or (ClaimingMode.INCREMENTAL if spec.claim_threshold is not None else rules.claiming)
-        if mode is ClaimingMode.ATOMIC:
+        if self._mode(job) is ClaimingMode.ATOMIC:
             return 1.0
-        return rules.claim_threshold if spec.claim_threshold is None else spec.claim_threshold
+        return self._rules.claim_threshold if job.spec.claim_threshold is None else job.spec.claim_threshold
 
     def _relocate(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Find other sites for components that cannot start, their transfers to be over by the JST."""
@@ -238,25 +285,42 @@ class Claiming:
 
     # What follows from a claim that has failed
 
-    def _try_again(self, job: Job, this: ClaimTry, now: float) -> Job:
-        """Another try at the next JCT, unless that is as good as the JST: then the job gives up what it has."""
+    def _try_again(self, job: Job, this: ClaimTry, terms: Terms, now: float) -> Job:
+        """Another try, unless the job is to give up what it has."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         where = _clusters(this.blocked)
         if may_not_be_claimed(job, self._rules):
             return self._give_up(job, f"no room on {where}", now)
-        following = self._next_try(job, now)
-        if following is None:
+        if terms.next_try is None:
             return self._give_up(job, f"no room on {where} before its start time", now)
-        return self._claim_at(job, following)
+        return self._claim_at(job, terms.next_try)
 
     def component_failed(self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         self._ledger.count_failed_claim(component.cluster, why)
-        following = self._next_try(job, now)
-        if following is None or may_not_be_claimed(job, self._rules):
+        terms = Terms(self._next_try(job, now))
+        if self._mode(job) is ClaimingMode.PRICED:
+            held = [other for other in _held(job) if other.index != component.index]
+            if held:
+                job, terms = self._price(job, held, [component, *self._lacking(job)], now)
+        if terms.next_try is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
+        job = self._replace(job, component, reason)
+        if not terms.holds:
+            job = self._let_go(job, "let go")
+        claim_at = live(job).claim_at
+        return self._claim_at(job, terms.next_try) if claim_at is None or claim_at <= now else job
+
+    def _let_go(self, job: Job, reason: str) -> Job:
+        """Give back all nodes, and stay where it was placed."""
+        for component in _held(job):
+            job = self._replace(job, component, reason)
+        return job
+
+    def _replace(self, job: Job, component: Component, reason: str) -> Job:
+        """A component ends, and another, to be claimed for, stands in for it."""
         if component.state is not ComponentState.ENDED:
             job = self._attempts.stop(job, component, reason)
         job = self._ledger.update_component(job, component.index, superseded=True, error=reason)
@@ -274,14 +338,48 @@ class Claiming:
             staged=component.staged,
             staged_at=component.staged_at,
         )
-        job = self._ledger.change_attempt(job, components=(*attempt.components, stand_in))
-        return self._claim_at(job, following) if attempt.claim_at is None or attempt.claim_at <= now else job
+        return self._ledger.change_attempt(job, components=(*attempt.components, stand_in))
+
+    # When it is tried again
+
+    def _terms(self, job: Job, this: ClaimTry, now: float) -> tuple[Job, Terms]:
+        """How the job goes on after a try: it holds what can be had, unless that has a price, and is too dear."""
+        following = self._next_try(job, now)
+        waits = bool(this.blocked) or (following is not None and any(c.awaits_files for c in live(job).gang))
+        held = [*_held(job), *this.startable]
+        if not (waits and held and self._mode(job) is ClaimingMode.PRICED):
+            return job, Terms(following)
+        return self._price(job, held, this.blocked, now)
+
+    def _price(
+        self, job: Job, held: Sequence[Component], lacking: Sequence[Component], now: float
+    ) -> tuple[Job, Terms]:
+        """Weigh what it costs to hold components while others are lacking, or files, and tell it."""
+        following = self._next_try(job, now)
+        if following is not None:
+            outlook = self._prospects.until_next_try(job, held, lacking, following, now)
+            done = "held" if outlook.holds else "let go until the next try"
+        else:
+            outlook = self._prospects.beyond_start_time(job, held, lacking, now)
+            done = "waits on" if outlook.holds else "let go"
+        self._ledger.note(job, now, PRICED, f"{done}: {outlook}")
+        if following is None and outlook.holds:
+            following = now + max(self._rules.claim_epsilon, self._factor(job) * outlook.seconds)
+            job = self._ledger.change_attempt(job, start_estimate=max(following, now + outlook.seconds))
+        return job, Terms(following, outlook.holds)
+
+    def _lacking(self, job: Job) -> list[Component]:
+        """The components to be claimed for that there is no room for where they are."""
+        return [c for c in unclaimed(job) if self._state.grid[c.cluster].available < c.size]
 
     def _next_try(self, job: Job, now: float) -> float | None:
         """The JCT that follows on one at this moment; None when it is as good as the JST, or no later than now."""
         start_estimate = live(job).start_estimate or now
         following = now + self._factor(job) * (start_estimate - now)
-        later = following > now and start_estimate - following >= self._rules.claim_epsilon
+        nearest = self._rules.claim_epsilon
+        if self._mode(job) is ClaimingMode.PRICED:
+            nearest = max(nearest, self._prospects.runner_wait(job, now))
+        later = following > now and start_estimate - following >= nearest
         return following if later else None
 
     def _claim_at(self, job: Job, at: float) -> Job:
@@ -296,7 +394,12 @@ class Claiming:
         job = self._ledger.change(job, claim_factor=lowered)
         if used_up := tries_used_up(job, rules):
             return self._attempts.end(job, JobState.FAILED, f"{used_up}: {reason}", now)
+        self._state.later_starts.given_up(job.id, now)
         return self._attempts.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
+
+
+def _held(job: Job) -> list[Component]:
+    return [component for component in live(job).gang if component.state in HOLDING]
 
 
 def _clusters(components: list[Component]) -> str:

@@ -6,22 +6,31 @@ Counted by size class (1 node, 2 or 3, 4 to 7, ...), and what is counted fades: 
 assumed of all. Nothing of it outlives the daemon, which learns it anew by a few claims. Times in seconds.
 """
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import expm1
+
+from koalapy.model.job import JobId
 
 HALF_LIFE = 3600.0
 """Local users of the afternoon are not those of the morning."""
 ASSUMED_OVERTAKEN = 0.02
 """The chance that a runner is overtaken, where no claim has shown anything."""
+ASSUMED_IN_VAIN = 0.03
+"""The same, and the chance that it breaks."""
 ASSUMED_LOSSES = 1 / 600
 """How often a second idle nodes are lost that nobody holds, where nothing is known."""
 ASSUMED_RETURNS = 1 / 60
 """How often a second nodes come back that were lost, where nothing is known."""
 ASSUMED_START = 0.5
 """Seconds from the submission of a runner until its nodes have reported, where nothing is known."""
+ASSUMED_DELAY = 30.0
+"""Seconds by which a job starts later whose claim is given up, where nothing is known."""
 LITTLE = 0.1
 """So many events weigh as much as what is assumed; for a size class, one does as what is known of the cluster."""
+MAX_RETAINED_JOBS = 10_000
+"""Jobs whose claims were given up, and that have not started since; the last ones."""
 
 
 @dataclass(slots=True)
@@ -51,6 +60,8 @@ class Tally:
 
     overtaken: Faded = field(default_factory=Faded)
     """Runners that did not get their nodes in time."""
+    failed: Faded = field(default_factory=Faded)
+    """Runners that broke before all their nodes had reported."""
     started: Faded = field(default_factory=Faded)
     """Runners that got them."""
     waited: Faded = field(default_factory=Faded)
@@ -63,6 +74,10 @@ class Tally:
     """Seconds for which nodes were not there for somebody who needed them."""
     returned: Faded = field(default_factory=Faded)
     """How often they were in the end."""
+
+    def runners(self, now: float) -> float:
+        """Those of which it is known how they fared."""
+        return self.overtaken.at(now) + self.failed.at(now) + self.started.at(now)
 
 
 class ClaimEvidence:
@@ -87,6 +102,11 @@ class ClaimEvidence:
         for tally in self._tallies(size):
             tally.overtaken.add(1.0, now)
 
+    def failed(self, size: int, now: float) -> None:
+        """A runner has broken before all of its nodes had reported."""
+        for tally in self._tallies(size):
+            tally.failed.add(1.0, now)
+
     def watched(self, size: int, seconds: float, *, had_room: bool, has_room: bool, now: float) -> None:
         """Somebody who needs nodes and does not hold them has looked again, after so many seconds."""
         for tally in self._tallies(size):
@@ -104,13 +124,21 @@ class ClaimEvidence:
 
     def claims(self, size: int, now: float) -> float:
         """How many runners of that size class have shown something, as far as that has not faded."""
-        tally = self._known(size)
-        return tally.started.at(now) + tally.overtaken.at(now)
+        return self._known(size).runners(now)
 
     def chance_overtaken(self, size: int, now: float) -> float:
         """That a runner of so many nodes does not get them, though they are idle when it is submitted."""
-        general = _share(self._of_all, now, ASSUMED_OVERTAKEN, LITTLE)
-        return _share(self._known(size), now, general, 1.0)
+        return self._share(size, now, lambda tally: tally.overtaken.at(now), ASSUMED_OVERTAKEN)
+
+    def chance_in_vain(self, size: int, now: float) -> float:
+        """That a runner of so many nodes does not get as far as the barrier, overtaken or broken."""
+        return self._share(size, now, lambda tally: tally.overtaken.at(now) + tally.failed.at(now), ASSUMED_IN_VAIN)
+
+    def _share(self, size: int, now: float, count: Callable[[Tally], float], assumed: float) -> float:
+        """Of the runners of a size class, those that are counted."""
+        known, every = self._known(size), self._of_all
+        general = (count(every) + LITTLE * assumed) / (every.runners(now) + LITTLE)
+        return (count(known) + general) / (known.runners(now) + 1.0)
 
     def chance_lost(self, size: int, seconds: float, now: float) -> float:
         """That so many idle nodes are gone, if nobody holds them for so many seconds."""
@@ -146,11 +174,47 @@ def _class_of(size: int) -> int:
     return size.bit_length()
 
 
-def _share(tally: Tally, now: float, expected: float, weight: float) -> float:
-    overtaken = tally.overtaken.at(now)
-    return (overtaken + weight * expected) / (overtaken + tally.started.at(now) + weight)
-
-
 def _within(seconds: float, rate: float) -> float:
     """The chance that what happens at a rate happens within so many seconds."""
     return -expm1(-rate * max(0.0, seconds))
+
+
+@dataclass(slots=True)
+class Delays:
+    """So many seconds in all, of so many delays."""
+
+    seconds: Faded = field(default_factory=Faded)
+    times: Faded = field(default_factory=Faded)
+
+
+class LaterStarts:
+    """How much later those jobs started whose claims were given up, by size class of all their nodes."""
+
+    def __init__(self) -> None:
+        self._given_up: OrderedDict[JobId, tuple[int, float]] = OrderedDict()
+        """How often a job was, and the sum of these moments; until it starts, or is the oldest of too many."""
+        self._of_all = Delays()
+        self._by_class: defaultdict[int, Delays] = defaultdict(Delays)
+
+    def given_up(self, job: JobId, now: float) -> None:
+        """A job gives back what it had, and queues again."""
+        times, moments = self._given_up.get(job, (0, 0.0))
+        self._given_up[job] = times + 1, moments + now
+        self._given_up.move_to_end(job)
+        if len(self._given_up) > MAX_RETAINED_JOBS:
+            self._given_up.popitem(last=False)
+
+    def started(self, job: JobId, width: int, now: float) -> None:
+        """A job has started, on so many nodes, which it may have wanted to before."""
+        if job not in self._given_up:
+            return
+        times, moments = self._given_up.pop(job)
+        for delays in (self._of_all, self._by_class[_class_of(width)]):
+            delays.seconds.add(max(0.0, times * now - moments), now)
+            delays.times.add(float(times), now)
+
+    def expected(self, width: int, now: float) -> float:
+        """Seconds by which a job of so many nodes starts later once its claim is given up."""
+        every, known = self._of_all, self._by_class.get(_class_of(width)) or Delays()
+        general = (every.seconds.at(now) + LITTLE * ASSUMED_DELAY) / (every.times.at(now) + LITTLE)
+        return (known.seconds.at(now) + general) / (known.times.at(now) + 1.0)

@@ -50,7 +50,7 @@ class Transfers:
         if status.state == "done":
             self._done(job, live(job).components[component.index], now)
         else:
-            self._claiming.estimate_start(job, now)
+            self._claiming.files_go_on(job, now)
 
     def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
         """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""

@@ -16,6 +16,7 @@ class Attempts:
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+        self._later_starts = state.later_starts
 
     def set_deadline(self, job: Job, kind: Deadline, at: float, component: int = 0) -> None:
         """Of the job's live attempt; it means nothing any more once that is over."""
@@ -64,6 +65,7 @@ class Attempts:
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
         )
         job = self._ledger.change_attempt(job, barrier_at=now)
+        self._later_starts.started(job.id, job.spec.request.total_size, now)
         for component in attempt.gang:
             self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
         self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)

@@ -32,6 +32,8 @@ class Failures:
     def infrastructure_failed(self, job: Job, component: Component, why: AttemptFailure, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
         self._ledger.count_failed_attempt(component.cluster, why)
+        if component.claimed_at is None:
+            self._grid[component.cluster].evidence.failed(component.size, now)
         self._ledger.note(job, now, "error", error, component)
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)

@@ -1,0 +1,75 @@
+"""Atomic, incremental and priced claiming side by side, on the workload of mohamed-2005 in the virtual world.
+
+Local users come past the scheduler, which learns of them only when an agent looks (``--pause``): they overtake claims.
+Inputs are on their way, so that there is a start time ahead, and starts fail. Each seed is another workload, the same
+for all three; of the differences to atomic there are 95 % intervals over the seeds.
+
+    python -m tests.experiments.claiming_modes --seeds 10
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
+
+from koalapy.model.job import ClaimingMode
+from tests.experiments.m05 import Run
+from tests.experiments.m05_virtual import FAILING, run, with_rules
+
+STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09]
+"""The 97.5 % quantiles of Student's distribution, for 2 values and more."""
+
+FIGURES = {
+    "response time, s": lambda done: fmean(job.response_time for job in done.outcomes),
+    "restarts of a job": lambda done: fmean(job.restarts for job in done.outcomes),
+    "claiming tries of a job": lambda done: fmean(job.claiming_tries for job in done.outcomes),
+    "node-seconds at barriers": lambda done: done.before_start + done.without_start,
+    "of these without a start": lambda done: done.without_start,
+}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95 % interval."""
+    if len(values) < 2:
+        return fmean(values), float("inf")
+    quantile = STUDENT[min(len(values) - 2, len(STUDENT) - 1)]
+    return fmean(values), quantile * stdev(values) / sqrt(len(values))
+
+
+def table(runs: dict[ClaimingMode, list[Run]]) -> str:
+    """Means for each way of claiming, and how far the others are from atomic, seed by seed."""
+    lines = [f"{'':26}" + "".join(f"{mode:>12}" for mode in runs) + "   difference to atomic (95 %)"]
+    for name, figure in FIGURES.items():
+        values = {mode: [figure(done) for done in found] for mode, found in runs.items()}
+        base = values[ClaimingMode.ATOMIC]
+        told = [f"{fmean(each):12.2f}" for each in values.values()]
+        for mode, each in values.items():
+            if mode is not ClaimingMode.ATOMIC:
+                mean, half = interval([one - other for one, other in zip(each, base, strict=True)])
+                told.append(f"   {mode} {mean:+.2f} ± {half:.2f}")
+        lines.append(f"{name:26}" + "".join(told))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=200, help="of each run")
+    parser.add_argument("--failures", type=float, default=FAILING, help="probability that a component's start fails")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds between two looks of an agent at its nodes")
+    parser.add_argument("--load", type=float, default=1.0, help="times as many local users as in the paper")
+    given = parser.parse_args()
+    runs: dict[ClaimingMode, list[Run]] = {mode: [] for mode in ClaimingMode}
+    for seed in range(1, given.seeds + 1):
+        for mode, found in runs.items():
+            rules = with_rules(claiming=mode)
+            options = {"jobs": given.jobs, "failing": given.failures, "pause": given.pause, "load": given.load}
+            found.append(run(rules, seed=seed, **options)[0])
+            print(f"seed {seed}, {mode}: {found[-1].wall:.0f} s", file=sys.stderr, flush=True)
+    print(table(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The workload of mohamed-2005 on clusters in memory, where many components fail at their start."""
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from koalapy.model.cluster import Link
+from koalapy.model.errors import BusyError
+from koalapy.model.job import Attempt, Component, Job, JobState, Token
+from koalapy.model.reports import ClusterReport
+from koalapy.model.request import ComponentRequest, NonFixedRequest
+from koalapy.scheduling.effects import Effects
+from koalapy.scheduling.rules import Rules
+from tests.experiments.m05 import BANDWIDTH, CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, workload
+from tests.scheduling.sites import Site
+from tests.scheduling.world import World
+
+FAILING = 0.3
+LONGEST = 10_000.0
+"""Virtual seconds until a run counts as stuck."""
+
+RULES = Rules(
+    scan_interval=4.0,
+    claim_epsilon=0.2,
+    claim_grace=0.5,
+    max_restarts=None,
+    restart_pause=0,
+    placement_queue_limit=QUEUE_LIMIT,
+    error_threshold=25,
+    probation_pause=2.0,
+    probation_pause_max=16.0,
+)
+"""Times are a sixtieth of the paper's. With three of ten starts failing, many errors in a row are mere chance: clusters
+are given up, and come back by probation."""
+
+
+class SeldomSeen(Site):
+    """Its agent looks at its nodes every ``pause`` seconds: what local users did since, nobody knows."""
+
+    pause = 0.0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._next_look = 0.0
+
+    def report(self, seen: ClusterReport | None = None) -> None:
+        if seen is None:
+            if self._clock() < self._next_look:
+                return
+            self._next_look = self._clock() + self.pause
+        super().report(seen)
+
+
+class Experiment(World):
+    """A world in which components fail, and whose load is measured."""
+
+    def __init__(self, rules: Rules, failing: float, seed: int, pause: float = 0.0) -> None:
+        """``pause``: seconds for which what local users do is not known, at most."""
+        links = {("north", "south"): Link(bandwidth=BANDWIDTH)}
+        self._failing, self._draws = failing, random.Random(seed)
+        self._measured: tuple[float, int, int] = (0.0, 0, 0)
+        self._outside: deque[PlannedJob] = deque()
+        self.node_seconds = {"ours": 0.0, "local": 0.0}
+        self.past: list[Attempt] = []
+        """The attempts that were followed by others."""
+        self.site_class = type("Site", (SeldomSeen,), {"pause": pause})
+        super().__init__(CLUSTERS, rules, links=links, strict=False)
+        if pause:
+            self._look_every(pause)
+
+    def _look_every(self, pause: float) -> None:
+        self.later(pause, lambda: self._look_every(pause))
+
+    def take_in(self, effects: Effects) -> Effects:
+        self.past += [attempt for _, attempt in effects.attempts]
+        return super().take_in(effects)
+
+    def _reports(self, site: Site, token: Token) -> None:
+        if token not in site.startable():
+            return
+        if self._draws.random() < self._failing:
+            site.fails(token, "the start failed")
+            site.ends(token)
+        else:
+            super()._reports(site, token)
+
+    def _next(self) -> float:
+        since, ours, local = self._measured
+        self.node_seconds["ours"] += ours * (self.now - since)
+        self.node_seconds["local"] += local * (self.now - since)
+        held = [(name in site.locals, size) for site in self.sites.values() for name, size in site.held.items()]
+        locals_have = sum(size for is_local, size in held if is_local)
+        self._measured = (self.now, sum(size for _, size in held) - locals_have, locals_have)
+        return super()._next()
+
+    # The workload
+
+    def arrives(self, job: PlannedJob) -> None:
+        """Submit a job, when there is room in the placement queue and nobody waits to be let in."""
+        self._outside.append(job)
+        if len(self._outside) == 1:
+            self._let_in()
+
+    def _let_in(self) -> None:
+        while self._outside and self._submit_planned(self._outside[0]):
+            self._outside.popleft()
+        if self._outside:
+            self.later(0.5, self._let_in)
+
+    def _submit_planned(self, job: PlannedJob) -> bool:
+        components = tuple(ComponentRequest(size, inputs=(job.file,)) for size in job.sizes)
+        try:
+            self.submit(NonFixedRequest(components), lasts=job.lasts, priority=job.priority, policy="close-to-files")
+        except BusyError:
+            return False
+        return True
+
+    def comes(self, user: LocalUser) -> None:
+        site = self.sites[user.cluster]
+        name = site.local_user(user.nodes)
+
+        def leaves() -> None:
+            # Who had to wait for nodes uses them all the same.
+            if name in site.held:
+                site.local_user_leaves(name)
+            else:
+                self.later(user.lasts, leaves)
+
+        self.later(user.lasts, leaves)
+
+    # What came of it
+
+    def at_barriers(self) -> tuple[float, float]:
+        """Node-seconds for which nodes waited for others or for files: before starts, and where none came of it."""
+        before, without = 0.0, 0.0
+        for attempt in [*self.past, *(job.attempt for job in self.jobs.values() if job.attempt is not None)]:
+            for component in attempt.components:
+                if component.claimed_at is None:
+                    continue
+                if attempt.barrier_at is None or component.superseded:
+                    until = component.ended_at if component.ended_at is not None else self.now
+                    without += component.size * (until - component.claimed_at)
+                else:
+                    before += component.size * (attempt.barrier_at - component.claimed_at)
+        return before, without
+
+
+def with_rules(**changes: Any) -> Rules:
+    return replace(RULES, **changes)
+
+
+def run(
+    rules: Rules, *, jobs: int = 500, failing: float = FAILING, seed: int = 2005, pause: float = 0.0, load: float = 1.0
+) -> tuple[Run, Experiment]:
+    """The workload once; ``load``: how many times as many local users there are."""
+    world = Experiment(rules, failing, seed, pause)
+    plan = workload(jobs, seed=seed, load=load)
+    arrivals: list[tuple[float, Callable[[], None]]] = []
+    arrivals += [(job.arrives, lambda job=job: world.arrives(job)) for job in plan.jobs]  # type: ignore[misc]
+    arrivals += [(user.arrives, lambda user=user: world.comes(user)) for user in plan.local_users]  # type: ignore[misc]
+    for at, arrive in arrivals:
+        world.later(at, arrive)
+    began = time.monotonic()
+    while world.now < LONGEST and not _over(world, jobs):
+        world.advance(10.0)
+    assert _over(world, jobs), f"stuck: {Counter(str(job.state) for job in world.jobs.values())}"
+    lasted = max(job.ended_at or world.now for job in world.jobs.values())
+    offered = sum(CLUSTERS.values()) * lasted
+    ours, local = (world.node_seconds[who] / offered for who in ("ours", "local"))
+    outcomes = [_outcome(job) for job in world.jobs.values()]
+    done = Run(str(rules.claiming), outcomes, ours, local, lasted, time.monotonic() - began, *world.at_barriers())
+    return done, world
+
+
+def _over(world: World, jobs: int) -> bool:
+    return len(world.jobs) == jobs and all(job.state.is_final for job in world.jobs.values())
+
+
+def _outcome(job: Job) -> Outcome:
+    assert job.attempt is not None
+    assert job.attempt.start_estimate is not None
+    assert job.first_start_estimate is not None
+    return Outcome(
+        job.spec.priority,
+        job.state is JobState.SUCCEEDED,
+        (job.placed_at or 0) - job.submitted_at,
+        job.attempt.start_estimate - job.first_start_estimate,
+        (job.started_at or 0) - job.submitted_at,
+        (job.ended_at or 0) - job.submitted_at,
+        job.placement_tries,
+        job.claiming_tries,
+        job.restarts,
+    )
