@@ -17,7 +17,7 @@ from koalapy.model.job import ClaimingMode
 from tests.experiments.m05 import Run
 from tests.experiments.m05_virtual import FAILING, run, with_rules
 
-STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09]
+STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10]
 """The 97.5 % quantiles of Student's distribution, for 2 values and more."""
 
 FIGURES = {

@@ -3,13 +3,13 @@
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import BusyError
-from koalapy.model.job import Attempt, Component, Job, JobState, Token
+from koalapy.model.job import Attempt, Job, JobState, Token
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.scheduling.effects import Effects

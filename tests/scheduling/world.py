@@ -95,7 +95,9 @@ class World:
         self.policies = policies or builtin()
         self.manual = manual
         self.strict = strict
-        self.sites = {name: self.site_class(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()}
+        self.sites = {
+            name: self.site_class(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()
+        }
         self.profiles = profiles or {}
         self._clusters: dict[str, dict[str, Any]] = {}
         self.links = links
