@@ -1,6 +1,6 @@
 """The workload of mohamed-2005 on an embedded grid: a real daemon, real processes, starts that fail.
 
-``python -m tests.experiments.koala_m05 --jobs 500 --threshold 0 --threshold 1 --failures 0.3`` prints one table.
+``python -m tests.experiments.koala_m05 --jobs 500 --claiming atomic --failures 0.3`` prints one table.
 Nothing is transferred here: what there is of a start delay comes from failures.
 """
 
@@ -12,18 +12,18 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
-from koalapy.model.job import Priority
+from koalapy.model.job import ClaimingMode, Priority
 from tests.experiments.m05 import CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, Workload, table, workload
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 
 LOOK_EVERY = 0.1
 RULES = {
-    "claiming": "incremental",
     "scan_interval": "4",
     "claim_epsilon": "0.05",
     "claim_grace": "1",
@@ -39,11 +39,11 @@ RULES = {
 }
 
 
-def make_grid(directory: Path, threshold: float, failures: float) -> Embedded:
+def make_grid(directory: Path, claiming: ClaimingMode, failures: float) -> Embedded:
     """A daemon of its own, not started yet, with two clusters whose starts fail."""
     directory.mkdir()
     config = directory / "koala.yaml"
-    rules = "".join(f"  {name}: {value}\n" for name, value in {**RULES, "claim_threshold": threshold}.items())
+    rules = "".join(f"  {name}: {value}\n" for name, value in {**RULES, "claiming": claiming}.items())
     clusters = "".join(f"  {c}: {{nodes: {nodes}, start_failures: {failures}}}\n" for c, nodes in CLUSTERS.items())
     config.write_text(f"rules:\n{rules}clusters:\n{clusters}")
     return Embedded(directory / "data", KOALA_CONFIG=str(config))
@@ -107,6 +107,24 @@ class Experiment:
         )
 
     def outcomes(self, number: int) -> list[Outcome]:
+        return [_outcome(job) for job in self._jobs(number)]
+
+    def at_barriers(self, number: int) -> tuple[float, float]:
+        """Node-seconds for which nodes waited at barriers: before starts, and where none came of it."""
+        before, without = 0.0, 0.0
+        for job in self._jobs(number):
+            for attempt in self._grid.http.get(f"/api/v1/jobs/{job['id']}/attempts").json()["attempts"]:
+                for component in attempt["components"]:
+                    if component["claimed_at"] is None:
+                        continue
+                    starts = attempt["barrier_at"] is not None and not component["superseded"]
+                    until = attempt["barrier_at"] if starts else component["ended_at"] or attempt["ended_at"]
+                    waited = datetime.fromisoformat(until) - datetime.fromisoformat(component["claimed_at"])
+                    before += component["size"] * waited.total_seconds() if starts else 0.0
+                    without += 0.0 if starts else component["size"] * waited.total_seconds()
+        return before, without
+
+    def _jobs(self, number: int) -> list[dict[str, Any]]:
         jobs: list[dict[str, Any]] = []
         while len(jobs) < number:
             before = {"before": jobs[-1]["id"]} if jobs else {}
@@ -114,7 +132,7 @@ class Experiment:
             if not page:
                 break
             jobs += page
-        return [_outcome(job) for job in jobs]
+        return jobs
 
 
 def _outcome(job: dict[str, Any]) -> Outcome:
@@ -132,8 +150,8 @@ def _outcome(job: dict[str, Any]) -> Outcome:
 
 
 @contextmanager
-def _grid(directory: Path, threshold: float, failures: float) -> Iterator[Embedded]:
-    grid = make_grid(directory, threshold, failures)
+def _grid(directory: Path, claiming: ClaimingMode, failures: float) -> Iterator[Embedded]:
+    grid = make_grid(directory, claiming, failures)
     try:
         yield grid.start()
     finally:
@@ -161,7 +179,7 @@ def _cancel_everything(grid: Embedded) -> None:
 
 def run(
     directory: Path,
-    threshold: float,
+    claiming: ClaimingMode,
     *,
     jobs: int,
     failures: float,
@@ -171,7 +189,7 @@ def run(
 ) -> Run:
     """The workload once, on a grid of its own below ``directory``."""
     plan = workload(jobs, every=every, scale=scale)
-    with _grid(directory, threshold, failures) as grid, ExitStack() as connections:
+    with _grid(directory, claiming, failures) as grid, ExitStack() as connections:
         began = time.monotonic()
         localds: dict[str, LocalConnection] = {}
         for name, nodes in CLUSTERS.items():
@@ -181,25 +199,29 @@ def run(
         lasted = experiment.run(longest)
         offered = sum(CLUSTERS.values()) * lasted
         ours, local = (experiment.node_seconds[who] / offered for who in ("ours", "local"))
-        return Run(threshold, experiment.outcomes(jobs), ours, local, lasted, time.monotonic() - began)
+        outcomes, at_barriers = experiment.outcomes(jobs), experiment.at_barriers(jobs)
+        return Run(claiming, outcomes, ours, local, lasted, time.monotonic() - began, *at_barriers)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="koala_m05", description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, default=500)
-    parser.add_argument("--threshold", type=float, action="append", help="T; may be given more than once")
+    parser.add_argument(
+        "--claiming", choices=list(ClaimingMode), action="append", help="may be given more than once; default: all"
+    )
     parser.add_argument("--failures", type=float, default=0.3, help="probability that a component's start fails")
     parser.add_argument("--every", type=float, default=1.2, help="seconds between two jobs, on average")
     parser.add_argument("--longest", type=float, default=1800.0, help="seconds that one run may take")
     options = parser.parse_args()
+    modes = [ClaimingMode(each) for each in options.claiming or ClaimingMode]
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="koala-m05-") as folder:
         try:
-            for threshold in options.threshold or [0.0, 1.0]:
+            for claiming in modes:
                 runs.append(
                     run(
-                        Path(folder, f"T{threshold:g}"),
-                        threshold,
+                        Path(folder, claiming),
+                        claiming,
                         jobs=options.jobs,
                         failures=options.failures,
                         every=options.every,
@@ -209,7 +231,7 @@ def main() -> int:
         except KeyboardInterrupt:
             print("interrupted: every job was cancelled, every process ended", file=sys.stderr)
     print(table(runs))
-    complete = len(runs) == len(options.threshold or [0.0, 1.0])
+    complete = len(runs) == len(modes)
     return 0 if complete and all(outcome.succeeded for one in runs for outcome in one.outcomes) else 1
 
 
