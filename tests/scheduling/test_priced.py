@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState
 from koalapy.scheduling.claiming.evidence import ClaimEvidence
+from koalapy.scheduling.explain.explain import explain
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, nonfixed
@@ -157,6 +158,21 @@ def test_nodes_that_are_held_are_let_go_when_files_come_much_later_and_are_claim
     assert attempt.start_estimate == pytest.approx(280)
     assert attempt.claim_at == pytest.approx(14 + 0.75 * 266)
     assert [(c.index, c.rank) for c in attempt.gang] == [(2, 0), (3, 1)]
+
+
+def test_who_asks_is_told_how_claims_fared_there() -> None:
+    world = world_of(claim_grace=2)
+    for _ in range(3):
+        job, user = overtaken(world)
+        world.advance(2.5)
+        world.cancel(job)
+        world.sites["south"].local_user_leaves(user)
+        world.advance(1)
+    job, _ = overtaken(world)
+    found = explain(world.queries, world.job(job), world.timeline, world.now)
+    said = {cluster.cluster: cluster.reason for cluster in found.clusters}
+    assert said["south"].endswith("; of claims for about 4 nodes there 99% came to nothing lately"), said["south"]
+    assert "came to nothing" not in said["north"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,6 +7,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState,
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, listed, nodes
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.explain.cluster_findings import finding_of
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.lifecycle.lrm_waits import LrmWaits
@@ -134,6 +135,10 @@ def _names(components: Sequence[Component]) -> str:
     return listed(sorted({component.cluster for component in components}))
 
 
+NOT_CLAIMED = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)
+MIN_CLAIMS, MIN_SHARE_IN_VAIN = 2.0, 0.1
+"""From so many claims on, and so large a part of them in vain, that is worth telling."""
+
 STATE_TEXTS = {
     ComponentState.PLACED: "its nodes are not asked for yet",
     ComponentState.SUBMITTED: "being handed to the resource manager",
@@ -152,9 +157,19 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
         there = [c for c in attempt.gang if c.cluster == name]
         texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_since(c, now)}{_from(c)}" for c in there]
         if name in grid:
+            texts += _shown_by_claims(grid[name], there, now)
             yield finding_of(
                 grid[name], grid[name].available, gives=sum(c.size for c in there), reason=listed(texts, separator="; ")
             )
+
+
+def _shown_by_claims(cluster: ClusterStatus, components: Sequence[Component], now: float) -> list[str]:
+    """How claims of the size of the largest component that has no nodes yet fared there, if not all went well."""
+    size = max((c.size for c in components if c.state in NOT_CLAIMED), default=0)
+    runners, in_vain = cluster.evidence.claims(size, now), cluster.evidence.chance_in_vain(size, now)
+    if not size or runners < MIN_CLAIMS or in_vain < MIN_SHARE_IN_VAIN:
+        return []
+    return [f"of claims for about {nodes(size)} there {in_vain:.0%} came to nothing lately"]
 
 
 def _from(component: Component) -> str:
