@@ -42,6 +42,8 @@ class Ledger:
         by their indices."""
         self._tokens: dict[Token, tuple[JobId, int]] = {}
         """Job and index of every component of a live attempt."""
+        self.when_over: list[Callable[[JobId], None]] = []
+        """Who forgets a job once it is over."""
         self._use = use if use.counts else None
         self._touch = touch
         self._effects = Effects()
@@ -173,6 +175,8 @@ class Ledger:
             if state in FINAL_STATES:
                 self.jobs.pop(job.id, None)
                 self._own.pop(job.id, None)
+                for forget in self.when_over:
+                    forget(job.id)
         self._effects.jobs[job.id] = job
         return job
 

@@ -63,6 +63,7 @@ class Claiming:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._preemption, self._relocation, self._nonces = attempts, preemption, relocation, nonces
         self._prospects, self._watch = prospects, Watch(state.grid)
+        state.ledger.when_over += [self._watch.forget, state.later_starts.forget]
 
     # The claiming queue
 

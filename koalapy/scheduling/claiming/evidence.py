@@ -6,7 +6,7 @@ Counted by size class (1 node, 2 or 3, 4 to 7, ...), and what is counted fades: 
 assumed of all. Nothing of it outlives the daemon, which learns it anew by a few claims. Times in seconds.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import expm1
@@ -29,8 +29,6 @@ ASSUMED_DELAY = 30.0
 """Seconds by which a job starts later whose claim is given up, where nothing is known."""
 LITTLE = 0.1
 """So many events weigh as much as what is assumed; for a size class, one does as what is known of the cluster."""
-MAX_RETAINED_JOBS = 10_000
-"""Jobs whose claims were given up, and that have not started since; the last ones."""
 
 
 @dataclass(slots=True)
@@ -191,8 +189,8 @@ class LaterStarts:
     """How much later those jobs started whose claims were given up, by size class of all their nodes."""
 
     def __init__(self) -> None:
-        self._given_up: OrderedDict[JobId, tuple[int, float]] = OrderedDict()
-        """How often a job was, and the sum of these moments; until it starts, or is the oldest of too many."""
+        self._given_up: dict[JobId, tuple[int, float]] = {}
+        """How often a job was, and the sum of these moments; until it starts."""
         self._of_all = Delays()
         self._by_class: defaultdict[int, Delays] = defaultdict(Delays)
 
@@ -200,9 +198,10 @@ class LaterStarts:
         """A job gives back what it had, and queues again."""
         times, moments = self._given_up.get(job, (0, 0.0))
         self._given_up[job] = times + 1, moments + now
-        self._given_up.move_to_end(job)
-        if len(self._given_up) > MAX_RETAINED_JOBS:
-            self._given_up.popitem(last=False)
+
+    def forget(self, job: JobId) -> None:
+        """A job is over."""
+        self._given_up.pop(job, None)
 
     def started(self, job: JobId, width: int, now: float) -> None:
         """A job has started, on so many nodes, which it may have wanted to before."""

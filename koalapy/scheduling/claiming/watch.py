@@ -1,13 +1,11 @@
 """What becomes of nodes that placed jobs need and do not hold: each claiming try looks, and that is evidence."""
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from koalapy.model.job import Component, Job, JobId
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.claim_try import ClaimTry
-from koalapy.scheduling.claiming.evidence import MAX_RETAINED_JOBS
 from koalapy.scheduling.grid import GridStatus
 
 Place = tuple[int, ClusterName]
@@ -28,11 +26,11 @@ class Watch:
 
     def __init__(self, grid: GridStatus) -> None:
         self._grid = grid
-        self._looks: OrderedDict[JobId, Look] = OrderedDict()
+        self._looks: dict[JobId, Look] = {}
 
     def placed(self, job: Job, components: Iterable[Component], now: float) -> None:
         """A job was placed where there is room, and is claimed for later."""
-        self._keep(job, {_place(component): True for component in components}, now)
+        self._looks[job.id] = Look(job.generation, now, {_place(component): True for component in components})
 
     def looked(self, job: Job, this: ClaimTry, now: float) -> None:
         """A claiming try has found that there is still room, or none, or room again."""
@@ -51,12 +49,11 @@ class Watch:
                         has_room=has_room[_place(component)],
                         now=now,
                     )
-        self._keep(job, has_room, now)
+        self._looks[job.id] = Look(job.generation, now, has_room)
 
-    def _keep(self, job: Job, had_room: Mapping[Place, bool], now: float) -> None:
-        self._looks[job.id] = Look(job.generation, now, had_room)
-        if len(self._looks) > MAX_RETAINED_JOBS:
-            self._looks.popitem(last=False)
+    def forget(self, job: JobId) -> None:
+        """A job is over."""
+        self._looks.pop(job, None)
 
 
 def _place(component: Component) -> Place:
