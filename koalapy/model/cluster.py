@@ -158,12 +158,14 @@ class GridView:
         """
         if not clusters:
             return self
-        places, whole, moves, lasts = self._places, list(self.clusters), [], True
+        places, whole = self._places, list(self.clusters)
+        moves, lasts, gained = [], True, 0
         for after in clusters:
-            before = whole[places[after.name]]
-            whole[places[after.name]] = after
+            place = places[after.name]
+            before, whole[place] = whole[place], after
             moves.append((before, after))
             lasts = lasts and after.state is before.state and after.speed == before.speed
+            gained += after.usable_idle - before.usable_idle
         view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off)
         known, carried = self.__dict__, view.__dict__
         carried["_places"] = places
@@ -174,7 +176,7 @@ class GridView:
         if "by_speed" in known:
             carried["by_speed"] = _reordered(self.by_speed, moves, _slowest_last)
         if "usable_idle" in known:
-            carried["usable_idle"] = self.usable_idle + sum(a.usable_idle - b.usable_idle for b, a in moves)
+            carried["usable_idle"] = self.usable_idle + gained
         return view
 
     def beside(self, waiting: tuple[Request, ...]) -> "GridView":

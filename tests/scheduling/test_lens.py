@@ -1,12 +1,20 @@
 """The grid as somebody sees it: each view is made of the last one, and is what a new one would be."""
 
+import gc
+from weakref import ref
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Drain, GridView, Link
+from koalapy.model.job import JobState, Priority
 from koalapy.model.reports import ClusterReport
+from koalapy.placement.registry import builtin
 from koalapy.scheduling.cluster_status import ClusterStatus, ContactStatus
 from koalapy.scheduling.grid import MAX_TOUCHES, GridStatus, Lens
+from tests.scheduling.requests import fixed, flexible, nonfixed
+from tests.scheduling.world import World
 
 NAMES = ["east", "north", "west"]
 
@@ -100,3 +108,20 @@ def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
     assert grid.take_gains() == []
     assert [cluster.name for cluster in grid.touched_since(grid.moment - 1)] == ["east"]
     assert list(grid.touched_since(grid.moment)) == []
+
+
+@pytest.mark.parametrize("policy", builtin().names())
+def test_views_of_before_are_gone_at_once(policy: str) -> None:
+    """Nothing that was worked out of one holds it: thousands of them would wait for the garbage collector."""
+    world = World({"east": 40, "north": 40}, links={("east", "north"): Link(0.1, 1e6)})
+    request = next(r for r in (nonfixed(1), flexible(1), fixed(east=1)) if r.type in builtin().get(policy).serves)
+    seen: list[ref[GridView]] = []
+    gc.disable()
+    try:
+        for number in range(30):
+            seen.append(ref(world.queries.grid.view()))
+            job = world.submit(request, policy=policy, priority=Priority.HIGH if number % 3 else Priority.LOW)
+            assert world.state(job) is not JobState.QUEUED
+        assert sum(view() is not None for view in seen) < 5, "the last ones are known to those who look"
+    finally:
+        gc.enable()

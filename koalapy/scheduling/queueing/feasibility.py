@@ -45,14 +45,14 @@ class IdleSummary:
     """The idle nodes of one view; sums over them are worked out once for all who ask."""
 
     def __init__(self, view: GridView) -> None:
-        self._view = view
+        self.view = view
         self._slots: dict[int, int] = {}
         self._roomy: dict[int, int] = {}
 
     def may_fit(self, needs: Needs) -> bool:
         """Whether nothing speaks against it yet."""
-        by_idle = self._view.by_idle
-        if not by_idle or needs.total > self._view.usable_idle or needs.largest > by_idle[0].idle:
+        by_idle = self.view.by_idle
+        if not by_idle or needs.total > self.view.usable_idle or needs.largest > by_idle[0].idle:
             return False
         if needs.least > 1 and not self._has_nodes(needs.total, needs.least):
             return False
@@ -61,7 +61,7 @@ class IdleSummary:
         return all(self._has_slots(count, size) for size, count in needs.slots)
 
     def _has_idle(self, name: ClusterName, size: int) -> bool:
-        cluster = self._view.get(name)
+        cluster = self.view.get(name)
         return cluster is not None and cluster.usable_idle >= size
 
     def _has_slots(self, wanted: int, size: int) -> bool:
@@ -69,7 +69,7 @@ class IdleSummary:
         slots = self._slots.get(size)
         if slots is None:
             slots = 0
-            for cluster in self._view.by_idle:
+            for cluster in self.view.by_idle:
                 if cluster.idle < size:
                     break
                 slots += cluster.idle // size
@@ -83,7 +83,7 @@ class IdleSummary:
         nodes = self._roomy.get(least)
         if nodes is None:
             nodes = 0
-            for cluster in self._view.by_idle:
+            for cluster in self.view.by_idle:
                 if cluster.idle < least:
                     break
                 nodes += cluster.idle
@@ -91,8 +91,3 @@ class IdleSummary:
                     return True
             self._roomy[least] = nodes
         return wanted <= nodes
-
-
-def idle_summary(view: GridView) -> IdleSummary:
-    """Made once for all who ask of a view."""
-    return view.once(("idle summary",), IdleSummary)

@@ -6,7 +6,7 @@ from functools import partial
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Priority
 from koalapy.scheduling.claiming.preemption import Preemption
-from koalapy.scheduling.queueing.feasibility import Needs, idle_summary
+from koalapy.scheduling.queueing.feasibility import IdleSummary, Needs
 from koalapy.scheduling.queueing.reservation import Reservation
 from koalapy.scheduling.state import SchedulerState
 
@@ -18,6 +18,7 @@ class Offer:
 
     def __init__(self, see: See, see_with_preemption: See | None) -> None:
         self._see, self._see_with_preemption = see, see_with_preemption
+        self._idle = IdleSummary(GridView(()))
 
     @property
     def view(self) -> GridView:
@@ -30,7 +31,10 @@ class Offer:
 
     def may_fit(self, needs: Needs) -> bool:
         """Whether there may be nodes enough, so that it is worth to ask the policy."""
-        return idle_summary((self._see_with_preemption or self._see)()).may_fit(needs)
+        widest = (self._see_with_preemption or self._see)()
+        if widest is not self._idle.view:
+            self._idle = IdleSummary(widest)
+        return self._idle.may_fit(needs)
 
 
 class Offers:

@@ -1,6 +1,5 @@
 """Policies' answers, held against the request, the grid and the constraints: a policy may be anybody's code."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from koalapy.model.cluster import ClusterState, GridView
@@ -80,9 +79,9 @@ def _shape_problem(placement: Placement) -> str:
 
 
 def _grid_problem(placement: Placement, view: GridView) -> str:
-    given: Counter[ClusterName] = Counter()
+    given: dict[ClusterName, int] = {}
     for component in placement.components:
-        given[component.cluster] += component.size
+        given[component.cluster] = given.get(component.cluster, 0) + component.size
     for name, size in given.items():
         cluster = view.get(name)
         if cluster is None:

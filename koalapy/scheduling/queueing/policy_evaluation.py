@@ -84,7 +84,7 @@ class PolicyEvaluator:
 
         If that leaves no way, and no cluster is trusted, a job may bring all its components as one trial.
         """
-        if len({component.cluster for component in answer.components}) == len(answer.components):
+        if len(answer.components) == 1:
             return answer
         whole = answer
         for narrow in (True, False):

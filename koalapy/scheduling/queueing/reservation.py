@@ -10,7 +10,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.lifecycle.attempt_facts import unclaimed
-from koalapy.scheduling.queueing.feasibility import IdleSummary, idle_summary
+from koalapy.scheduling.queueing.feasibility import IdleSummary
 from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.queueing.queue import Entry, PlacementQueue
 from koalapy.scheduling.state import SchedulerState
@@ -174,7 +174,7 @@ class Reservation:
         if empty != self._empty:
             self._empty = empty
             self._grids += 1
-        return idle_summary(self._empty)
+        return IdleSummary(self._empty)
 
 
 def _has_aged(queue: PlacementQueue, tries: int, entry: Entry) -> bool:
